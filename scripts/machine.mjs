@@ -8,6 +8,7 @@
 import { spawnSync } from 'node:child_process'
 import { closeSync, existsSync, openSync, readdirSync, readFileSync } from 'node:fs'
 import { basename, join } from 'node:path'
+import { ARCHITECTURES } from './release/architectures.mjs'
 
 /** The kinds of npm scripts that a developer uses every day; `npm run setup` installs their prerequisites. */
 export const COMMON = ['demo', 'test', 'bench', 'lint']
@@ -113,10 +114,14 @@ export const NEEDS = [
   { name: 'clang++', package: 'clang', for: ['lint', 'fuzz'] },
   { name: 'clang-format', package: 'clang-format', for: ['lint'] },
   { name: "libFuzzer and clang's sanitizers", isThere: hasFuzzer, package: fuzzerPackage, for: ['fuzz'] },
-  { name: 'aarch64-linux-gnu-g++', package: 'g++-aarch64-linux-gnu', for: ['arch', 'release'] },
-  { name: 's390x-linux-gnu-g++', package: 'g++-s390x-linux-gnu', for: ['arch'] },
-  { name: 'qemu-aarch64-static', package: 'qemu-user-static', for: ['arch', 'release'] },
-  { name: 'qemu-s390x-static', package: 'qemu-user-static', for: ['arch'] },
+  ...ARCHITECTURES.flatMap(({ gnu, qemu }) =>
+    qemu === undefined
+      ? []
+      : [
+          { name: `${gnu}-g++`, package: `g++-${gnu}`, for: ['arch', 'release'] },
+          { name: qemu, package: 'qemu-user-static', for: ['arch', 'release'] },
+        ],
+  ),
   { name: 'qemu-system-x86_64', package: 'qemu-system-x86', for: ['vm'] },
   { name: 'busybox', package: 'busybox-static', for: ['vm'] },
   { name: 'cpio', package: 'cpio', for: ['vm'] },

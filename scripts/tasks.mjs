@@ -1,6 +1,8 @@
 // tasks.mjs - defines the tasks of `npm run NAME`: for each task its prerequisites (machine.mjs), its commands and
 // their environment variables.
 
+import { ARCHITECTURES } from './release/architectures.mjs'
+
 /**
  * Returns the command that runs the project's tests with vitest. run.mjs appends further arguments of the user to the
  * last command of a task.
@@ -18,6 +20,7 @@ const PATIENT = { WEFT_PATIENCE: process.env.WEFT_PATIENCE ?? '3' }
  */
 const STRICT = { ...PATIENT, WEFT_REQUIRE: '1' }
 const LONG = { ...STRICT, WEFT_LONG: '1' }
+const ARCHITECTURE_NAMES = ARCHITECTURES.map(({ debian }) => debian)
 
 /**
  * @typedef {object} Task
@@ -117,7 +120,12 @@ export const TASKS = {
     env: LONG,
     commands: [vitest('test/native/core.test.ts'), script('scripts/fuzz.mjs')],
   },
-  'test:arch': { ...NO_WORDS, setup: ['arch'], commands: [script('scripts/test-arch.mjs')] },
+  'test:arch': {
+    usage: `[${ARCHITECTURE_NAMES.join('|')}]...`,
+    accepts: new RegExp(`^(?:${ARCHITECTURE_NAMES.join('|')})$`),
+    setup: ['arch'],
+    commands: [script('scripts/test-arch.mjs')],
+  },
   'test:vm': {
     usage: '[FILE... [OPTION OF VITEST...]] or, to run any command in the machine: npm run test:vm -- -- COMMAND...',
     setup: ['test', 'vm'],
@@ -148,7 +156,9 @@ export const TASKS = {
     commands: [vitest('--project', 'broken')],
   },
   release: {
-    ...NO_WORDS,
+    usage: `[--image REGISTRY/weft] [--arch ${ARCHITECTURE_NAMES.join(',')}]`,
+    // Each word is an option, the name of an image, or a list of architectures. The task's script checks them together.
+    accepts: new RegExp(`^--(?:image|arch)(?:=.*)?$|^[^-].*/|^(?:(?:${ARCHITECTURE_NAMES.join('|')})(?:,|$))+$`),
     setup: ['release'],
     // Two releases at the same time would write the same files, so flock makes the second release wait for the first.
     commands: [['flock', '--no-fork', 'scripts/release', ...script('scripts/release/main.mjs')]],

@@ -3,11 +3,10 @@
 
 import { execFileSync } from 'node:child_process'
 import { readFileSync } from 'node:fs'
-import { join } from 'node:path'
+import { dirname, join } from 'node:path'
+import { compileAll, mustRun } from '../compile.mjs'
+import { ARCHITECTURES } from './architectures.mjs'
 import { nodeRelease, sysroot } from './inputs.mjs'
-
-/** The newest version of glibc that the finished addon may require: the version that Node.js itself requires. */
-const GLIBC = [2, 28]
 
 /**
  * Reads the build target from binding.gyp, which must therefore be plain JSON, although node-gyp also accepts comments
@@ -15,45 +14,48 @@ const GLIBC = [2, 28]
  */
 const targetOf = (root) => JSON.parse(readFileSync(join(root, 'binding.gyp'), 'utf8')).targets[0]
 
-/** Compiles and links the addon, and writes it to `target`. Throws if the addon requires a newer glibc than GLIBC. */
-export function buildAddon(root, architecture, target) {
-  const { gnu } = architecture
+/** Matches the shared libraries that the addon may require: those of glibc, which every system has. */
+const OF_GLIBC = /^(?:lib(?:c|m|dl|pthread)\.so\.\d|ld[\w-]*\.so\.\d)$/
+
+/** Compiles and links the addon, and writes it to `target`. Throws if the addon requires another shared library or a newer glibc. */
+export async function buildAddon(root, architecture, target) {
+  const { gnu, glibc } = architecture
   const system = sysroot(architecture)
+  // Without --sysroot and -L the linker would find the compiler's newer libraries first.
+  const libraries = system ? [`--sysroot=${system}`, `-L${system}/lib/${gnu}`, `-L${system}/usr/lib/${gnu}`] : []
   const { sources, defines, cflags, cflags_cc } = targetOf(root)
-  execFileSync(
+  const compiler = [
     `${gnu}-g++`,
-    [
-      ...cflags,
-      ...cflags_cc,
-      ...defines.map((each) => `-D${each}`),
-      '-DNODE_GYP_MODULE_NAME=weft',
-      '-fPIC',
-      '-fno-rtti',
-      '-pthread',
-      `-ffile-prefix-map=${root}=.`,
-      '-I',
-      join(nodeRelease(architecture), 'include/node'),
-      '-I',
-      'node_modules/node-addon-api',
-      // Without --sysroot and -L the linker would find this machine's newer libraries first.
-      `--sysroot=${system}`,
-      `-L${system}/lib/${gnu}`,
-      `-L${system}/usr/lib/${gnu}`,
-      '-shared',
-      '-static-libstdc++',
-      '-static-libgcc',
-      '-s',
-      '-Wl,--build-id=none,--exclude-libs,ALL',
-      ...sources,
-      'scripts/release/glibc_floor.cc',
-      '-o',
-      target,
-    ],
-    { cwd: root, stdio: ['ignore', 2, 'inherit'] },
-  )
+    ...cflags,
+    ...cflags_cc,
+    ...defines.map((each) => `-D${each}`),
+    '-DNODE_GYP_MODULE_NAME=weft',
+    '-fPIC',
+    '-fno-rtti',
+    '-pthread',
+    `-ffile-prefix-map=${root}=.`,
+    '-I',
+    // The headers are the same on every architecture.
+    join(nodeRelease(ARCHITECTURES[0]), 'include/node'),
+    '-I',
+    'node_modules/node-addon-api',
+    ...libraries,
+  ]
+  const objects = await compileAll({
+    command: compiler,
+    sources: [...sources, 'scripts/release/glibc_floor.cc'],
+    folder: join(dirname(target), 'objects'),
+    cwd: root,
+  })
+  const linker = ['-shared', '-static-libstdc++', '-static-libgcc', '-s', '-Wl,--build-id=none,--exclude-libs,ALL']
+  // On riscv64 GCC calls functions of libatomic for atomic accesses to bytes. The images do not have the shared library libatomic.so.1.
+  await mustRun([...compiler, ...linker, ...objects, '-l:libatomic.a', '-o', target], root)
+  const needed = execFileSync(`${gnu}-objdump`, ['-p', target], { encoding: 'utf8' })
+  for (const [, library] of needed.matchAll(/^ +NEEDED +(\S+)$/gm))
+    if (!OF_GLIBC.test(library)) throw new Error(`${target} requires ${library}, which is not a library of glibc`)
   const symbols = execFileSync('objdump', ['-T', target], { encoding: 'utf8' })
   for (const [, version = ''] of symbols.matchAll(/GLIBC_([\d.]+)/g)) {
     const [major = 0, minor = 0] = version.split('.').map(Number)
-    if (major > GLIBC[0] || minor > GLIBC[1]) throw new Error(`${target} requires glibc ${version}`)
+    if (major > glibc[0] || minor > glibc[1]) throw new Error(`${target} requires glibc ${version}`)
   }
 }

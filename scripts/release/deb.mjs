@@ -1,27 +1,24 @@
-// deb.mjs - builds the Debian package of one architecture: the executable, the service and the documents.
+// deb.mjs - builds the Debian package of one architecture: the program, the service and the documents.
 
 import { execFileSync } from 'node:child_process'
-import {
-  chmodSync,
-  copyFileSync,
-  mkdirSync,
-  readdirSync,
-  readFileSync,
-  rmSync,
-  statSync,
-  symlinkSync,
-  writeFileSync,
-} from 'node:fs'
+import { chmodSync, mkdirSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { gzipSync } from 'node:zlib'
+import { DEBIAN_NODE } from './architectures.mjs'
 import { date } from './archive.mjs'
 import { isPublic } from './documents.mjs'
+import { putProgram } from './program.mjs'
 
 /**
- * The Debian packages that the executable needs: libraries of Node.js and the addon, and `ip`, with which weft makes
- * network devices.
+ * Returns the Debian packages that the program needs: the libraries of the Node.js in the executable, or Debian's Node.js; and `ip`, with
+ * which weft makes network devices.
  */
-const DEPENDS = 'libc6 (>= 2.28), libstdc++6, libgcc-s1 | libgcc1, iproute2'
+const dependsOf = ({ integrity, glibc }) =>
+  [
+    `libc6 (>= ${glibc.join('.')})`,
+    ...(integrity ? ['libstdc++6', 'libgcc-s1 | libgcc1'] : [`nodejs (>= ${DEBIAN_NODE})`]),
+    'iproute2',
+  ].join(', ')
 const RECOMMENDS = 'iptables | nftables'
 const SCRIPTS = ['postinst', 'prerm', 'postrm']
 
@@ -35,10 +32,11 @@ const installedSize = (tree) =>
     .reduce((sum, size) => sum + size, 0)
 
 /**
- * Writes the Debian package to the file `target`. `texts` has the contents of additional files, by their paths in the
+ * Writes the Debian package to the file `target`. `build` is the program (program.mjs). `texts` are the contents of additional files, by their paths in the
  * package.
  */
-export function buildDeb({ root, work, architecture, version, publisher, executable, texts, target }) {
+export function buildDeb({ root, work, build, version, publisher, texts, target }) {
+  const { architecture } = build
   const tree = join(work, 'deb')
   rmSync(tree, { recursive: true, force: true })
   const put = (path, content, mode = 0o644) => {
@@ -46,11 +44,8 @@ export function buildDeb({ root, work, architecture, version, publisher, executa
     writeFileSync(join(tree, path), content)
     chmodSync(join(tree, path), mode)
   }
-  mkdirSync(join(tree, 'usr/bin'), { recursive: true })
-  copyFileSync(executable, join(tree, 'usr/bin/weftd'))
-  chmodSync(join(tree, 'usr/bin/weftd'), 0o755)
-  symlinkSync('weftd', join(tree, 'usr/bin/weft'))
-  // Put the systemd unit into /lib. On Debian 11 / and /usr may be separate, and systemd then does not search /usr/lib.
+  putProgram(build, { tree, bin: 'usr/bin', lib: 'usr/lib/weft', names: ['weftd', 'weft'] })
+  // Put the systemd unit into /lib, because Debian 11 may have separate / and /usr, and systemd then does not search /usr/lib.
   put('lib/systemd/system/weftd.service', readFileSync(join(root, 'deploy/weftd.service')))
   put('etc/default/weftd', readFileSync(join(root, 'deploy/deb/default')))
   for (const [path, text] of Object.entries(texts))
@@ -63,7 +58,7 @@ export function buildDeb({ root, work, architecture, version, publisher, executa
       `Version: ${version}`,
       `Architecture: ${architecture.debian}`,
       `Installed-Size: ${size}`,
-      `Depends: ${DEPENDS}`,
+      `Depends: ${dependsOf(architecture)}`,
       `Recommends: ${RECOMMENDS}`,
       'Section: net',
       'Priority: optional',

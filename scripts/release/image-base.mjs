@@ -1,6 +1,6 @@
-// image-base.mjs - collects the files of Debian for the container images: the programs that weft runs, their libraries,
-// and the trusted certificate authorities. The images have no package manager, because users do not install packages in
-// a container of weft.
+// image-base.mjs - collects the files of Debian for the container images: the programs that weft runs, their libraries, and the trusted
+// certificate authorities. The images have no package manager, because nobody installs packages in a container of weft. On
+// architectures without an executable they also have Debian's Node.js.
 
 import { execFileSync } from 'node:child_process'
 import {
@@ -17,7 +17,7 @@ import {
   writeFileSync,
 } from 'node:fs'
 import { dirname, join, relative } from 'node:path'
-import { made } from './inputs.mjs'
+import { made, mmdebstrap } from './inputs.mjs'
 
 /**
  * The Debian release from which the images take programs and libraries. This release gets security updates until 2030.
@@ -40,6 +40,13 @@ const PACKAGES = [
 const PROGRAMS = ['bin/busybox', 'bin/ip', 'bin/setpriv', 'bin/wg', 'sbin/bridge', 'sbin/nft'].concat(
   ['nft', 'legacy'].map((kind) => `sbin/xtables-${kind}-multi`),
 )
+/** Node.js, and the parts of it that Debian has in files of their own, for the architectures on which it runs weft. */
+const NODE = {
+  packages: ['nodejs'],
+  programs: ['bin/node'],
+  files: /^usr\/share\/nodejs\/(?:acorn|acorn-walk|cjs-module-lexer|minimatch|undici)\/.*\.js$/,
+}
+const NO_NODE = { packages: [], programs: [], files: /(?!)/ }
 /** The busybox commands that the images have, for deploy/flanneld.sh and for users who inspect a container. */
 const APPLETS = ['cat', 'cp', 'env', 'grep', 'head', 'id', 'ls', 'ps', 'sh', 'sleep', 'tail', 'test']
 const OF_NODE = ['libc.so.6', 'libdl.so.2', 'libgcc_s.so.1', 'libm.so.6', 'libpthread.so.0', 'libstdc++.so.6']
@@ -68,11 +75,8 @@ const librariesOf = (path) =>
     ([, name]) => name,
   )
 
-/**
- * Returns the real paths under `root` of all programs, of iptables' extensions, and of the shared libraries that these
- * need.
- */
-function programsIn(root, gnu) {
+/** Returns the real paths below `root` of all programs, of iptables' extensions, and of the shared libraries that they need. */
+function programsIn(root, gnu, names) {
   const libraries = join(root, 'usr/lib', gnu)
   const extensions = join(libraries, 'xtables')
   const found = new Set()
@@ -82,7 +86,7 @@ function programsIn(root, gnu) {
     found.add(file)
     for (const name of librariesOf(file)) add(join(libraries, name))
   }
-  for (const program of PROGRAMS) add(join(root, 'usr', program))
+  for (const program of names) add(join(root, 'usr', program))
   for (const name of readdirSync(extensions)) add(join(extensions, name))
   for (const name of OF_NODE) add(join(libraries, name))
   return found
@@ -118,34 +122,32 @@ function prune(root, folder, isKept) {
 }
 
 /**
- * Returns a folder with Debian's files for the image of one architecture. Its `var/lib/dpkg/status.d` lists the Debian
- * packages of these files, for programs that scan images for vulnerabilities.
- * @param {import('./inputs.mjs').Architecture} architecture
+ * Returns a folder with Debian's files for the image of one architecture. Its `var/lib/dpkg/status.d` lists the Debian packages of these
+ * files, for programs that scan images for vulnerabilities.
+ * @param {import('./architectures.mjs').Architecture} architecture
  */
-export const imageBase = ({ debian, gnu }) =>
-  made(`${DEBIAN}-image-${debian}`, (folder) => {
-    // Resolve symbolic links in the folder's own path, because the targets of links inside it are compared as real
-    // paths.
+export const imageBase = ({ debian, gnu, integrity }) => {
+  const node = integrity ? NO_NODE : NODE
+  return made(`${DEBIAN}-image-${debian}`, (folder) => {
+    // Resolve symbolic links in the folder's own path, because the targets of links inside it are compared as real paths.
     const root = realpathSync(folder)
-    const options = ['--quiet', '--variant=extract', `--arch=${debian}`, '--skip=cleanup/apt/cache']
-    execFileSync('mmdebstrap', [...options, `--include=${PACKAGES.join(',')}`, DEBIAN, root], {
-      stdio: ['ignore', 2, 'inherit'],
-    })
+    const options = ['--variant=extract', `--arch=${debian}`, '--skip=cleanup/apt/cache']
+    mmdebstrap(...options, `--include=${[...PACKAGES, ...node.packages].join(',')}`, DEBIAN, root)
     const packages = packagesIn(join(root, 'var/cache/apt/archives'))
-    const programs = programsIn(root, gnu)
+    const programs = programsIn(root, gnu, [...PROGRAMS, ...node.programs])
     const authorities = readdirSync(join(root, AUTHORITIES)).toSorted()
     const trusted = authorities.map((name) => readFileSync(join(root, AUTHORITIES, name), 'utf8')).join('')
     const isProgram = (path) => existsSync(path) && programs.has(realpathSync(path)) && !OTHER_NAMES.test(path)
     const owned = [...[...programs].map((path) => relative(root, path)), ...FOR_OWNERS]
     const wanted = new Set(owned)
-    const inside = packages.filter(({ paths }) => paths.some((path) => wanted.has(path)))
+    const inside = packages.filter(({ paths }) => paths.some((path) => wanted.has(path) || node.files.test(path)))
     const copyrights = new Set(
       inside.flatMap(({ paths }) => paths.filter((path) => /\/doc\/[^/]+\/copyright$/.test(path))),
     )
     prune(root, root, (path) => {
       const name = relative(root, path)
       if (/\/doc\//.test(name)) return copyrights.has(name)
-      return TEXTS.test(name) || isProgram(path)
+      return TEXTS.test(name) || node.files.test(name) || isProgram(path)
     })
     const write = (path, text) => {
       mkdirSync(dirname(join(root, path)), { recursive: true })
@@ -164,3 +166,4 @@ export const imageBase = ({ debian, gnu }) =>
       write(`var/lib/dpkg/status.d/${/^Package: (.*)$/m.exec(control)[1]}`, `${control}Status: install ok installed\n`)
     symlinkSync('/run', join(root, 'var/run'))
   })
+}

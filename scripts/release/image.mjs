@@ -9,16 +9,14 @@ import { chmodSync, copyFileSync, mkdirSync, readdirSync, rmSync, symlinkSync, w
 import { dirname, join } from 'node:path'
 import { gzip, sha256, tarOf } from './archive.mjs'
 import { imageBase } from './image-base.mjs'
+import { putProgram } from './program.mjs'
 
 const TYPE = 'application/vnd.oci.image'
 const FAMILIES = ['iptables', 'ip6tables']
 const TOOLS = { 'install-conf': 'install-conf', 'mk-docker-opts.sh': 'docker-opts' }
 
-/**
- * Empties the folder `tree` and puts the files of the image's second layer into it: weft, its addon, scripts and
- * licenses.
- */
-function layTree({ root, tree, executable, addon, licences }) {
+/** Empties the folder `tree` and puts the files of the image's second layer into it: weft, its addon, scripts and licenses. */
+function layTree({ root, tree, build }) {
   rmSync(tree, { recursive: true, force: true })
   const at = (path) => {
     mkdirSync(dirname(join(tree, path)), { recursive: true })
@@ -28,11 +26,10 @@ function layTree({ root, tree, executable, addon, licences }) {
     copyFileSync(from, at(path))
     chmodSync(join(tree, path), 0o755)
   }
-  program(executable, 'opt/weft/bin/weftd')
-  // The addon is a file outside the executable. If the executable contained the addon, the container would need a
-  // writable folder from which code may be loaded.
-  program(addon, 'opt/weft/bin/weft.node')
-  for (const name of ['weft', 'flanneld']) symlinkSync('weftd', at(`opt/weft/bin/${name}`))
+  putProgram(build, { tree, bin: 'opt/weft/bin', lib: 'opt/weft/lib', names: ['weftd', 'weft', 'flanneld'] })
+  // The addon is a separate file. If it were inside the executable, the container would need a writable folder from which code may be
+  // loaded.
+  if (build.executable !== undefined) program(build.addon, 'opt/weft/bin/weft.node')
   for (const name of ['weft', 'weftd']) symlinkSync(`../../../opt/weft/bin/${name}`, at(`usr/local/bin/${name}`))
   program(join(root, 'deploy/flanneld.sh'), 'opt/bin/flanneld')
   for (const [name, command] of Object.entries(TOOLS)) {
@@ -43,7 +40,7 @@ function layTree({ root, tree, executable, addon, licences }) {
     for (const family of FAMILIES)
       for (const name of [family, `${family}-save`, `${family}-restore`])
         symlinkSync(`/usr/sbin/xtables-${kind}-multi`, at(`opt/weft/iptables/${kind}/${name}`))
-  writeFileSync(at('usr/share/doc/weft/copyright'), licences)
+  writeFileSync(at('usr/share/doc/weft/copyright'), build.licences)
 }
 
 /**
@@ -66,7 +63,7 @@ function configOf({ version, publisher, architecture, digests }) {
   const label = (name) => `org.opencontainers.image.${name}`
   return {
     created,
-    architecture: architecture.debian,
+    ...architecture.platform,
     os: 'linux',
     config: {
       // The container's user is root, because root owns /run/flannel on the host. The container needs the device
@@ -97,17 +94,18 @@ const json = (value) => Buffer.from(JSON.stringify(value))
 
 /**
  * Writes the archive with the images to the file `target`.
- * @param {{ root: string, work: string, version: string, publisher: typeof import('./publisher.json'), licences:
- * string, builds: readonly { architecture: import('./inputs.mjs').Architecture, executable: string, addon: string }[],
- * target: string }} from
+ * @param {{ root: string, work: string, version: string, publisher: typeof import('./publisher.json'), builds: readonly {
+ *   architecture: import('./architectures.mjs').Architecture, executable?: string, addon: string, npm: string, licences: string }[], target:
+ *   string }} from
  * @returns {string} The digest of the common index, by which users can refer to the image on every architecture.
  */
-export function buildImage({ root, work, version, publisher, licences, builds, target }) {
+export function buildImage({ root, work, version, publisher, builds, target }) {
   const layout = join(work, 'layout')
   const blob = blobStore(layout)
-  const manifests = builds.map(({ architecture, executable, addon }) => {
+  const manifests = builds.map((build) => {
+    const { architecture } = build
     const tree = join(work, architecture.name)
-    layTree({ root, tree, executable, addon, licences })
+    layTree({ root, tree, build })
     const tars = [imageBase(architecture), tree].map((folder) => tarOf(folder))
     const layers = tars.map((tar) => blob(gzip(tar), `${TYPE}.layer.v1.tar+gzip`))
     const digests = tars.map((tar) => `sha256:${sha256(tar)}`)
@@ -115,7 +113,7 @@ export function buildImage({ root, work, version, publisher, licences, builds, t
     const mediaType = `${TYPE}.manifest.v1+json`
     return {
       ...blob(json({ schemaVersion: 2, mediaType, config, layers }), mediaType),
-      platform: { architecture: architecture.debian, os: 'linux' },
+      platform: { ...architecture.platform, os: 'linux' },
     }
   })
   const mediaType = `${TYPE}.index.v1+json`

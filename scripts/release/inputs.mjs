@@ -2,7 +2,7 @@
 // the C library to which the addons are linked. The downloads are kept in ~/.cache/weft or $XDG_CACHE_HOME/weft, so a
 // second release needs no network.
 
-import { execFileSync } from 'node:child_process'
+import { execFileSync, spawnSync } from 'node:child_process'
 import { createHash } from 'node:crypto'
 import {
   chmodSync,
@@ -19,38 +19,14 @@ import {
 } from 'node:fs'
 import { homedir } from 'node:os'
 import { dirname, isAbsolute, join, relative } from 'node:path'
-
-/** The version of Node.js in weft's executables. The script takes Node.js from packages of the npm registry. */
-export const NODE_VERSION = '24.21.0'
+import { NODE_VERSION } from './architectures.mjs'
 
 /**
- * An architecture of a release: its name in Node.js (`name`), in Debian (`debian`) and in the compiler (`gnu`), the
- * emulator that runs its programs (`qemu`), and npm's checksum of the Node.js package (`integrity`).
- * @typedef {{ name: string, debian: string, gnu: string, qemu?: string, integrity: string }} Architecture
- * @type {readonly Architecture[]}
- */
-export const ARCHITECTURES = [
-  {
-    name: 'x64',
-    debian: 'amd64',
-    gnu: 'x86_64-linux-gnu',
-    integrity: '3nULszZ5X0fciYpG0t6TrdApJzAn8+FlINP6OiMX7V8HrvpATPN936U1LlReOJriLRa4e8yEqQBYCnLyPNAs7Q==',
-  },
-  {
-    name: 'arm64',
-    debian: 'arm64',
-    gnu: 'aarch64-linux-gnu',
-    qemu: 'qemu-aarch64-static',
-    integrity: 'FpJRPEz2OvvTLfjIOlNGFY9JLPMKgl5m+d4oGYBLg24kJ1mmvN1Zl/HPJgF4HDaJ51ISev1l1cRZ/DM+keXW5g==',
-  },
-]
-
-/** The oldest Debian release on which the addon must run. It has glibc 2.31; Node.js itself needs only 2.28. */
-const DEBIAN = 'bullseye'
-/**
- * Debian's mirrors have deleted the updates of the release DEBIAN, so only the packages of the release itself are used.
+ * Debian's mirrors have deleted the updates of its old releases, so only the packages of the release itself are used.
  */
 const MIRROR = 'http://deb.debian.org/debian'
+/** The oldest Debian release on which the executables run; it has glibc 2.31. */
+const OLDEST = 'bullseye'
 
 /** Ignore XDG_CACHE_HOME if it is a relative path, as the XDG Base Directory Specification requires. */
 const { XDG_CACHE_HOME = '' } = process.env
@@ -101,10 +77,20 @@ export function nodeRelease({ name, integrity }) {
   })
 }
 
-/**
- * Makes absolute symbolic links relative, because absolute links would lead to files of this machine instead of files
- * in the folder.
- */
+/** Runs mmdebstrap. If it fails, throws an error with its error lines, in which apt names each file that it could not download. */
+export function mmdebstrap(...words) {
+  const { status, stderr, error } = spawnSync('mmdebstrap', words, {
+    encoding: 'utf8',
+    stdio: ['ignore', 2, 'pipe'],
+    maxBuffer: 2 ** 26,
+  })
+  if (error) throw error
+  if (status === 0) return
+  const lines = stderr.split('\n').filter((line) => line.startsWith('E: '))
+  throw new Error(lines.length > 0 ? lines.join('\n') : `mmdebstrap failed: ${stderr.trim()}`)
+}
+
+/** Makes absolute symbolic links relative, because absolute links would lead to files of this machine instead of files in the folder. */
 function relinkAll(root, folder) {
   for (const name of readdirSync(folder)) {
     const path = join(folder, name)
@@ -118,15 +104,16 @@ function relinkAll(root, folder) {
 }
 
 /**
- * Returns a folder with C headers and libraries of the Debian release DEBIAN, for the linker and for the emulator that
- * runs programs of other architectures.
+ * Returns a folder with the C headers and libraries of the Debian release OLDEST, for the linker and for the emulator
+ * that runs programs of other architectures. Returns undefined if the architecture is linked to the C library of the
+ * cross compiler.
+ * @param {import('./architectures.mjs').Architecture} architecture
  */
-export function sysroot({ debian }) {
-  return made(`${DEBIAN}-${debian}`, (folder) => {
+export function sysroot({ debian, integrity }) {
+  if (integrity === undefined) return undefined
+  return made(`${OLDEST}-${debian}`, (folder) => {
     const include = '--include=libc6-dev,libstdc++6,libgcc-s1'
-    execFileSync('mmdebstrap', ['--quiet', '--variant=extract', `--arch=${debian}`, include, DEBIAN, folder, MIRROR], {
-      stdio: ['ignore', 2, 'inherit'],
-    })
+    mmdebstrap('--variant=extract', `--arch=${debian}`, include, OLDEST, folder, MIRROR)
     for (const name of ['lib', 'lib64', 'usr/lib'])
       if (existsSync(join(folder, name))) relinkAll(folder, join(folder, name))
   })

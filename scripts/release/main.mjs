@@ -7,21 +7,23 @@ import { execFileSync, spawnSync } from 'node:child_process'
 import { chmodSync, existsSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
-import { parseArgs } from 'node:util'
 import { createProgress } from '../progress.mjs'
 import { TASKS } from '../tasks.mjs'
 import { buildAddon } from './addon.mjs'
+import { ARCHITECTURES, NODE_VERSION } from './architectures.mjs'
 import { sha256 } from './archive.mjs'
 import { bundle } from './bundle.mjs'
 import { buildDeb } from './deb.mjs'
 import { documents } from './documents.mjs'
 import { buildExecutable } from './executable.mjs'
+import { fetchInputs, partial } from './fetch.mjs'
 import { imageBase } from './image-base.mjs'
 import { buildImage } from './image.mjs'
-import { ARCHITECTURES, NODE_VERSION, nodeRelease } from './inputs.mjs'
+import { nodeRelease } from './inputs.mjs'
 import { buildKubernetes } from './kubernetes.mjs'
 import { compiled, debianPackages, library, runtime } from './materials.mjs'
 import { buildNpm, dependencies } from './npm.mjs'
+import { OptionError, readOptions } from './options.mjs'
 import { buildRpm } from './rpm.mjs'
 import { isVersion } from './version.mjs'
 
@@ -32,30 +34,21 @@ const release = join(root, 'release')
  */
 const out = join(root, 'build/release/new')
 const { version } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8'))
-const publisher = { ...JSON.parse(readFileSync(join(root, 'scripts/release/publisher.json'), 'utf8')), ...wanted() }
+const { image: imageName, architectures } = wanted()
+const ofFile = JSON.parse(readFileSync(join(root, 'scripts/release/publisher.json'), 'utf8'))
+const publisher = { ...ofFile, image: imageName ?? ofFile.image }
+const lacks = partial(architectures)
 const said = (file, ...args) => execFileSync(file, args, { cwd: root, encoding: 'utf8' })
 
-/**
- * Reads the command line. `--image REGISTRY/weft` sets the image name in the manifest and the chart, in place of the
- * name in publisher.json.
- */
+/** Reads the command line. Ends this process if an option is invalid. */
 function wanted() {
-  const fail = (message) => {
-    process.stderr.write(`release: ${message}; write --image REGISTRY/weft, such as --image ghcr.io/somebody/weft\n`)
+  try {
+    return readOptions(process.argv.slice(2))
+  } catch (error) {
+    if (!(error instanceof OptionError)) throw error
+    process.stderr.write(`release: ${error.message}\n`)
     process.exit(2)
   }
-  let image
-  try {
-    ;({ image } = parseArgs({ options: { image: { type: 'string' } } }).values)
-  } catch (error) {
-    fail(error.message)
-  }
-  if (image === undefined) return {}
-  // The image name must contain no tag, because weft's version is appended as the tag. The pattern follows the grammar
-  // of image names in the project distribution/reference.
-  if (!/^[a-z\d](?:[a-z\d.-]*[a-z\d])?(?::\d+)?(?:\/[a-z\d]+(?:(?:[._]|__|-+)[a-z\d]+)*)+$/.test(image))
-    fail(`${JSON.stringify(image)} is not the name of an image without a tag`)
-  return { image }
 }
 
 function releaseNotes() {
@@ -64,12 +57,12 @@ function releaseNotes() {
       read('CHANGELOG.md'),
     ) ?? []
   if (!text) throw new Error(`CHANGELOG.md has no section about ${version}`)
-  return `# weft ${version}\n\n${text.trim()}\n`
+  return `# weft ${version}\n\n${lacks === undefined ? '' : `${lacks}\n\n`}${text.trim()}\n`
 }
 const read = (path) => readFileSync(join(root, path), 'utf8')
 
-/** Returns the license texts of all software in the executable. */
-function licences(packages) {
+/** Returns the license texts of all software in the executable; without Node.js's if Debian's nodejs runs weft, which has its own. */
+function licences(packages, hasNode = true) {
   const textOf = ({ folder }) => {
     const file = readdirSync(join(root, folder)).find((name) => /^licen[cs]e/i.test(name))
     return file ? read(join(folder, file)) : undefined
@@ -82,7 +75,7 @@ function licences(packages) {
   const all = [
     [`weft ${version} (Apache-2.0)`, read('LICENSE')],
     ...parts,
-    [`Node.js ${NODE_VERSION} and its components`, node],
+    ...(hasNode ? [[`Node.js ${NODE_VERSION} and its components`, node]] : []),
   ]
   return all.map(([title, text]) => `${'='.repeat(78)}\n${title}\n${'='.repeat(78)}\n\n${text.trim()}\n`).join('\n')
 }
@@ -106,6 +99,13 @@ function publish() {
   rmSync(before, { recursive: true, force: true })
 }
 
+/** Returns the folder for the intermediate files of one part of the release. */
+function below(name) {
+  const folder = join(root, 'build/release', name)
+  mkdirSync(folder, { recursive: true })
+  return folder
+}
+
 const git = (...args) => spawnSync('git', args, { cwd: root, encoding: 'utf8' })
 
 /**
@@ -120,7 +120,8 @@ function time() {
   return seconds
 }
 
-const progress = createProgress('release', { total: 6 + ARCHITECTURES.length * 4, pace: 'even' })
+const official = architectures.filter(({ integrity }) => integrity !== undefined)
+const progress = createProgress('release', { total: 6 + architectures.length * 3 + official.length * 2, pace: 'even' })
 try {
   process.umask(0o022) // so that folders in the packages get mode 755
   if (!isVersion(version)) throw new Error(`package.json: ${JSON.stringify(version)} is not a version such as 0.2.0`)
@@ -144,47 +145,67 @@ try {
     'usr/share/zsh/vendor-completions/_weft': tool('completion', 'zsh'),
     'usr/share/fish/vendor_completions.d/weft.fish': tool('completion', 'fish'),
     'usr/share/doc/weft/changelog.gz': read('CHANGELOG.md'),
-    'usr/share/doc/weft/copyright': licences(packages),
     ...documents(root),
   }
-  const builds = ARCHITECTURES.map((architecture) => {
-    const work = join(root, 'build/release', architecture.name)
-    const addon = join(work, 'weft.node')
-    const executable = join(out, `weftd-linux-${architecture.name}`)
-    mkdirSync(work, { recursive: true })
-    progress.now(`the addon for ${architecture.name}`)
-    buildAddon(root, architecture, addon)
-    progress.now(`the executable for ${architecture.name}`)
-    buildExecutable({ root, work, architecture, version, code, lines, addon, target: executable })
-    chmodSync(executable, 0o755)
-    progress.now(`the Debian package for ${architecture.name}`)
-    const target = join(out, `weft_${version}_${architecture.debian}.deb`)
-    buildDeb({ root, work, architecture, version, publisher, executable, texts, target })
-    progress.now(`the RPM package for ${architecture.name}`)
-    buildRpm({ root, work, architecture, version, publisher, executable, texts, out })
-    writeMaterials(`weftd-linux-${architecture.name}`, `linux ${architecture.name}`, [
-      ...packages.map(library),
-      ...runtime(),
-    ])
-    return { architecture, executable, addon }
-  })
-  const below = (name) => {
-    const folder = join(root, 'build/release', name)
-    mkdirSync(folder, { recursive: true })
-    return folder
+  fetchInputs(architectures, progress.now)
+  const addons = []
+  for (const architecture of architectures) {
+    progress.now(`the addon for ${architecture.debian}`)
+    const addon = join(below(architecture.name), 'weft.node')
+    await buildAddon(root, architecture, addon)
+    addons.push({ architecture, addon })
   }
   progress.now('the npm package')
-  const addons = Object.fromEntries(builds.map(({ architecture, addon }) => [architecture.name, addon]))
-  buildNpm({ root, work: below('npm'), publisher, addons, target: join(out, `weft-npm-${version}.tgz`) })
-  writeMaterials('weft-npm', 'npm package', [...dependencies(root).map(library), ...compiled()])
+  const npm = buildNpm({
+    root,
+    work: below('npm'),
+    publisher,
+    builds: addons,
+    target: join(out, `weft-npm-${version}.tgz`),
+  })
+  const modules = dependencies(root)
+  writeMaterials('weft-npm', 'npm package', [...modules.map(library), ...compiled()])
+  const builds = addons.map(({ architecture, addon }) => {
+    const work = below(architecture.name)
+    const { name, debian, integrity } = architecture
+    const executable = integrity ? join(out, `weftd-linux-${name}`) : undefined
+    if (executable !== undefined) {
+      progress.now(`the executable for ${debian}`)
+      buildExecutable({ root, work, architecture, version, code, lines, addon, target: executable })
+      chmodSync(executable, 0o755)
+    }
+    const components = executable ? [...packages.map(library), ...runtime()] : [...modules.map(library), ...compiled()]
+    const build = {
+      architecture,
+      executable,
+      addon,
+      npm,
+      components,
+      licences: executable ? licences(packages) : licences(modules, false),
+    }
+    const from = {
+      root,
+      work,
+      build,
+      version,
+      publisher,
+      texts: { ...texts, 'usr/share/doc/weft/copyright': build.licences },
+    }
+    progress.now(`the Debian package for ${debian}`)
+    buildDeb({ ...from, target: join(out, `weft_${version}_${debian}.deb`) })
+    if (architecture.rpm) {
+      progress.now(`the RPM package for ${debian}`)
+      buildRpm({ ...from, out })
+    }
+    writeMaterials(executable ? `weftd-linux-${name}` : `weft-deb-${debian}`, `linux ${name}`, components)
+    return build
+  })
   progress.now('the images')
   const image = join(out, `weft-image-${version}.tar`)
-  const from = { root, work: below('image'), version, publisher, licences: licences(packages), builds, target: image }
-  const digest = buildImage(from)
-  for (const { architecture } of builds)
+  const digest = buildImage({ root, work: below('image'), version, publisher, builds, target: image })
+  for (const { architecture, components } of builds)
     writeMaterials(`weft-image-${architecture.debian}`, `image for linux ${architecture.debian}`, [
-      ...packages.map(library),
-      ...runtime(),
+      ...components,
       ...debianPackages(imageBase(architecture)),
     ])
   progress.now('the files for Kubernetes')
@@ -194,6 +215,7 @@ try {
     version,
     image: publisher.image,
     digest,
+    architectures: architectures.map(({ platform }) => platform.architecture),
     manifest: join(out, 'weft.yaml'),
     chart: join(out, `weft-chart-${version}.tgz`),
   })
@@ -206,6 +228,7 @@ try {
   publish()
   progress.end()
   process.stdout.write(said('ls', '-l', release))
+  if (lacks !== undefined) process.stderr.write(`release: ${lacks}\n`)
   if (changes)
     process.stderr.write(`release: do not publish it, because it contains uncommitted changes:\n${changes}\n`)
 } catch (error) {

@@ -4,7 +4,7 @@
 import { execFileSync } from 'node:child_process'
 import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { NODE_VERSION } from './inputs.mjs'
+import { NODE_VERSION } from './architectures.mjs'
 
 /**
  * Returns the license field of a component in CycloneDX. A single SPDX license is an `id`. Several licenses, or a

@@ -8,6 +8,7 @@ import { execFileSync } from 'node:child_process'
 import { chmodSync, cpSync, existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { basename, dirname, join } from 'node:path'
 import { gzip, tarOf } from './archive.mjs'
+import { prebuiltAddon } from './program.mjs'
 
 /**
  * False for type declarations, source maps and manuals, which weft does not need at run time. License files are always
@@ -54,12 +55,11 @@ function manifest(root, publisher, packages) {
 }
 
 /**
- * Writes the npm package to the file `target`. `addons` has the path of the compiled addon for each architecture, by
- * the name of the architecture in Node.js.
- * @param {{ root: string, work: string, publisher: typeof import('./publisher.json'), addons: Readonly<Record<string,
- * string>>, target: string }} from
+ * Writes the npm package with the addons of all architectures to the file `target`, and returns the folder with its files.
+ * @param {{ root: string, work: string, publisher: typeof import('./publisher.json'), builds: readonly { architecture:
+ *   import('./architectures.mjs').Architecture, addon: string }[], target: string }} from
  */
-export function buildNpm({ root, work, publisher, addons, target }) {
+export function buildNpm({ root, work, publisher, builds, target }) {
   const tree = join(work, 'package')
   rmSync(tree, { recursive: true, force: true })
   const put = (from, to) => {
@@ -82,7 +82,8 @@ export function buildNpm({ root, work, publisher, addons, target }) {
       filter: (path) => isKept(path) && !path.slice(join(root, folder).length).split('/').includes('node_modules'),
     })
   execFileSync('chmod', ['-R', 'u+rwX,go=u-w', tree])
-  for (const [name, addon] of Object.entries(addons)) put(addon, `prebuilds/linux-${name}/weft.napi.glibc.node`)
+  for (const { architecture, addon } of builds) put(addon, prebuiltAddon(architecture))
   writeFileSync(join(tree, 'package.json'), `${JSON.stringify(manifest(root, publisher, packages), null, 2)}\n`)
   writeFileSync(target, gzip(tarOf(work, 'package')))
+  return tree
 }

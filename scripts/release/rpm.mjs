@@ -8,8 +8,7 @@ import { gzipSync } from 'node:zlib'
 import { date } from './archive.mjs'
 import { isPublic } from './documents.mjs'
 
-const ARCHITECTURES = { x64: 'x86_64', arm64: 'aarch64' }
-/** The folders of the Debian package whose files the RPM package installs in other folders. */
+/** The paths at which the RPM package installs files that the Debian package has elsewhere. */
 const PLACES = [
   ['usr/share/zsh/vendor-completions/', 'usr/share/zsh/site-functions/'],
   ['usr/share/doc/weft/copyright', 'usr/share/licenses/weft/LICENCES'],
@@ -40,10 +39,11 @@ if [ "$1" -eq 0 ]; then rm -rf /run/weft; fi
  * Writes the RPM package into the folder `out` and returns its file name. `texts` has the contents of additional files,
  * by their paths in the Debian package.
  */
-export function buildRpm({ root, work, architecture, version, publisher, executable, texts, out }) {
+export function buildRpm({ root, work, build, version, publisher, texts, out }) {
+  const { architecture, executable } = build
   const top = join(work, 'rpm')
   const tree = join(top, 'tree')
-  const target = ARCHITECTURES[architecture.name]
+  const target = architecture.rpm
   rmSync(top, { recursive: true, force: true })
   const files = []
   const put = (path, content, mode = '0644', kind = '') => {

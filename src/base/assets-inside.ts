@@ -13,6 +13,8 @@ declare const require: (name: string) => unknown
 
 export const version: typeof beside.version = () => getAsset('version', 'utf8')
 
+export const runtime: typeof beside.runtime = () => process.execPath
+
 /**
  * The folders in which weftd tries to write the native addon to a file, in this order. There are several, because /tmp,
  * and in containers /dev/shm, may be mounted noexec, which forbids to load the addon from there.

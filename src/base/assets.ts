@@ -38,6 +38,9 @@ function manifest(): { readonly name: string; readonly version: string } | undef
 
 export const version = (): string => manifest()?.version ?? 'unknown'
 
+/** Returns the path of the program that contains Node.js: `node`, or weft's executable. */
+export const runtime = (): string => process.execPath
+
 /**
  * Loads the native addon: the prebuilt addon of the package if there is one, otherwise the addon that was built on this
  * host. Throws the Error of the failed load.

@@ -202,17 +202,22 @@ describe('ipsec', () => {
       return Number(/IcmpInEchos +(\d+)/.exec(stdout)?.[1])
     }
     /** Sends packets to a container from a host outside of the network, with the source of a container. Returns how many arrive. */
-    const forge = async (source: string): Promise<number> => {
+    const forge = async (source: string, to = podOne.address): Promise<number> => {
       const before = await echoes()
       await lab.switch.output(['ip', 'address', 'replace', `${source}/32`, 'dev', 'lo'])
-      await lab.switch.output(['ip', 'route', 'replace', subnetOf(one), 'via', one.address])
-      const ping = ['ping', '-c', '3', '-i', '0.2', '-W', '1', '-I', source, podOne.address]
+      for (const target of [subnetOf(one), '203.0.113.9'])
+        await lab.switch.output(['ip', 'route', 'replace', target, 'via', one.address])
+      const ping = ['ping', '-c', '3', '-i', '0.2', '-W', '1', '-I', source, to]
       await lab.switch.output(ping).catch(() => {})
       return (await echoes()) - before
     }
-    const words = ['priority', '219', 'iif', 'eth0', 'from', '10.5.0.0/16', 'blackhole']
+    const words = ['priority', '219', 'iif', 'eth0', 'from', '10.5.0.0/16', 'to', '10.5.0.0/16', 'blackhole']
     expect(await forge('192.0.2.77')).toBe(3)
     expect(await forge(podTwo.address)).toBe(0)
+    // The host may be the router of other nodes, so it forwards packets to destinations outside of the network.
+    await execute(['ip', '-n', podOne.namespace, 'address', 'add', '203.0.113.9/32', 'dev', 'lo'])
+    await one.output(['ip', 'route', 'add', '203.0.113.9', 'via', podOne.address])
+    expect(await forge(podTwo.address, '203.0.113.9')).toBe(3)
     await one.output(['ip', 'rule', 'del', ...words])
     await daemon.line(/the rule for unencrypted packets from eth0 was gone/, 90_000)
     expect(await forge(podTwo.address)).toBe(0)

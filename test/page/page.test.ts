@@ -132,7 +132,7 @@ describe('with three daemons', () => {
     await page.getByRole('heading', { name: '1 of 2 peers does not answer' }).waitFor()
     expect(await page.locator('#said').textContent()).toBe(`${titled(third)}: not answering.`)
     const found = page.getByRole('region', { name: /Findings of the doctor/ })
-    expect(await found.textContent()).toContain('a peer does not answer through the data path')
+    expect(await found.textContent()).toContain('a peer does not answer probes through the data path')
     expect(await found.textContent()).toContain(subnetOf(third))
     expect(await page.title()).toMatch(/^✕ /)
     await pictures('killed', page, ['light'])

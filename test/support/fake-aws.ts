@@ -5,9 +5,9 @@ import type { Place } from '../../src/path/backends/fabric/publisher.ts'
 import { signV4 } from '../../src/path/backends/fabric/sigv4.ts'
 import { FakeFabric, text, type FakeAnswer, type FakeRequest, type FakeRoute } from './fake-fabric.ts'
 
-const error = (status: number, code: string): FakeAnswer =>
+const error = (status: number, code: string, message = `The message of ${code} &amp; more.`): FakeAnswer =>
   text(
-    `<?xml version="1.0" encoding="UTF-8"?>\n<Response><Errors><Error><Code>${code}</Code><Message>The message of ${code} &amp; more.</Message></Error></Errors><RequestID>1</RequestID></Response>`,
+    `<?xml version="1.0" encoding="UTF-8"?>\n<Response><Errors><Error><Code>${code}</Code><Message>${message}</Message></Error></Errors><RequestID>1</RequestID></Response>`,
     status,
   )
 
@@ -127,7 +127,9 @@ export class FakeAws extends FakeFabric {
     const request = { method, url: `http://${headers.host}${url.pathname}${url.search}`, headers: signed, body }
     const keys = { accessKeyId: id, secretAccessKey: 'secret-of-aws', sessionToken: token }
     const { authorization } = signV4(request, keys, region, 'ec2', at)
-    return authorization === headers.authorization ? undefined : error(403, 'SignatureDoesNotMatch')
+    // The API repeats the headers that it signed.
+    const repeated = `not signed: x-amz-security-token:${token} ${headers.authorization}`
+    return authorization === headers.authorization ? undefined : error(403, 'SignatureDoesNotMatch', repeated)
   }
 
   #describe(form: URLSearchParams): FakeAnswer {

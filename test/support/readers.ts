@@ -47,7 +47,7 @@ const STATUS = {
   'by-store': /^weftd .*, impaired by .*its store/m,
   'not-whole': /^ *peers .*: (?!100% whole)[\d.]+% whole/m,
   store: /^ *store .* unreachable/m,
-  kept: /kept though it lacks them/,
+  kept: /kept although the store lacks them/,
   repairs: /^ *repairs/m,
   narrow: /long packets/,
 }
@@ -131,10 +131,10 @@ const READS: Readonly<Record<Exclude<Reader, 'alerts'>, Read>> = {
     const words = ['bench', looking.other.host.address, '--seconds', '0.3', '--pairs', '1', '--streams', '2', '--json']
     const { stdout, stderr } = await run(looking, words)
     const text = stdout + stderr
-    if (/refuses: no weftd answers here/.test(stderr)) return { words: ['no-daemon-there'], text }
+    if (/refuses: no weftd answers on this host/.test(stderr)) return { words: ['no-daemon-there'], text }
     if (/no weftd answers/.test(stderr)) return { words: NOBODY, text }
-    if (/other end of the bench is gone/.test(stderr)) return { words: ['silent-there'], text }
-    if (stdout === '') return { words: [/nobody listens/.test(stderr) ? 'nobody-listens' : 'not-measured'], text }
+    if (/the listener is gone/.test(stderr)) return { words: ['silent-there'], text }
+    if (stdout === '') return { words: [/no program listens/.test(stderr) ? 'nobody-listens' : 'not-measured'], text }
     const report = JSON.parse(stdout) as Partial<Report> & { unreached?: string }
     const { unreached, udp, roundTripMs, notes = [] } = report
     const narrow = /narrow|bytes/.test(`${unreached ?? ''}${notes.join(' ')}`) ? ['narrow'] : []

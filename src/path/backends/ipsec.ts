@@ -11,14 +11,14 @@ import { carryIpv4Alone, ipv4For } from '../../control/config/network-config.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
 import type { Run } from '../../host/command.ts'
 import { currentExternal } from '../../host/external-interface.ts'
-import { formatAddress, formatNet, netContains, type Net } from '../../net/address.ts'
+import { formatAddress, formatNet, type Net } from '../../net/address.ts'
 import { KINDS } from '../catalog.ts'
 import type { Backend, BackendParts, DataPath } from '../contract.ts'
 import { IpsecPolicies, POLICY_CHANGES, removePolicies } from '../device/ipsec-policies.ts'
 import { removeUserspaceGuard, UserspaceGuard } from '../device/userspace-guard.ts'
 import { Charon, checkPrograms, isCharonRunning } from './ipsec/charon.ts'
 import { IpsecConnections } from './ipsec/connections.ts'
-import { createFilter, IpsecPath } from './ipsec/ipsec-path.ts'
+import { createFilter, hostWithin, IpsecPath } from './ipsec/ipsec-path.ts'
 import { canKernelCarryEsp } from './ipsec/kernel-esp.ts'
 import { leaveCharon } from './ipsec/leave-charon.ts'
 
@@ -52,7 +52,8 @@ export function createIpsecBackend({ config, settings, external: found, run, log
       const isRunning = await isCharonRunning(signal)
       if (!isRunning) checkPrograms()
       isUserspace ??= await doesCharonCarry(dataPath, isRunning, run, log)
-      if (hasHosts()) checkHost(formatAddress(ipv4For(NEEDS, external.publicIp)), isUserspace, log)
+      const host = ownHost()
+      if (host !== undefined) checkHost(host, isUserspace, log)
       return { publicIp: external.publicIp, backendType: TYPE }
     },
     plan: () => [
@@ -76,13 +77,9 @@ export function createIpsecBackend({ config, settings, external: found, run, log
     return external.mtu - overhead - (udpEncap ? UDP_HEADER : 0)
   }
 
-  /**
-   * Returns true if this host's address is within the network. In that case packets between hosts must pass the
-   * policies too.
-   */
-  function hasHosts(): boolean {
-    const { network } = ipv4For(NEEDS, config)
-    return netContains(network, ipv4For(NEEDS, external.publicIp))
+  /** Returns this host's address within the network. Then packets between hosts must pass the policies too. */
+  function ownHost(): string | undefined {
+    return hostWithin(ipv4For(NEEDS, config).network, ipv4For(NEEDS, external.publicIp), external.address.ipv4)
   }
 
   async function open(lease: OwnLease, _leases: ReadonlyMap<string, Lease>, signal: AbortSignal): Promise<DataPath> {
@@ -94,7 +91,7 @@ export function createIpsecBackend({ config, settings, external: found, run, log
     const isUserland = isUserspace === true
     const guard = isUserland
       ? new UserspaceGuard(network, () => external.name, run)
-      : new IpsecPolicies({ network: formatNet(network), own, hasHosts: hasHosts(), run, log })
+      : new IpsecPolicies({ network: formatNet(network), own, hasHosts: ownHost() !== undefined, run, log })
     const connections = new IpsecConnections({
       network,
       own,

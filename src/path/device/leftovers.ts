@@ -455,8 +455,8 @@ export async function removeLeftovers(
       removed(what)
     } catch (error) {
       if (!isWeftError(error)) throw error
-      // Ignore the error: another program has already removed the device or route.
-      if (/cannot find device|no such (process|device)|does not exist/i.test(error.message)) continue
+      // Ignore the error: another program has already removed the device, route or rule.
+      if (/cannot find device|no such (process|device|file or directory)|does not exist/i.test(error.message)) continue
       failures.push([what, describeError(error)])
     }
   }

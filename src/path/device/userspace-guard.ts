@@ -4,12 +4,14 @@
 // the kernel looks up before the main table (strongSwan: charon.routing_table). Without the unreachable route packets
 // to a peer without keys would leave unencrypted by the default route.
 //
-// A routing rule drops incoming packets that the kernel would forward. Packets that charon decrypted come from charon's
-// own device. So a packet from the external interface whose source is in the network was not encrypted.
+// A routing rule drops incoming packets that the kernel would forward to containers. Packets that charon decrypted come
+// from charon's own device. So a packet from the external interface whose source and destination are in the network was
+// not encrypted. Packets to other destinations must pass, because this host may be the router of another node.
 
-import type { Run } from '../../host/command.ts'
+import { isWeftError } from '../../base/errors.ts'
+import { isRefusal, type Run } from '../../host/command.ts'
 import { ipFlag, ipJson, routesWithin, type Route } from '../../host/links.ts'
-import { formatNet, type Net } from '../../net/address.ts'
+import { formatNet, isIpv4Net, type Net } from '../../net/address.ts'
 
 /**
  * The highest metric, so that the kernel prefers every other route, such as that of a bridge with this node's own
@@ -45,6 +47,8 @@ const ruleWordsFor = (verb: 'add' | 'del', network: Net, device: string): readon
   device,
   'from',
   formatNet(network),
+  'to',
+  formatNet(network),
   'blackhole',
 ]
 
@@ -52,16 +56,20 @@ interface JsonRule {
   readonly priority?: number
   readonly src?: string
   readonly srclen?: number
+  readonly dst?: string
+  readonly dstlen?: number
   readonly iif?: string
   readonly action?: string
 }
 
-/** Lists the devices for which a rule that this file made drops packets from the network. */
+/** Lists the devices for which a rule that this file made drops packets within the network. */
 async function ruleDevices(run: Run, network: Net): Promise<readonly string[]> {
   const rules = await ipJson<JsonRule>(run, [ipFlag(network), 'rule', 'show', 'priority', String(PRIORITY)])
-  return rules.flatMap(({ src = '', srclen = 32, iif, action }) =>
-    action === 'blackhole' && iif !== undefined && `${src}/${srclen}` === formatNet(network) ? [iif] : [],
-  )
+  const whole = formatNet(network)
+  return rules.flatMap(({ src = '', srclen = 32, dst = '', dstlen = 32, iif, action }) => {
+    const isOurs = action === 'blackhole' && `${src}/${srclen}` === whole && `${dst}/${dstlen}` === whole
+    return isOurs && iif !== undefined ? [iif] : []
+  })
 }
 
 export class UserspaceGuard {
@@ -114,19 +122,24 @@ export class UserspaceGuard {
 
 /**
  * Returns the steps that remove the rules and the unreachable route to the given network, each as a description and as
- * arguments of `ip`. Returns an empty list if `routes` lacks the unreachable route. The unreachable route is the last
- * element, so that weft finds the rules again if the removal is interrupted.
+ * arguments of `ip`. `routes` has the host's routes. An operator may have removed only the unreachable route, so the
+ * rules do not depend on the route.
  */
 export async function guardRemovals(
   run: Run,
   network: Net,
   routes: readonly Route[],
 ): Promise<readonly { readonly what: string; readonly command: readonly string[] }[]> {
-  if (!routes.some((route) => isUnreachableNetwork(route, network))) return []
-  const rules = (await ruleDevices(run, network)).map((device) => ({
+  if (!isIpv4Net(network)) return [] // the backend ipsec carries only IPv4
+  const devices = await ruleDevices(run, network).catch((error: unknown) => {
+    if (isWeftError(error, 'COMMAND') && isRefusal(error)) return [] // a kernel without policy routing
+    throw error
+  })
+  const rules = devices.map((device) => ({
     what: `the rule for unencrypted packets from ${device}`,
     command: ruleWordsFor('del', network, device),
   }))
+  if (!routes.some((route) => isUnreachableNetwork(route, network))) return rules
   return [...rules, { what: `the unreachable route to ${formatNet(network)}`, command: routeWordsFor('del', network) }]
 }
 

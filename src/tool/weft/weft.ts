@@ -1,6 +1,6 @@
 // weft.ts - the program `weft`: its table of subcommands, and the code that runs one subcommand.
 
-import { version } from '../../base/assets.ts'
+import { runtime, version } from '../../base/assets.ts'
 import { describeError, isWeftError } from '../../base/errors.ts'
 import { flagHint, HelpWanted, nameIn } from '../../base/go-flags.ts'
 import { printable } from '../../base/text.ts'
@@ -112,7 +112,7 @@ const OTHERS: readonly Other[] = [
   },
   {
     name: 'version',
-    does: 'print the version; with --json also the version of Node.js and the platform',
+    does: 'print the version; with --json also Node.js, the platform and the C library',
     follows: ['--json'],
   },
   {
@@ -132,6 +132,12 @@ async function help(): Promise<string> {
   return `Usage: weft COMMAND [OPTION]... [ARGUMENT]...\n\n${lines}\nThe daemon is weftd; see weftd --help.\n`
 }
 
+/** Returns the C library and its version, such as `glibc 2.36`. The report of Node.js has no version of a C library other than glibc. */
+function libc(): string {
+  const { header } = process.report.getReport() as { readonly header: { readonly glibcVersionRuntime?: string } }
+  return header.glibcVersionRuntime === undefined ? 'musl' : `glibc ${header.glibcVersionRuntime}`
+}
+
 function writeVersion(rest: readonly string[], screen: Screen): number {
   if (isHelp(rest[0])) {
     screen.write('Usage: weft version [--json]\n')
@@ -142,7 +148,14 @@ function writeVersion(rest: readonly string[], screen: Screen): number {
     screen.warn(`weft version: unknown argument ${nameIn(unknown)}; the only option is --json`)
     return EXIT.usage
   }
-  const all = { version: version(), node: process.versions.node, platform: process.platform, arch: process.arch }
+  const all = {
+    version: version(),
+    node: process.versions.node,
+    platform: process.platform,
+    arch: process.arch,
+    libc: libc(),
+    runtime: runtime(),
+  }
   screen.write(rest.length > 0 ? `${JSON.stringify(all)}\n` : `${all.version}\n`)
   return EXIT.ok
 }

@@ -18,11 +18,14 @@ import { runInNewContext } from 'node:vm'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { execute, output } from '../../../lab/command.ts'
 import { packageRoot } from '../../../lab/lab.ts'
+import { ARCHITECTURES, NODE_VERSION } from '../../../scripts/release/architectures.mjs'
 import { inAscii } from '../../../scripts/release/bundle.mjs'
 import { buildDeb } from '../../../scripts/release/deb.mjs'
 import { documents } from '../../../scripts/release/documents.mjs'
-import { ARCHITECTURES } from '../../../scripts/release/inputs.mjs'
+import { partial } from '../../../scripts/release/fetch.mjs'
+import { buildKubernetes } from '../../../scripts/release/kubernetes.mjs'
 import { debianPackages, library } from '../../../scripts/release/materials.mjs'
+import { architecturesIn } from '../../../scripts/release/options.mjs'
 import { buildRpm } from '../../../scripts/release/rpm.mjs'
 import { currentVersion, PLACES } from '../../../scripts/release/version.mjs'
 import { lackOf } from '../../support/needs.ts'
@@ -69,15 +72,15 @@ describe('a release', () => {
 })
 
 describe('the release of another publisher', () => {
-  const main = (...words: readonly string[]) =>
-    execute([...words, process.execPath, join(folder, 'scripts/release/main.mjs')])
+  const main = (options: readonly string[], ...before: readonly string[]) =>
+    execute([...before, process.execPath, join(folder, 'scripts/release/main.mjs'), ...options])
 
   it.each(['0.2.0-rc.1', '0.2', '01.0.0', '99999999999.0.0', 'v1.0.0', '1.0.0\n%(id)', ''])(
     'is refused for a version that some packages do not allow: %j',
     async (version) => {
       const manifest = JSON.parse(readFileSync(join(folder, 'package.json'), 'utf8')) as object
       writeFileSync(join(folder, 'package.json'), JSON.stringify({ ...manifest, version }))
-      const { code, stderr } = await main('env', 'SOURCE_DATE_EPOCH=1')
+      const { code, stderr } = await main([], 'env', 'SOURCE_DATE_EPOCH=1')
       expect([code, stderr]).toEqual([
         1,
         expect.stringMatching(/release: package\.json: ".*" is not a version such as 0\.2\.0\n/),
@@ -92,37 +95,46 @@ describe('the release of another publisher', () => {
     ['docker://ghcr.io/somebody/weft', 'is not the name of an image'],
     ['', 'is not the name of an image'],
   ])('is refused for an invalid image name, before anything is built: %j', async (image, why) => {
-    const { code, stderr } = await execute([
-      process.execPath,
-      join(folder, 'scripts/release/main.mjs'),
-      '--image',
-      image,
-    ])
+    const { code, stderr } = await main(['--image', image])
     expect([code, stderr]).toEqual([2, expect.stringContaining(why)])
     expect(stderr).toContain('--image ghcr.io/somebody/weft')
   })
 
   it.each(['ghcr.io/somebody/weft', 'registry.example:5000/a/b-c/weft'])('may have its image at %s', async (image) => {
-    const { code, stderr } = await execute([
-      'env',
-      'SOURCE_DATE_EPOCH=yesterday',
-      process.execPath,
-      join(folder, 'scripts/release/main.mjs'),
-      '--image',
-      image,
-    ])
+    const { code, stderr } = await main(['--image', image], 'env', 'SOURCE_DATE_EPOCH=yesterday')
     expect([code, stderr]).toEqual([1, expect.stringContaining('SOURCE_DATE_EPOCH is not seconds')])
+  })
+
+  it.each(['x86', 'amd64,', 'amd64 arm64', 'x64', ''])(
+    'is refused for an architecture that no release has, before anything is built: %j',
+    async (arch) => {
+      const { code, stderr } = await main(['--arch', arch])
+      expect([code, stderr]).toEqual([2, expect.stringContaining('is not an architecture of a release; write --arch ')])
+      expect(stderr).toContain('amd64,arm64,armhf,ppc64el,riscv64,s390x')
+    },
+  )
+
+  it('may have some of the architectures', async () => {
+    const { code, stderr } = await main(['--arch', 'riscv64,amd64'], 'env', 'SOURCE_DATE_EPOCH=yesterday')
+    expect([code, stderr]).toEqual([1, expect.stringContaining('SOURCE_DATE_EPOCH is not seconds')])
+    expect(architecturesIn('riscv64,amd64').map(({ debian }) => debian)).toEqual(['amd64', 'riscv64'])
+    expect(partial(architecturesIn('riscv64,amd64'))).toBe(
+      'This release is for amd64, riscv64 only. It lacks arm64, armhf, ppc64el, s390x.',
+    )
+    expect(partial(ARCHITECTURES)).toBeUndefined()
   })
 
   it('in a folder of another user names the user who must remove it', async ({ skip }) => {
     if (process.getuid?.() !== 0) skip('only root makes a folder of somebody else')
     chmodSync(folder, 0o755)
-    const { code, stderr } = await main('setpriv', '--reuid=65534', '--clear-groups', 'env', 'SOURCE_DATE_EPOCH=1')
+    const { code, stderr } = await main([], 'setpriv', '--reuid=65534', '--clear-groups', 'env', 'SOURCE_DATE_EPOCH=1')
     expect([code, stderr]).toEqual([1, expect.stringMatching(/release: EACCES: .*; its owner, perhaps root, has to/)])
   })
 
   it('reports why a Node.js cannot be fetched', async () => {
-    const inputs = JSON.stringify(join(packageRoot, 'scripts/release/inputs.mjs'))
+    const [table, inputs] = ['architectures', 'inputs'].map((name) =>
+      JSON.stringify(join(packageRoot, `scripts/release/${name}.mjs`)),
+    )
     const { code, stderr } = await execute([
       'env',
       `XDG_CACHE_HOME=${folder}`,
@@ -131,10 +143,49 @@ describe('the release of another publisher', () => {
       process.execPath,
       '--input-type=module',
       '-e',
-      `const { ARCHITECTURES, nodeRelease } = await import(${inputs}); nodeRelease(ARCHITECTURES[0])`,
+      `const [{ ARCHITECTURES }, { nodeRelease }] = [await import(${table}), await import(${inputs})]; nodeRelease(ARCHITECTURES[0])`,
     ])
     expect([code, stderr]).toEqual([1, expect.stringMatching(/ECONNREFUSED/)])
     expect(readdirSync(join(folder, 'weft'))).toEqual([])
+  })
+})
+
+describe('a mirror without some packages', () => {
+  /** Fetches the inputs of the architectures with a mmdebstrap that fails, and a cache that has the inputs of amd64. */
+  const fetched = async (...names: readonly string[]) => {
+    const paths = ['architectures', 'fetch'].map((name) =>
+      JSON.stringify(join(packageRoot, `scripts/release/${name}.mjs`)),
+    )
+    for (const name of ['trixie-image-amd64', 'bullseye-amd64', `node-${NODE_VERSION}-x64`])
+      mkdirSync(join(folder, 'weft', name), { recursive: true })
+    writeFileSync(
+      join(folder, 'mmdebstrap'),
+      '#!/bin/sh\necho "I: running apt-get update..." >&2\necho "E: Failed to fetch http://a" >&2\nexit 1\n',
+      { mode: 0o755 },
+    )
+    const program = [
+      `const [{ ARCHITECTURES }, { fetchInputs }] = [await import(${paths[0]}), await import(${paths[1]})]`,
+      `const chosen = ARCHITECTURES.filter(({ debian }) => ${JSON.stringify(names)}.includes(debian))`,
+      'try { fetchInputs(chosen, () => {}); console.log("all") } catch (error) { console.log(error.message) }',
+    ]
+    const settings = ['env', `XDG_CACHE_HOME=${folder}`, `PATH=${folder}:${process.env['PATH']}`]
+    return execute([...settings, process.execPath, '--input-type=module', '-e', program.join('\n')])
+  }
+
+  it('is reported with the option that leaves out their architectures', async () => {
+    const { stdout, stderr } = await fetched('amd64', 'riscv64', 's390x')
+    expect(stdout).toMatch(/^cannot download all packages .* for riscv64, s390x; .* npm run release -- --arch amd64\n$/)
+    expect(stderr).toBe('riscv64: E: Failed to fetch http://a\ns390x: E: Failed to fetch http://a\n')
+  })
+
+  it('is reported with the servers that must be reached if no architecture is left', async () => {
+    expect((await fetched('riscv64')).stdout).toMatch(
+      / for riscv64; .* Check that this machine reaches deb\.debian\.org/,
+    )
+  })
+
+  it('does not matter for the architectures that the cache has', async () => {
+    expect(await fetched('amd64')).toMatchObject({ stdout: 'all\n', stderr: '' })
   })
 })
 
@@ -172,9 +223,8 @@ describe('a package', () => {
     root: packageRoot,
     work: join(folder, 'work 100%d'),
     version: '0.1.0',
-    architecture: ARCHITECTURES[0]!,
+    build: { architecture: ARCHITECTURES[0]!, executable: join(folder, 'package.json'), addon: '', npm: '' },
     publisher: { maintainer: 'a <a@b>', repository: 'https://a' },
-    executable: join(folder, 'package.json'),
     texts: { 'usr/share/doc/weft/copyright': 'a', ...documents(packageRoot) },
   })
   beforeEach(() => vi.stubEnv('SOURCE_DATE_EPOCH', '4102444800')) // 2100-01-01, so that the clock is behind
@@ -194,6 +244,30 @@ describe('a package', () => {
     expect((await output(['dpkg-deb', '--field', target, 'Homepage'])).trim()).toBe('')
   })
 
+  it.for(ARCHITECTURES.filter(({ integrity }) => integrity === undefined))(
+    "has the files of the npm package, and requires Debian's nodejs: $debian",
+    async (architecture, { skip }) => {
+      const why = lackOf('dpkg-deb')
+      skip(why !== undefined, why)
+      const npm = join(folder, 'npm')
+      for (const path of ['bin', 'dist/src', 'docs', 'node_modules/winston', 'node_modules/node-addon-api'])
+        mkdirSync(join(npm, path), { recursive: true })
+      for (const path of ['bin/weftd', 'package.json', 'docs/a.md']) writeFileSync(join(npm, path), '')
+      const addon = join(folder, 'weft.node')
+      writeFileSync(addon, '')
+      const target = join(folder, 'weft.deb')
+      const { build: _, ...rest } = from()
+      buildDeb({ ...rest, build: { architecture, executable: undefined, addon, npm }, target })
+      expect(await output(['dpkg-deb', '--field', target, 'Architecture'])).toBe(`${architecture.debian}\n`)
+      expect(await output(['dpkg-deb', '--field', target, 'Depends'])).toMatch(/^libc6 .*, nodejs \(>= 20\.19\), /)
+      const listing = await output(['dpkg-deb', '--contents', target])
+      expect(listing).toMatch(/usr\/bin\/weftd -> \.\.\/lib\/weft\/bin\/weftd$/m)
+      expect(listing).toContain(`usr/lib/weft/prebuilds/linux-${architecture.name}/weft.napi.glibc.node`)
+      expect(listing).toContain('usr/lib/weft/node_modules/winston')
+      expect(listing).not.toMatch(/node-addon-api|usr\/lib\/weft\/docs/)
+    },
+  )
+
   it('has the given time even if the clock is behind: RPM, which also has no traces of its builder', async ({
     skip,
   }) => {
@@ -207,6 +281,24 @@ describe('a package', () => {
     expect([...new Set(told.trim().split('\n'))]).toEqual(['(none)', '4102444800'])
     const docs = await output(['rpm', '-qp', '--docfiles', join(folder, name)])
     expect(docs.split('\n')).toContain('/usr/share/doc/weft/docs/doctor.md')
+  })
+})
+
+describe('the files for Kubernetes', () => {
+  it('select the nodes whose architecture the image has', async () => {
+    vi.stubEnv('SOURCE_DATE_EPOCH', '1')
+    const [manifest, chart] = [join(folder, 'weft.yaml'), join(folder, 'chart.tgz')]
+    const image = { version: was, image: 'a/weft', digest: 'sha256:0', architectures: ['amd64', 'arm'] }
+    buildKubernetes({ root: packageRoot, work: join(folder, 'kubernetes'), ...image, manifest, chart })
+    vi.unstubAllEnvs()
+    const terms = /matchExpressions:\n(( +)- \{.*\}\n(?:\2- \{.*\}\n)*)/.exec(readFileSync(manifest, 'utf8'))?.[1] ?? ''
+    expect(terms.trim().split(/\n +/)).toEqual([
+      '- { key: kubernetes.io/os, operator: In, values: [linux] }',
+      '- { key: kubernetes.io/arch, operator: In, values: [amd64, arm] }',
+    ])
+    expect(await output(['tar', '-xzOf', chart, 'flannel/templates/daemonset.yaml'])).toContain(
+      '(list $linux (dict "key" "kubernetes.io/arch" "operator" "In" "values" (list "amd64" "arm")))',
+    )
   })
 })
 

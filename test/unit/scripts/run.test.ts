@@ -180,6 +180,20 @@ describe('the words of a task', () => {
     },
   )
 
+  it('are those of its documents: release', () => {
+    const { accepts } = TASKS['release']!
+    const words = [
+      '--image',
+      'ghcr.io/somebody/weft',
+      '--image=localhost:5000/weft',
+      '--arch',
+      'amd64,s390x',
+      '--arch=a',
+    ]
+    expect(words.filter((word) => !accepts!.test(word))).toEqual([])
+    expect(['amd64,x86', 'weft', '--architecture', '-a/b', ''].filter((word) => accepts!.test(word))).toEqual([])
+  })
+
   it.concurrent.each([
     ['test', 'nonsense'],
     ['test:soak', 'nonsense'],

@@ -128,14 +128,18 @@ export function whereOf({ method, url }: Pick<ApiRequest, 'method' | 'url'>): st
  */
 const SECRET_HEADER = /authorization|token|credential|cookie|secret|key/i
 
-/** Replaces secrets in a text that a server sent, also if the server percent-encoded the secrets. */
+/** Replaces secrets in a text that a server sent, also if the server percent-encoded the secrets or wrote them as JSON. */
 export function hideIn(text: string, secrets: readonly string[]): string {
   const forms = secrets.flatMap((secret) => {
-    if (/\p{Surrogate}/u.test(secret)) return [secret] // such a text has no percent-encoding
+    const inJson = JSON.stringify(secret).slice(1, -1)
+    const raw = [secret, inJson, inJson.replaceAll('/', String.raw`\/`)]
+    if (/\p{Surrogate}/u.test(secret)) return raw // such a text has no percent-encoding
     const encoded = encodeURIComponent(secret)
-    return [secret, encoded, encodeURIComponent(encoded)]
+    return [...raw, encoded, encodeURIComponent(encoded)]
   })
-  return forms.filter(({ length }) => length > 3).reduce((left, secret) => left.replaceAll(secret, HIDDEN), text)
+  // Replace the longest form first, because a secret can contain another one.
+  const longestFirst = forms.filter(({ length }) => length > 3).toSorted((a, b) => b.length - a.length)
+  return longestFirst.reduce((left, secret) => left.replaceAll(secret, HIDDEN), text)
 }
 
 /** Returns the values of secret headers, and each word of the values, such as the token after `Bearer`. */
@@ -172,7 +176,8 @@ export function actionRefusal(
   { code = '', message }: { readonly code?: string | undefined; readonly message?: string | undefined },
   remedies: Readonly<Record<string, string>>,
 ): WeftError {
-  const remedy = remedies[code] ?? remedies[code.split('.')[0] ?? '']
+  const known = [code, code.split('.')[0] ?? ''].find((each) => Object.hasOwn(remedies, each))
+  const remedy = known === undefined ? undefined : remedies[known]
   return refusalOf(request, answer, `${action}: ${code}`, message, remedy)
 }
 

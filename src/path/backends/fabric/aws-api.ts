@@ -1,7 +1,7 @@
 // aws-api.ts - calls the Query API of EC2 with signed requests.
 
 import { WeftError } from '../../../base/errors.ts'
-import { refusalOf, whereOf, type ApiClient } from './api-client.ts'
+import { actionRefusal, whereOf, type ApiClient } from './api-client.ts'
 import { awsKeys, type ExpiringKeys } from './aws-credentials.ts'
 import { signV4 } from './sigv4.ts'
 import { elementsAt, textAt, tryXml, type XmlElement } from './xml.ts'
@@ -63,7 +63,7 @@ export class AwsApi {
     const code = root ? textAt(root, 'Errors/Error/Code') : ''
     if (expected.includes(code)) return code
     const message = root ? textAt(root, 'Errors/Error/Message') : undefined
-    throw refusalOf(request, answer, `${action}: ${code}`, message, REMEDIES[code])
+    throw actionRefusal(signed, answer, action, { code, message }, REMEDIES)
   }
 
   /** Calls an action, and returns the items at `path` of all pages of the answer. */

@@ -99,7 +99,8 @@ function expiring({ AccessKeyId: id, SecretAccessKey: secret, Token: token, Expi
     secretAccessKey: secret,
     ...(typeof token === 'string' ? { sessionToken: token } : {}),
   }
-  return { keys, until: typeof end === 'string' ? Date.parse(end) - EARLY_MS : Date.now() + EARLY_MS }
+  const at = typeof end === 'string' ? Date.parse(end) : Number.NaN
+  return { keys, until: (Number.isFinite(at) ? at : Date.now() + 2 * EARLY_MS) - EARLY_MS }
 }
 
 function none(): never {

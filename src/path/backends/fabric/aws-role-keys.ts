@@ -5,7 +5,7 @@
 // and Tools Reference Guide.
 
 import { readFile } from 'node:fs/promises'
-import { messageOf, WeftError } from '../../../base/errors.ts'
+import { isWeftError, messageOf, WeftError } from '../../../base/errors.ts'
 import { hideIn, refusalOf, type ApiClient } from './api-client.ts'
 import { readMetadataJson } from './metadata.ts'
 import { elementsAt, textAt, tryXml } from './xml.ts'
@@ -56,7 +56,7 @@ export async function webIdentityKeys(
         ['Expiration', 'Expiration'],
       ].map(([name = '', element = '']) => [name, textAt(found, element)]),
     )
-  const code = root ? textAt(root, 'Error/Code') : ''
+  const code = hideIn(root ? textAt(root, 'Error/Code') : '', [token])
   const message = hideIn(root ? textAt(root, 'Error/Message') : answer.text.trim(), [token])
   throw refusalOf(
     request,
@@ -91,7 +91,15 @@ export async function containerKeys(
     file === ''
       ? environment['AWS_CONTAINER_AUTHORIZATION_TOKEN']
       : await readToken('AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE', file)
-  return readMetadataJson(client, url, token === undefined ? {} : { authorization: token }, signal)
+  try {
+    return await readMetadataJson(client, url, token === undefined ? {} : { authorization: token }, signal)
+  } catch (error) {
+    if (signal.aborted || !isWeftError(error)) throw error
+    // On ECS any process of the host that knows the path gets the keys.
+    throw new WeftError('FABRIC', hideIn(error.message, [new URL(url).pathname]), {
+      remedy: 'check the variables AWS_CONTAINER_CREDENTIALS_... and AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE',
+    })
+  }
 }
 
 async function readToken(variable: string, path: string): Promise<string> {

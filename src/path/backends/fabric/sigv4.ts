@@ -25,6 +25,9 @@ const hmac = (key: string | Buffer, text: string): Buffer => createHmac('sha256'
 const encoded = (text: string): string =>
   encodeURIComponent(text).replaceAll(/[!'()*]/g, (letter) => `%${letter.charCodeAt(0).toString(16).toUpperCase()}`)
 
+/** Compares two texts of ASCII characters by the values of the characters. */
+const compare = (a: string, b: string): number => (a < b ? -1 : Number(a > b))
+
 /** Returns the given headers and those that the signature adds. `at` is the time of the signature in ms since 1970. */
 export function signV4(
   { method, url, headers: given, body }: SigV4Request,
@@ -43,12 +46,16 @@ export function signV4(
     ...(sessionToken === undefined ? {} : { 'x-amz-security-token': sessionToken }),
   }
   const names = Object.keys(headers).toSorted()
+  // The path of a URL is encoded already. Every service but S3 encodes the path again.
+  const path = service === 's3' ? pathname : pathname.split('/').map(encoded).join('/')
+  // Sort by name and then by value, without the equals sign, because a digit precedes the sign.
   const query = [...searchParams]
-    .map(([name, value]) => `${encoded(name)}=${encoded(value)}`)
-    .toSorted()
+    .map(([name, value]) => [encoded(name), encoded(value)] as const)
+    .toSorted((a, b) => compare(a[0], b[0]) || compare(a[1], b[1]))
+    .map(([name, value]) => `${name}=${value}`)
     .join('&')
   const canonicalHeaders = names.map((name) => `${name}:${(headers[name] ?? '').trim().replaceAll(/ +/g, ' ')}\n`)
-  const canonical = [method, pathname, query, canonicalHeaders.join(''), names.join(';'), sha256(body)].join('\n')
+  const canonical = [method, path, query, canonicalHeaders.join(''), names.join(';'), sha256(body)].join('\n')
   const scope = `${day}/${region}/${service}/aws4_request`
   const key = [region, service, 'aws4_request'].reduce<Buffer>(
     (before, part) => hmac(before, part),

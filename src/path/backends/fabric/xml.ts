@@ -8,11 +8,17 @@ export interface XmlElement {
 
 /** The maximum nesting of elements. EC2's answers are nested about ten levels deep. */
 const DEEPEST = 50
-const ENTITIES: Readonly<Record<string, string>> = { lt: '<', gt: '>', amp: '&', quot: '"', apos: "'" }
+const ENTITIES: ReadonlyMap<string, string> = new Map([
+  ['lt', '<'],
+  ['gt', '>'],
+  ['amp', '&'],
+  ['quot', '"'],
+  ['apos', "'"],
+])
 
 const unescaped = (text: string): string =>
   text.replaceAll(/&(?:#(\d+)|#x([\da-fA-F]+)|(\w+));/g, (all, decimal?: string, hex?: string, name?: string) => {
-    if (name !== undefined) return ENTITIES[name] ?? all
+    if (name !== undefined) return ENTITIES.get(name) ?? all
     const code = decimal === undefined ? Number.parseInt(hex ?? '', 16) : Number(decimal)
     return code > 0 && code <= 0x10_ffff ? String.fromCodePoint(code) : all
   })

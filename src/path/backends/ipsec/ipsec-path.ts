@@ -4,7 +4,7 @@
 import type { Log } from '../../../base/log.ts'
 import { sideOf, type Lease, type OwnLease } from '../../../control/lease/lease.ts'
 import { withLatePromise } from '../../../host/bell.ts'
-import { formatAddress, formatNet, netAround, netContains, type Net } from '../../../net/address.ts'
+import { formatAddress, formatNet, netAround, netContains, type Address, type Net } from '../../../net/address.ts'
 import type { Counting, DataPath, PathPeer, PathTraffic } from '../../contract.ts'
 import type { IpsecPolicies, PolicyPeer } from '../../device/ipsec-policies.ts'
 import type { UserspaceGuard } from '../../device/userspace-guard.ts'
@@ -26,6 +26,15 @@ const AGAIN_MS = 5_000
  * The time in ms for which a peer must lack keys before weftd logs that. charon usually negotiates keys in less time.
  */
 const MISSING_MS = 4_000
+
+/**
+ * Returns an IPv4 address of this host that is within the network. A host behind NAT has another address than its public
+ * IP, and both count, because weftd must not block packets between hosts.
+ */
+export function hostWithin(network: Net, publicIp: Address, address: Address | undefined): string | undefined {
+  const found = [publicIp, address].find((each) => each !== undefined && netContains(network, each))
+  return found === undefined ? undefined : formatAddress(found)
+}
 
 interface FilterParts {
   readonly lease: OwnLease

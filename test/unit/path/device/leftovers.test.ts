@@ -533,8 +533,9 @@ describe('a route', () => {
   it('that the backend ipsec left as unreachable is removed with the policies, unless ipsec is this backend', async () => {
     const host = new FakeHost()
     host.routes.push({ type: 'unreachable', dst: '10.5.0.0/16', dev: '', metric: 0xffffffff })
-    const rule = { priority: 219, src: '10.5.0.0', srclen: 16, iif: 'eth0', action: 'blackhole' }
-    host.rules = [rule, { ...rule, src: '10.6.0.0' }, { ...rule, action: 'prohibit' }]
+    const whole = { src: '10.5.0.0', srclen: 16, dst: '10.5.0.0', dstlen: 16 }
+    const rule = { priority: 219, ...whole, iif: 'eth0', action: 'blackhole' }
+    host.rules = [rule, { ...rule, src: '10.6.0.0' }, { ...rule, dst: '10.6.0.0' }, { ...rule, action: 'prohibit' }]
     const template = String.raw`\ tmpl src 192.0.2.1 dst 192.0.2.2\ proto esp reqid 11 mode tunnel\ `
     host.policies = [
       String.raw`src 10.5.1.0/24 dst 10.5.2.0/24 \ dir out priority 0 ptype main ${template}`,
@@ -552,7 +553,10 @@ describe('a route', () => {
         'the IPsec policy src 10.5.0.0/16 dst 10.5.1.0/24 dir in',
         'xfrm policy delete src 10.5.0.0/16 dst 10.5.1.0/24 dir in',
       ],
-      ['the rule for unencrypted packets from eth0', '-4 rule del priority 219 iif eth0 from 10.5.0.0/16 blackhole'],
+      [
+        'the rule for unencrypted packets from eth0',
+        '-4 rule del priority 219 iif eth0 from 10.5.0.0/16 to 10.5.0.0/16 blackhole',
+      ],
       ['the unreachable route to 10.5.0.0/16', '-4 route del unreachable 10.5.0.0/16 metric 4294967295'],
     ])
     expect((await findLeftovers(host.run, surroundings({ ownPolicies: true }), NOBODY)).leftovers).toEqual([])

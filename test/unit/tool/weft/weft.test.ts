@@ -82,7 +82,14 @@ describe('the command line', () => {
     expect((await weft(['version'])).out).toBe(`${version}\n`)
     const { out } = await weft(['version', '--json'])
     expect(out).toMatch(/^\{.*\}\n$/)
-    expect(JSON.parse(out)).toEqual({ version, node: process.versions.node, platform: 'linux', arch: process.arch })
+    expect(JSON.parse(out)).toEqual({
+      version,
+      node: process.versions.node,
+      platform: 'linux',
+      arch: process.arch,
+      libc: expect.stringMatching(/^(?:glibc \d+\.\d+|musl)$/) as string,
+      runtime: process.execPath,
+    })
   })
 
   it('has a help for each command with its flags, and docs/weft.md has all of them', async () => {

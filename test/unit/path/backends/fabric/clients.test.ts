@@ -361,7 +361,7 @@ describe("AWS's own client finds the keys that weft finds", () => {
           return void response
             .writeHead(403)
             .end(
-              `<ErrorResponse><Error><Type>Sender</Type><Code>AccessDenied</Code><Message>not ${sts.get('WebIdentityToken')}</Message></Error></ErrorResponse>`,
+              `<ErrorResponse><Error><Type>Sender</Type><Code>AccessDenied.${sts.get('WebIdentityToken')}</Code><Message>not ${sts.get('WebIdentityToken')}</Message></Error></ErrorResponse>`,
             )
         response.end(
           '<AssumeRoleWithWebIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleWithWebIdentityResult>' +
@@ -424,7 +424,7 @@ describe("AWS's own client finds the keys that weft finds", () => {
         never,
       )
     const identity = { AWS_WEB_IDENTITY_TOKEN_FILE: join(folder, 'other'), AWS_ROLE_ARN: 'arn:aws:iam::1:role/a' }
-    await expect(find(identity)).rejects.toThrow(/403 AssumeRoleWithWebIdentity: AccessDenied not <hidden>$/)
+    await expect(find(identity)).rejects.toThrow(/403 AssumeRoleWithWebIdentity: AccessDenied\.<hidden> not <hidden>$/)
     await expect(find({ ...identity, AWS_WEB_IDENTITY_TOKEN_FILE: join(folder, 'none') })).rejects.toThrow(
       /^cannot read the file of AWS_WEB_IDENTITY_TOKEN_FILE: ENOENT/,
     )

@@ -8,10 +8,11 @@ import { join } from 'node:path'
 import { afterEach, beforeEach, expect, it } from 'vitest'
 import { Secret } from '../../../../../src/base/secret.ts'
 import { parseIpv4Net } from '../../../../../src/net/ipv4.ts'
-import { ApiClient } from '../../../../../src/path/backends/fabric/api-client.ts'
+import { actionRefusal, ApiClient, hideIn } from '../../../../../src/path/backends/fabric/api-client.ts'
 import { awsKeys } from '../../../../../src/path/backends/fabric/aws-credentials.ts'
 import { cloudKeys, type CloudKeyPlaces } from '../../../../../src/path/backends/fabric/cloud-keys.ts'
 import { RouteKeeper } from '../../../../../src/path/backends/fabric/route-keeper.ts'
+import { readXml } from '../../../../../src/path/backends/fabric/xml.ts'
 import { FakeAli } from '../../../../support/fake-ali.ts'
 import { FakeAws } from '../../../../support/fake-aws.ts'
 import { createLogged } from '../../../../support/fake-fabric.ts'
@@ -141,15 +142,18 @@ it.each([
 })
 
 it.each([
-  ['aws', () => new FakeAws()],
-  ['ali', () => new FakeAli()],
-])('a region that would make another host of the URL is refused: %s', async (_cloud, make) => {
+  ['aws', () => new FakeAws(), '127.0.0.1:1/x'],
+  ['ali', () => new FakeAli(), '127.0.0.1:1/x'],
+  // The servers below such names can belong to a customer of the cloud.
+  ['aws', () => new FakeAws(), 'a-bucket.s3'],
+  ['ali', () => new FakeAli(), 'a-bucket.oss-cn-hangzhou'],
+])('a region that would make another host of the URL is refused: %s', async (_cloud, make, region) => {
   const fabric = await make().start()
-  fabric.region = '127.0.0.1:1/x'
+  fabric.region = region
   try {
     const place = fabric.place(1, '10.5.1.0/24', createLogged().log)
     await expect(fabric.publisher(place).find(never)).rejects.toThrow(
-      'the metadata server names the region "127.0.0.1:1/x"',
+      `the metadata server names the region "${region}"`,
     )
   } finally {
     await fabric.close()
@@ -181,20 +185,84 @@ it('a metadata server of Alibaba Cloud that gives no tokens is used without a to
   }
 })
 
-it('an error shows no token that the API repeats', async () => {
-  const fabric = await new FakeAli().start()
-  try {
-    const environment = {
+it.each([
+  [
+    'ali',
+    () => new FakeAli(),
+    {
       ALIBABA_CLOUD_ACCESS_KEY_ID: 'AKID1',
       ALIBABA_CLOUD_ACCESS_KEY_SECRET: 'another',
       ALIBABA_CLOUD_SECURITY_TOKEN: 'token-of-ali-1',
-    }
-    const place = fabric.place(1, '10.5.1.0/24', createLogged().log, { environment })
-    await expect(fabric.publisher(place).find(never)).rejects.toThrow(
-      /SignatureDoesNotMatch not signed: x-acs-security-token:<hidden>$/,
-    )
+    },
+    /SignatureDoesNotMatch not signed: x-acs-security-token:<hidden>$/,
+  ],
+  [
+    'aws',
+    () => new FakeAws(),
+    { AWS_ACCESS_KEY_ID: 'AKID1', AWS_SECRET_ACCESS_KEY: 'another', AWS_SESSION_TOKEN: 'token-of-aws-1' },
+    /SignatureDoesNotMatch not signed: x-amz-security-token:<hidden> <hidden>$/,
+  ],
+])('an error shows no token that the API repeats: %s', async (_cloud, make, environment, message) => {
+  const fabric = await make().start()
+  const { log, lines } = createLogged()
+  try {
+    const place = fabric.place(1, '10.5.1.0/24', log, { environment })
+    await expect(fabric.publisher(place).find(never)).rejects.toThrow(message)
+    expect(lines.join('\n')).not.toMatch(/token-of/)
   } finally {
     await fabric.close()
+  }
+})
+
+it.each([
+  ['in JSON', 'ab/cd"ef', String.raw`token ab\/cd\"ef and ab/cd\"ef`, 'token <hidden> and <hidden>'],
+  ['that contains another secret', 'abcd efgh-long', 'token abcd efgh-long', 'token <hidden>'],
+])('a secret is hidden %s', (_how, secret, text, shown) => {
+  expect(hideIn(text, ['efgh', secret])).toBe(shown)
+})
+
+it('a code of the API that is a name of JavaScript has no remedy', () => {
+  const answer = { status: 400, headers: {}, text: '' }
+  const request = { method: 'GET', url: NOWHERE }
+  for (const code of ['constructor', '__proto__', 'toString.NotFound'])
+    expect(actionRefusal(request, answer, 'List', { code }, { Other: 'a remedy' }).remedy).toBeUndefined()
+  expect(actionRefusal(request, answer, 'List', { code: 'Other.More' }, { Other: 'a remedy' }).remedy).toBe('a remedy')
+  expect(readXml('<a>&lt;&constructor;&toString;</a>').text).toBe('<&constructor;&toString;')
+})
+
+it('an error of the credentials server of a container shows neither its path nor its token', async () => {
+  const find = (path: string) =>
+    awsKeys(
+      awsPlaces(
+        {
+          ...NO_FILE,
+          AWS_CONTAINER_CREDENTIALS_FULL_URI: NOWHERE + path,
+          AWS_CONTAINER_AUTHORIZATION_TOKEN: 'a-token',
+        },
+        NOWHERE,
+      ),
+      never,
+    )
+  // On ECS the path is a secret: any process that knows the path gets the keys.
+  await expect(find('/v2/credentials/a%2Dsecret?a=b')).rejects.toMatchObject({
+    code: 'FABRIC',
+    message: expect.stringMatching(/^GET 127\.0\.0\.1:1<hidden>: no answer: /) as string,
+    remedy: 'check the variables AWS_CONTAINER_CREDENTIALS_... and AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE',
+  })
+  await expect(find('/')).rejects.toThrow(/^GET 127\.0\.0\.1:1\/: no answer: /)
+})
+
+it('keys without a valid time of expiry are read again soon', async () => {
+  const server = createServer((_request, response) =>
+    response.end(JSON.stringify({ AccessKeyId: 'ID', SecretAccessKey: 'KEY', Expiration: 'never' })),
+  )
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
+  const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}/`
+  try {
+    const { until } = await awsKeys(awsPlaces({ ...NO_FILE, AWS_CONTAINER_CREDENTIALS_FULL_URI: url }, NOWHERE), never)
+    expect(until).toBeLessThan(Date.now() + 600_000)
+  } finally {
+    server.close()
   }
 })
 

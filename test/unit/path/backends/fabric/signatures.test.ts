@@ -52,6 +52,17 @@ it.each([
   expect(authorization).toContain(`Signature=${signature}`)
 })
 
+// The values are those of AWS's own signer, the package @smithy/signature-v4.
+it.each([
+  ['/routes/10.5.1.0%2F24', 'service', 'a221f43390ed9439083b68dc19b09effe49f849475c8683b1c30fb743724dd49'],
+  ['/routes/10.5.1.0%2F24', 's3', 'dec9284a6558b6832955aa2656cc7c6031d2f3365a83c457c919d21857a7f013'],
+  ['/?Id.1=a&Id.10=b', 'service', '471c41ac63f80e6940dcb289d72de039f118ab7e0b37c5c4f5cdc286d509ec2a'],
+])("AWS's signer: %s of %s", (path, service, signature) => {
+  const request = { method: 'GET', url: `https://example.amazonaws.com${path}`, headers: {}, body: '' }
+  const { authorization } = signV4(request, AWS_KEYS, 'us-east-1', service, AWS_TIME)
+  expect(authorization).toContain(`Signature=${signature}`)
+})
+
 it('AWS: signs the session token too', () => {
   const request = { method: 'POST', url: 'https://example.amazonaws.com/', headers: {}, body: '' }
   const signed = signV4(request, { ...AWS_KEYS, sessionToken: 'a token' }, 'us-east-1', 'service', AWS_TIME)

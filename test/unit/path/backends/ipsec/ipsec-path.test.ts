@@ -5,7 +5,7 @@ import { Secret } from '../../../../../src/base/secret.ts'
 import type { Lease, OwnLease } from '../../../../../src/control/lease/lease.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../../src/net/ipv4.ts'
 import { IpsecConnections } from '../../../../../src/path/backends/ipsec/connections.ts'
-import { createFilter, IpsecPath } from '../../../../../src/path/backends/ipsec/ipsec-path.ts'
+import { createFilter, hostWithin, IpsecPath } from '../../../../../src/path/backends/ipsec/ipsec-path.ts'
 import { ViciClient } from '../../../../../src/path/backends/ipsec/vici-client.ts'
 import type { ViciSection } from '../../../../../src/path/backends/ipsec/vici-message.ts'
 import { IpsecPolicies } from '../../../../../src/path/device/ipsec-policies.ts'
@@ -72,6 +72,14 @@ afterEach(async () => {
   vi.restoreAllMocks()
   await path.close()
   charon.close()
+})
+
+it.each([
+  ['10.5.9.9', '192.0.2.1', '10.5.9.9'],
+  ['203.0.113.1', '10.5.9.9', '10.5.9.9'], // behind NAT
+  ['203.0.113.1', '192.0.2.1', undefined],
+])('finds the host with the public IP %s and the address %s within the network: %s', (publicIp, address, found) => {
+  expect(hostWithin(network, parseIpv4(publicIp)!, parseIpv4(address))).toBe(found)
 })
 
 it('lists only the peers with keys', async () => {

@@ -1,0 +1,82 @@
+// architectures.mjs - the table of the architectures that weft is released for, with the names that other projects give each of them.
+//
+// flannel is released for the same six. On amd64 and arm64 the npm registry has current official builds of Node.js, so weft is one executable
+// file that contains Node.js. The registry's builds for armv7l, ppc64le and s390x end with Node.js 20.11, which is older than weft requires,
+// and it has none for riscv64. On these four, weft runs with the nodejs of Debian 13 (20.19).
+
+/** The version of Node.js in weft's executables. Node.js is taken from packages of the npm registry. */
+export const NODE_VERSION = '24.21.0'
+/** The oldest version of Debian's nodejs that runs weft (`engines` in package.json). */
+export const DEBIAN_NODE = '20.19'
+
+/**
+ * @typedef {object} Architecture
+ * @property {string} name The name in Node.js (`process.arch`).
+ * @property {string} debian The name in Debian.
+ * @property {{ architecture: string, variant?: string }} platform The name in container images (Docker, Kubernetes).
+ * @property {string} gnu The name in GNU's tools; the compiler is `${gnu}-g++`.
+ * @property {string} [qemu] The program of qemu-user that runs programs of the architecture; amd64 needs none.
+ * @property {string} [rpm] The name in RPM packages. It is missing if the release has no RPM package, because the RPM package contains the
+ *   executable.
+ * @property {string} [integrity] npm's checksum of the official Node.js. It is missing if Debian's nodejs is the runtime.
+ * @property {readonly [number, number]} glibc The newest version of glibc that the addon may require. With the official Node.js the addon
+ *   is linked to the C library of Debian 11, and requires no more than Node.js does. For Debian's nodejs it is linked to the C library of
+ *   the cross compiler, because Debian's mirrors no longer have the other architectures of Debian 11. glibc 2.34 brought the functions for
+ *   threads into that library, and 64-bit times on arm.
+ */
+
+/** @type {readonly Architecture[]} */
+export const ARCHITECTURES = [
+  {
+    name: 'x64',
+    debian: 'amd64',
+    platform: { architecture: 'amd64' },
+    gnu: 'x86_64-linux-gnu',
+    rpm: 'x86_64',
+    integrity: '3nULszZ5X0fciYpG0t6TrdApJzAn8+FlINP6OiMX7V8HrvpATPN936U1LlReOJriLRa4e8yEqQBYCnLyPNAs7Q==',
+    glibc: [2, 28],
+  },
+  {
+    name: 'arm64',
+    debian: 'arm64',
+    platform: { architecture: 'arm64' },
+    gnu: 'aarch64-linux-gnu',
+    qemu: 'qemu-aarch64-static',
+    rpm: 'aarch64',
+    integrity: 'FpJRPEz2OvvTLfjIOlNGFY9JLPMKgl5m+d4oGYBLg24kJ1mmvN1Zl/HPJgF4HDaJ51ISev1l1cRZ/DM+keXW5g==',
+    glibc: [2, 28],
+  },
+  {
+    // ARMv7 with VFPv3
+    name: 'arm',
+    debian: 'armhf',
+    platform: { architecture: 'arm', variant: 'v7' },
+    gnu: 'arm-linux-gnueabihf',
+    qemu: 'qemu-arm-static',
+    glibc: [2, 34],
+  },
+  {
+    name: 'ppc64',
+    debian: 'ppc64el',
+    platform: { architecture: 'ppc64le' },
+    gnu: 'powerpc64le-linux-gnu',
+    qemu: 'qemu-ppc64le-static',
+    glibc: [2, 34],
+  },
+  {
+    name: 'riscv64',
+    debian: 'riscv64',
+    platform: { architecture: 'riscv64' },
+    gnu: 'riscv64-linux-gnu',
+    qemu: 'qemu-riscv64-static',
+    glibc: [2, 34],
+  },
+  {
+    name: 's390x',
+    debian: 's390x',
+    platform: { architecture: 's390x' },
+    gnu: 's390x-linux-gnu',
+    qemu: 'qemu-s390x-static',
+    glibc: [2, 34],
+  },
+]
