@@ -15,8 +15,8 @@ import { nodeRelease, sysroot } from './inputs.mjs'
 const V8 = ['--max-semi-space-size=1', '--v8-pool-size=1']
 
 /**
- * Writes the executable to the file `target`. `work` is a folder for intermediate files, relative to `root`; its name is stored in the
- * executable, so it must not differ between builds.
+ * Writes the executable to the file `target`. `work` is a folder for intermediate files, relative to `root`; its name
+ * is stored in the executable, so the name must not differ between builds.
  * @param {{ root: string, work: string, architecture: import('./architectures.mjs').Architecture, version: string, code: string, lines: string,
  *   addon: string, target: string }} from
  */

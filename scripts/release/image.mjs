@@ -15,7 +15,10 @@ const TYPE = 'application/vnd.oci.image'
 const FAMILIES = ['iptables', 'ip6tables']
 const TOOLS = { 'install-conf': 'install-conf', 'mk-docker-opts.sh': 'docker-opts' }
 
-/** Empties the folder `tree` and puts the files of the image's second layer into it: weft, its addon, scripts and licenses. */
+/**
+ * Empties the folder `tree` and puts the files of the image's second layer into it: weft, its addon, scripts and
+ * licenses.
+ */
 function layTree({ root, tree, build }) {
   rmSync(tree, { recursive: true, force: true })
   const at = (path) => {
@@ -27,8 +30,8 @@ function layTree({ root, tree, build }) {
     chmodSync(join(tree, path), 0o755)
   }
   putProgram(build, { tree, bin: 'opt/weft/bin', lib: 'opt/weft/lib', names: ['weftd', 'weft', 'flanneld'] })
-  // The addon is a separate file. If it were inside the executable, the container would need a writable folder from which code may be
-  // loaded.
+  // The addon is a separate file. If it were inside the executable, the container would need a writable folder from
+  // which code may be loaded.
   if (build.executable !== undefined) program(build.addon, 'opt/weft/bin/weft.node')
   for (const name of ['weft', 'weftd']) symlinkSync(`../../../opt/weft/bin/${name}`, at(`usr/local/bin/${name}`))
   program(join(root, 'deploy/flanneld.sh'), 'opt/bin/flanneld')

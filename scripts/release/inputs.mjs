@@ -77,7 +77,10 @@ export function nodeRelease({ name, integrity }) {
   })
 }
 
-/** Runs mmdebstrap. If it fails, throws an error with its error lines, in which apt names each file that it could not download. */
+/**
+ * Runs mmdebstrap. If it fails, throws an error with its error lines, in which apt names each file that it could not
+ * download.
+ */
 export function mmdebstrap(...words) {
   const { status, stderr, error } = spawnSync('mmdebstrap', words, {
     encoding: 'utf8',
@@ -90,7 +93,10 @@ export function mmdebstrap(...words) {
   throw new Error(lines.length > 0 ? lines.join('\n') : `mmdebstrap failed: ${stderr.trim()}`)
 }
 
-/** Makes absolute symbolic links relative, because absolute links would lead to files of this machine instead of files in the folder. */
+/**
+ * Makes absolute symbolic links relative, because absolute links would lead to files of this machine instead of files
+ * in the folder.
+ */
 function relinkAll(root, folder) {
   for (const name of readdirSync(folder)) {
     const path = join(folder, name)

@@ -61,7 +61,10 @@ function releaseNotes() {
 }
 const read = (path) => readFileSync(join(root, path), 'utf8')
 
-/** Returns the license texts of all software in the executable; without Node.js's if Debian's nodejs runs weft, which has its own. */
+/**
+ * Returns the license texts of all software in the executable; without that of Node.js if Debian's nodejs runs weft,
+ * because its package has the license.
+ */
 function licences(packages, hasNode = true) {
   const textOf = ({ folder }) => {
     const file = readdirSync(join(root, folder)).find((name) => /^licen[cs]e/i.test(name))

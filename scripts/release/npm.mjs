@@ -55,7 +55,8 @@ function manifest(root, publisher, packages) {
 }
 
 /**
- * Writes the npm package with the addons of all architectures to the file `target`, and returns the folder with its files.
+ * Writes the npm package with the addons of all architectures to the file `target`, and returns the folder with its
+ * files.
  * @param {{ root: string, work: string, publisher: typeof import('./publisher.json'), builds: readonly { architecture:
  *   import('./architectures.mjs').Architecture, addon: string }[], target: string }} from
  */
