@@ -34,7 +34,7 @@ export interface Series extends Metric {
 export interface Part {
   readonly name: string
   readonly link?: Link
-  /** Default: hosts. */
+  /** The kind of the ends of the paths, by default hosts. */
   readonly ends?: Ends
   readonly commit?: string
   /**

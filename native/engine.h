@@ -27,8 +27,8 @@ struct RunOptions {
   FilterOptions filter;
   bool clamp_mss = false;  ///< true if the MSS in the SYN of TCP connections is lowered to fit the tunnel (core/mss.h)
   OwnEnd own;
-  /// The records of the first peer table. It is set before the threads start, because packets may already wait in the
-  /// descriptors.
+  /// The records of the first peer table, which the engine sets before the threads start, because packets may already
+  /// wait in the descriptors.
   std::span<const uint8_t> peers;
   /// True if weft, and not the kernel, chooses the TUN queue of each packet, so that flows with fragments stay in order
   /// (io/steering.h).

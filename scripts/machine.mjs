@@ -295,7 +295,8 @@ function readStatus() {
  * @returns {string | undefined} */
 function tryToRun([file, ...args]) {
   const { status, stderr, error } = spawnSync(file, args, { encoding: 'utf8' })
-  // Do not report a missing program as an error, because setup installs the program later or reports it then.
+  // Do not report a missing program as an error, because setup later installs the program or reports that it is
+  // missing.
   if (error && 'code' in error && error.code === 'ENOENT') return undefined
   return status === 0 ? undefined : (stderr ?? '').trim() || error?.message || `${file} failed`
 }

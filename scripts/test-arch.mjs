@@ -2,7 +2,7 @@
 // run test:arch [NAME...]`.
 //
 // Debian's cross compilers build the tests, and qemu-user runs them. s390x is big-endian, and arm has pointers of 32
-// bits. A NAME is a name in Debian, such as armhf; without a name all architectures are tested.
+// bits. NAME is the name of an architecture in Debian, such as armhf; without NAME all architectures are tested.
 
 import { mkdtempSync, readdirSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'

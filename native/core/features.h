@@ -2,7 +2,7 @@
 //
 // A feature is on if weftd requested it and the kernel granted it. A feature goes off at run time if a call that uses
 // the feature then fails. Merging packets also needs the TUN's switches (io/tun.h), which an operator may change at any
-// time. The loop threads read the bits once per batch, JavaScript reads them at any time.
+// time. The loop threads read the features once per batch, JavaScript reads them at any time.
 #pragma once
 
 #include <array>

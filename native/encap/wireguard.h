@@ -109,8 +109,8 @@ class Wireguard {
     const Session::Accepted accepted = session->accept(opening_->key_number(), counter, !packet.empty(), from, now_ms_);
     if (accepted.reason) return Opened::drop(*accepted.reason);
     if (accepted.wants_handshake) sessions_->mailbox().want(number);
-    // On confirmation JavaScript sets the peer's address to the source of its handshake, which is older than this
-    // packet. So call moved() after confirm().
+    // After a confirmation JavaScript sets the peer's address to the source of the handshake, which is older than the
+    // source of this packet. So call moved() after confirm().
     if (accepted.is_confirmed) {
       sessions_->mailbox().confirm(number);
       sessions_->make_ready(number);

@@ -38,7 +38,7 @@ export async function buildAddon(root, architecture, target) {
     '-pthread',
     `-ffile-prefix-map=${root}=.`,
     '-I',
-    // The headers are the same on every architecture.
+    // The headers of Node.js are the same on every architecture.
     join(nodeRelease(ARCHITECTURES[0]), 'include/node'),
     '-I',
     'node_modules/node-addon-api',

@@ -33,8 +33,8 @@ export function dependencies(root) {
 }
 
 /**
- * Makes the package.json of the release. It has the exact versions of the bundled dependencies, and of all npm scripts
- * only the script that runs at installation.
+ * Makes the package.json of the release. It has the exact versions of the bundled dependencies, and no npm script
+ * except the script that runs at installation.
  */
 function manifest(root, publisher, packages) {
   const { devDependencies: _, ...own } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8'))
