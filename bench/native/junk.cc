@@ -2,7 +2,7 @@
 // killed.
 //
 // `junk ADDRESS PORT RATE FROM LANES` sends RATE datagrams a second in small bursts, from the source ports FROM to FROM
-// + LANES - 1 in turn. Each datagram has an IPv4 packet from 10.5.0.9, which no node has, to 10.5.0.1.
+// + LANES - 1 in turn. Each datagram contains an IPv4 packet from 10.5.0.9, which no node has, to 10.5.0.1.
 #include <arpa/inet.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>

@@ -10,8 +10,8 @@
 // pair from `next` when the first packet with it arrives, because only then do both ends surely have the pair (white
 // paper, section 5.4.6). The pair moves to `current`. But if this host has installed a pair of its own handshake since,
 // because both ends initiated simultaneously, it moves to `previous`. Then each end encrypts with the pair of its own
-// handshake, and decrypts with the second pair. The kernel (noise.c) keeps one pair fewer, and so loses packets in
-// flight in that case.
+// handshake, and decrypts with the pair of the other end's handshake. The kernel (noise.c) keeps one pair fewer, and so
+// loses packets in flight in that case.
 //
 // A pair is erased when another pair takes its place, and when it has expired. Until then, it can be used.
 //

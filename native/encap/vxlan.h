@@ -9,9 +9,9 @@
 // - TCP and UDP checksums contain only the pseudo-header's sum, because the packet never reaches a device that would
 //   complete them.
 // - A TCP superpacket arrives as one datagram without its segment size. weft assumes a size that fits every link of a
-//   container, because the kernel would drop larger segments after segmenting them.
+//   container, because the kernel would drop larger segments after it has segmented the superpacket.
 // - A UDP superpacket arrives as one datagram, and the kernel reports its segment size in place of the size of merged
-//   datagrams (UDP_GRO). The length in the inner packet's header shows whether it is a superpacket.
+//   datagrams (UDP_GRO). The length in the inner packet's header shows whether the datagram is a superpacket.
 #pragma once
 
 #include <string_view>

@@ -19,8 +19,8 @@ namespace weft {
 constexpr size_t kWordBytes = sizeof(void*);
 static_assert(sizeof(size_t) == kWordBytes && sizeof(long) == kWordBytes);
 
-// Counters are read and written by several threads without a lock. A processor without such accesses, such as ARMv6,
-// would call functions of libatomic, which lock. Compile for ARMv7 (`-march=armv7-a`).
+// Counters are read and written by several threads without a lock. A processor without 64-bit atomic accesses, such as
+// ARMv6, would call functions of libatomic, which lock. Compile for ARMv7 (`-march=armv7-a`).
 static_assert(__atomic_always_lock_free(sizeof(uint64_t), nullptr), "this processor has no 64-bit atomic accesses");
 static_assert(alignof(uint64_t) == 8, "an atomic access needs an aligned word");
 static_assert(std::endian::native == std::endian::little || std::endian::native == std::endian::big);

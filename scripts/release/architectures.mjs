@@ -1,10 +1,10 @@
 // architectures.mjs - the table of the architectures that weft is released for, with the names that other projects give
 // each of them.
 //
-// flannel is released for the same six. On amd64 and arm64 the npm registry has current official builds of Node.js, so
-// weft is one executable file that contains Node.js. The registry's builds for armv7l, ppc64le and s390x end with
-// Node.js 20.11, which is older than weft requires, and it has none for riscv64. On these four, weft runs with the
-// nodejs of Debian 13 (20.19).
+// flannel is released for the same six architectures. On amd64 and arm64 the npm registry has current official builds
+// of Node.js, so weft is one executable file that contains Node.js. The registry's builds for armv7l, ppc64le and s390x
+// end with Node.js 20.11, which is older than weft requires, and the registry has none for riscv64. On these four
+// architectures, weft runs with the nodejs of Debian 13 (20.19).
 
 /** The version of Node.js in weft's executables. Node.js is taken from packages of the npm registry. */
 export const NODE_VERSION = '24.21.0'

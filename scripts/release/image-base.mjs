@@ -56,7 +56,7 @@ const OF_NODE = ['libc.so.6', 'libdl.so.2', 'libgcc_s.so.1', 'libm.so.6', 'libpt
 const TEXTS =
   /^(?:etc\/(?:debian_version|ethertypes|protocols|services|os-release)|usr\/lib\/os-release|usr\/share\/common-licenses\/.*|usr\/share\/doc\/[^/]+\/copyright|s?bin|lib(?:64)?)$/
 /**
- * Matches names of iptables' two executables, if the images do not need these names, such as arptables and
+ * Matches the names (links) of iptables' two executables that are not needed in the images, such as arptables and
  * iptables-translate.
  */
 const OTHER_NAMES = /\/(?:arptables|ebtables|iptables-xml|ip6?tables(?:-\w+)?-translate|ip6?tables-apply)/
