@@ -16,6 +16,7 @@
         "native/core/session.cc",
         "native/walk/descriptors.cc",
         "native/engine.cc",
+        "native/io/bpf.cc",
         "native/io/handover_state.cc",
         "native/io/echo.cc",
         "native/io/own_memory.cc",
@@ -23,11 +24,13 @@
         "native/io/receiver.cc",
         "native/io/sender.cc",
         "native/io/steering.cc",
+        "native/io/traffic_control.cc",
         "native/io/tun.cc",
         "native/io/tun_writer.cc",
         "native/io/udp.cc",
         "native/io/unix_socket.cc",
         "native/walk/loop.cc",
+        "native/napi/bpf.cc",
         "native/napi/engine.cc",
         "native/napi/host.cc",
         "native/napi/layout.cc",
@@ -35,7 +38,15 @@
         "native/napi/values.cc",
         "native/napi/watch.cc"
       ],
-      "include_dirs": ["<!(node -p \"require('node-addon-api').include_dir\")"],
+      "actions": [
+        {
+          "action_name": "kernel_way",
+          "inputs": ["native/bpf/kernel_way.bpf.c", "native/bpf/build.mjs"],
+          "outputs": ["<(INTERMEDIATE_DIR)/kernel_way_object.h"],
+          "action": ["node", "native/bpf/build.mjs", "<(INTERMEDIATE_DIR)/kernel_way_object.h"]
+        }
+      ],
+      "include_dirs": ["<!(node -p \"require('node-addon-api').include_dir\")", "<(INTERMEDIATE_DIR)"],
       "defines": ["_FILE_OFFSET_BITS=64", "_TIME_BITS=64", "NAPI_VERSION=8", "NODE_ADDON_API_DISABLE_CPP_EXCEPTIONS", "NODE_API_SWALLOW_UNTHROWABLE_EXCEPTIONS"],
       "cflags_cc!": ["-std=gnu++17", "-std=gnu++20", "-O3"],
       "cflags_cc": ["-std=c++20", "-O2", "-Wall", "-Wextra", "-fno-exceptions", "-Wno-psabi", "-fvisibility=hidden"],

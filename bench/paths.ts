@@ -14,7 +14,16 @@
 import { existsSync, mkdirSync, writeFileSync } from 'node:fs'
 import { join, resolve as absolute } from 'node:path'
 import { createInterface } from 'node:readline'
-import { createLab, subnetOfEnv, WIREGUARD_APART, type Host, type Lab, type Place, type Subnet } from '../lab/lab.ts'
+import {
+  createLab,
+  subnetOfEnv,
+  WIREGUARD_APART,
+  type Daemon,
+  type Host,
+  type Lab,
+  type Place,
+  type Subnet,
+} from '../lab/lab.ts'
 import { iperfServer, type IperfResult, reach } from '../lab/measure.ts'
 import { WeftError } from '../src/base/errors.ts'
 import { addon } from '../src/host/addon.ts'
@@ -83,6 +92,7 @@ function daemonsOf(
     flags = [],
     checkout,
     joinsUdp = false,
+    byKernel = false,
     byWireguardGo = false,
   }: {
     readonly inner?: Family
@@ -92,6 +102,8 @@ function daemonsOf(
      * True to set the device feature rx-udp-gro-forwarding, with which weftd merges UDP datagrams into superpackets.
      */
     readonly joinsUdp?: boolean
+    /** True to wait until the kernel's programs carry the packets in both directions (FastPath). */
+    readonly byKernel?: boolean
     /** True to make the WireGuard device with the program wireguard-go instead of the kernel. */
     readonly byWireguardGo?: boolean
   },
@@ -121,8 +133,16 @@ function daemonsOf(
     // without containers. host-gw has no tunnel device, so its far end must be a container.
     const address =
       inner === 'ipv4' ? far.gateway.replace(/\.1\/\d+$/, '.0') : (far.ipv6Gateway ?? '').replace(/::1\/\d+$/, '::')
+    if (byKernel) await promoted(from, started, address)
     return { address, subnets: [near, far], inner }
   }
+}
+
+/** Sends packets until both daemons have promoted each other, because weftd promotes only peers with packets. */
+async function promoted(from: Host, both: readonly Daemon[], address: string): Promise<void> {
+  const pings = from.spawn(['ping', '-q', '-i', '0.05', address])
+  await Promise.all(both.map((daemon) => daemon.line(/FastPath: the kernel carries the packets to/)))
+  pings.kill()
 }
 
 /**
@@ -291,6 +311,8 @@ export const BY_BACKEND: Readonly<Record<string, Setup>> = {
   'wireguard-kernel': daemons({ Type: 'wireguard', DataPath: 'kernel' }),
   'wireguard-go': daemonsOf({ Backend: { Type: 'wireguard', DataPath: 'kernel' } }, { byWireguardGo: true }),
   nebula,
+  // Compared with `native`, this path shows the kernel's programs in place of the engine.
+  'native-bpf': daemonsOf({ Backend: { Type: 'udp', FastPath: 'auto' } }, { byKernel: true }),
   // Compared with `native`, this path shows the cost of the check of inner source addresses (VerifySource).
   'native-unfiltered': daemons({ Type: 'udp', VerifySource: 'off' }),
   // Compared with `native`, this path shows the gain if weftd merges the UDP datagrams that it forwards to containers.

@@ -22,7 +22,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   'path/engine': ['native', 'base', 'net', 'path/catalog.ts', 'host'],
   'path/contract.ts': ['base', 'net', 'path/catalog.ts', 'host', 'control/config', 'control/lease', 'path/engine'],
   'path/sums.ts': ['path/contract.ts'],
-  'path/device': ['base', 'net', 'path/catalog.ts', 'host', 'control/lease'],
+  'path/device': ['base', 'net', 'path/catalog.ts', 'host', 'control/lease', 'path/remains.ts'],
   'path/tunnel': [
     'base',
     'net',
@@ -32,6 +32,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'control/lease',
     'path/engine',
     'path/contract.ts',
+    'path/sums.ts',
     'path/device',
   ],
   'path/backends': [

@@ -3,6 +3,7 @@
 
 #include "../core/counters.h"
 #include "../engine.h"
+#include "bpf.h"
 #include "classes.h"
 #include "engine.h"
 #include "host.h"
@@ -26,6 +27,7 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   export_watch(env, exports);
   export_lock(env, exports);
   export_host(env, exports);
+  export_bpf(env, exports);
   return exports;
 }
 

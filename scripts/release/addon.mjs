@@ -2,7 +2,7 @@
 // older systems.
 
 import { execFileSync } from 'node:child_process'
-import { readFileSync } from 'node:fs'
+import { mkdirSync, readFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { compileAll, mustRun } from '../compile.mjs'
 import { ARCHITECTURES } from './architectures.mjs'
@@ -27,6 +27,10 @@ export async function buildAddon(root, architecture, target) {
   // Without --sysroot and -L the linker would find the compiler's newer libraries first.
   const libraries = system ? [`--sysroot=${system}`, `-L${system}/lib/${gnu}`, `-L${system}/usr/lib/${gnu}`] : []
   const { sources, defines, cflags, cflags_cc } = targetOf(root)
+  // The header with the eBPF programs, which clang compiles (native/bpf/build.mjs).
+  const generated = join(dirname(target), 'generated')
+  mkdirSync(generated, { recursive: true })
+  await mustRun([process.execPath, 'native/bpf/build.mjs', join(generated, 'kernel_way_object.h')], root)
   const compiler = [
     `${gnu}-g++`,
     ...cflags,
@@ -42,6 +46,8 @@ export async function buildAddon(root, architecture, target) {
     join(nodeRelease(ARCHITECTURES[0]), 'include/node'),
     '-I',
     'node_modules/node-addon-api',
+    '-I',
+    generated,
     ...libraries,
   ]
   const objects = await compileAll({

@@ -16,6 +16,7 @@ import { FAMILIES, FAMILY_NAMES, onlyOf, type Addresses, type ByFamily, type Fam
 import type {
   Backend,
   DataPath,
+  FastPath,
   HandoverSide,
   Observing,
   PathPeer,
@@ -667,6 +668,11 @@ export class DataPaths {
    */
   look(): void {
     for (const [, observing] of this.#observed()) observing.look()
+  }
+
+  /** The state of the FastPath; undefined if the network configuration does not allow it. */
+  get fastPath(): FastPath | undefined {
+    return this.#observed().flatMap(([, { fastPath }]) => fastPath ?? [])[0]
   }
 
   /** Passes the open data paths on to the next process; undefined if `close` keeps the devices too. */

@@ -290,6 +290,7 @@ function pathOf(
     device: carrier?.device ?? null,
     engine: carrier?.engine ?? null,
     features: [...(carrier?.features ?? [])],
+    fastPath: dataPath?.fastPath ?? null,
     threads: [...threads].map(([name, thread]) => ({
       name,
       hungSeconds: isHung(thread) ? seconds(at - thread.requestedAt) : null,

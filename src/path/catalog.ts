@@ -206,7 +206,7 @@ const METHOD_REMEDY = 'give it GET, PUT, POST, PATCH or DELETE'
 const FILE_REMEDY = 'give it the absolute path of a file'
 const MEMBER_FORM = /^[\w-]+(?:\.[\w-]+)*$/
 const MEMBER_REMEDY = 'give it the name of a member of the JSON answer, or a path of names with dots'
-/** The options for the HTTP requests that put, remove and list a route (docs/cloud.md). */
+/** The options for the HTTP requests that put, remove and list a route (docs/cloud-http.md). */
 const HTTP_OPTIONS = {
   putUrl: { name: 'PutURL', kind: 'text', form: URL_FORM, remedy: URL_REMEDY, isRequired: true },
   putMethod: { name: 'PutMethod', kind: 'text', default: 'PUT', form: METHOD_FORM, remedy: METHOD_REMEDY },
@@ -272,6 +272,8 @@ export const KINDS = {
        * have different values, because every node accepts packets over both families.
        */
       underlay: { name: UNDERLAY, kind: 'word', words: ['auto', 'ipv4', 'ipv6'], default: 'auto' },
+      /** Whether eBPF programs may carry the packets to peers to which they were proven to work. */
+      fastPath: { name: 'FastPath', kind: 'word', words: ['auto', 'off'], default: 'off' },
       tunnel: TUNNEL,
     },
     overhead: 28, // IPv4, UDP

@@ -213,7 +213,7 @@ export interface PathSide {
   readonly probe?: Address
   /**
    * How packets reach the peer. `direct`: by a route to the peer's host, without a tunnel. `tunnel`: in datagrams of
-   * weftd. `kernel`: through a tunnel of the kernel. Left out if weftd does not know.
+   * weftd. `kernel`: through a tunnel or a program of the kernel. Left out if weftd does not know.
    */
   readonly way?: 'direct' | 'tunnel' | 'kernel'
 }
@@ -419,6 +419,8 @@ export interface Observing {
    * Logs problems that are new since the last call, such as unknown senders. The daemon calls `look` every few seconds.
    */
   look(): void
+  /** The state of the FastPath; undefined if the network configuration does not allow it. */
+  readonly fastPath?: FastPath | undefined
 }
 
 /** The part of a data path that knows the handshakes of an encryption. */
@@ -427,6 +429,19 @@ export interface Handshakes {
    * Returns a sample of the public keys in handshakes that belong to no peer, each with the time of its last handshake.
    */
   unknownKeys(): readonly UnknownKey[]
+}
+
+/** The state of a FastPath: the kernel's programs that carry packets in place of weftd's engine. */
+export interface FastPath {
+  /** True if the programs are attached, so that peers can be promoted. */
+  readonly isActive: boolean
+  /** Why the programs are not attached; null if they are. */
+  readonly reason: string | null
+  /** The number of peers' subnets to which the kernel carries the packets now. */
+  readonly promoted: number
+  /** How often weftd took a subnet back, and the last such case. The engine carries the packets to such a subnet again. */
+  readonly takenBack: number
+  readonly lastTakenBack: { readonly subnet: string; readonly reason: string } | null
 }
 
 /** The part of a data path that passes the open data path on to the next process. */

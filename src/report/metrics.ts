@@ -86,10 +86,10 @@ const counted =
   ({ dataPath }: Status): number | null =>
     dataPath?.counters[name] ?? null
 const bothWays =
-  (what: string) =>
+  (what: string, begin = '') =>
   (status: Status): readonly Sample[] =>
     (['tx', 'rx'] as const).flatMap((way): readonly Sample[] => {
-      const value = counted(`${way}_${what}`)(status)
+      const value = counted(`${begin}${way}_${what}`)(status)
       return value === null ? [] : [[value, { direction: way === 'tx' ? 'transmit' : 'receive' }]]
     })
 
@@ -145,6 +145,26 @@ export const METRICS: readonly Metric[] = [
     'Bytes of the packets that weft_packets_total counts, without the headers of the tunnel.',
     bothWays('bytes'),
   ),
+  gauge(
+    'weft_fast_path_active',
+    '1 while the eBPF programs of a FastPath are attached, else 0. Absent unless the network configuration allows a FastPath.',
+    ({ dataPath }) => (dataPath?.fastPath ? one(bit(dataPath.fastPath.isActive)) : []),
+  ),
+  gauge(
+    'weft_fast_path_subnets',
+    'The number of subnets of peers to which the eBPF programs of a FastPath carry the packets now. Absent unless the network configuration allows a FastPath.',
+    ({ dataPath }) => one(dataPath?.fastPath?.promoted),
+  ),
+  counter(
+    'weft_fast_path_taken_back_total',
+    'How often weftd took a subnet back from the eBPF programs of a FastPath. Absent unless the network configuration allows a FastPath.',
+    ({ dataPath }) => one(dataPath?.fastPath?.takenBack),
+  ),
+  counter(
+    'weft_fast_path_packets_total',
+    'The part of weft_packets_total that the eBPF programs of a FastPath carried. Absent unless they were attached.',
+    bothWays('packets', 'kernel_'),
+  ),
   counter(
     'weft_dropped_packets_total',
     'Packets that weftd dropped, by direction and reason. native/core/counters.h explains each reason.',
@@ -174,7 +194,7 @@ export const METRICS: readonly Metric[] = [
   ),
   gauge(
     'weft_peers_narrow',
-    'The number of peers that short packets reach but long packets do not, although the senders of long packets get no ICMP error. Absent if weftd sends no probes.',
+    'The number of peers that short packets reach but long packets do not, without any ICMP error to the senders of long packets. Absent if weftd sends no probes.',
     ({ peers }) => one(peers?.narrow),
   ),
   gauge(

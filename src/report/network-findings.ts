@@ -100,7 +100,7 @@ export const NETWORK_FINDINGS = {
   },
   'backend-differs': {
     level: 'failure',
-    means: 'some nodes run another backend than this node, so these nodes and this node do not reach each other',
+    means: 'some nodes run another backend than the node that reports this finding, so they do not reach that node',
     fix: 'restart weftd on all nodes, so that each node runs the backend in the stored network configuration; see docs/change-the-backend.md',
   },
   'config-differs': {

@@ -276,6 +276,14 @@ export interface NodeReport extends State {
     /** The engine that carries the packets: `native`, `dgram` or `kernel`; `none` if another program carries them. */
     readonly engine: string | null
     readonly features: readonly string[]
+    /** The state of the kernel's programs that carry packets in place of the engine; null if the configuration does not allow them. */
+    readonly fastPath: {
+      readonly isActive: boolean
+      readonly reason: string | null
+      readonly promoted: number
+      readonly takenBack: number
+      readonly lastTakenBack: { readonly subnet: string; readonly reason: string } | null
+    } | null
     readonly threads: readonly { readonly name: string; readonly hungSeconds: number | null }[]
     readonly counters: Readonly<Record<string, number>>
     /** The number of packets dropped since the data path was opened, by reason. Reasons without drops are left out. */

@@ -82,8 +82,8 @@ const TEXTS: Partial<Readonly<Record<Reader, Readonly<Record<string, string>>>>>
   },
   bench: {
     ...NO_DAEMON,
-    'no-daemon-there': 'no answer from the weftd of the second host',
-    'silent-there': 'a silent second host',
+    'no-daemon-there': 'no answer from the weftd of the other host',
+    'silent-there': 'no answer from the other host',
     'not-inside': 'that packets pass only outside the tunnel',
     broken: 'a broken stream',
     slow: 'a slow peer',

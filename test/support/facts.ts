@@ -97,6 +97,7 @@ export const soundStatus: Status = {
     devices: { ipv4: 'flannel0', ipv6: null },
     engine: 'native',
     features: [],
+    fastPath: null,
     threads: [{ name: 'weft-loop0', hungSeconds: null }],
     counters: { rx_packets: 9, tx_packets: 9 },
     drops: {},

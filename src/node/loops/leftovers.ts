@@ -5,7 +5,9 @@ import { describeError, isWeftError, messageOf, WeftError } from '../../base/err
 import { seldom, type Log } from '../../base/log.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
 import { limited } from '../../host/bell.ts'
+import { findLink } from '../../host/links.ts'
 import { publishersOf } from '../../path/catalog.ts'
+import { closeJoin, findPrograms } from '../../path/device/kernel-way-remains.ts'
 import {
   findDiverted,
   findLeftovers,
@@ -40,6 +42,7 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
   const isOurs = (): boolean => ownership.state.is === 'forwarding' && ownership.dataPath === dataPath
   if (!isOurs()) return node.pastPath.length === 0
   try {
+    if (!dataPath?.fastPath) await removePrograms(node)
     let found = await find(node, leftovers)
     // If another process owns the data path now, stop, because the devices and routes that were found may belong to
     // that process.
@@ -67,6 +70,22 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
     else setPastPath(node, [line])
   }
   return node.pastPath.length === 0
+}
+
+/** Detaches the eBPF programs of an earlier run, because the configuration does not allow a FastPath any longer. */
+async function removePrograms({ backend, ownership, leftovers, log }: Node): Promise<void> {
+  const { name, index } = backend.external
+  if (!index || !leftovers) return
+  const { run } = leftovers
+  const [external] = findPrograms([{ name, index }])
+  if (!external) return
+  const names = ownership.dataPath?.tunNames ?? []
+  const links = await Promise.all(names.map((each) => findLink(run, each)))
+  for (const { things, remove } of [external, ...findPrograms(links.flatMap((link) => link ?? []))]) {
+    await remove()
+    log.info(`Removed ${things.join(', ')}, which an earlier run left`)
+  }
+  await closeJoin(run)
 }
 
 /**

@@ -93,7 +93,8 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
       const awaited = [preferred, second].find((family) => family !== undefined && family !== outer && family !== other)
       const families = familiesOf(config)
       const carried = { families, outer, other, overheadOf } as const
-      const kind = { encapsulation: 'udp', ...carried, overhead, tunName: TUN_NAME, port, mtu } as const
+      const fastPath = settings.fastPath === 'auto'
+      const kind = { encapsulation: 'udp', ...carried, overhead, tunName: TUN_NAME, port, mtu, fastPath } as const
       const now = { ...options, external }
       return [
         {

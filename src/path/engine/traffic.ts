@@ -33,6 +33,18 @@ export function sumTraffic(now: Float64Array, before: Float64Array, agoMs: numbe
   }
   return sum
 }
+
+/** Adds the counts of an engine and of the kernel's programs, which use the same slots at the same time. */
+export function addTraffic(a: Float64Array, b: Float64Array): Float64Array {
+  if (b.length === 0) return a
+  const sum = new Float64Array(Math.max(a.length, b.length))
+  for (let at = 0; at < sum.length; at++) {
+    const [one, other] = [a[at] ?? nothing(at), b[at] ?? nothing(at)]
+    if (!isAge(at)) sum[at] = one + other
+    else sum[at] = one < 0 || other < 0 ? Math.max(one, other) : Math.min(one, other)
+  }
+  return sum
+}
 const isAge = (at: number): boolean => at % SLOT_NUMBERS === SLOT_NUMBERS - 1
 const nothing = (at: number): number => (isAge(at) ? -1 : 0)
 

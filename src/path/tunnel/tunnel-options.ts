@@ -91,6 +91,8 @@ export interface TunnelKind {
    * process forwards, because that process would create the device again.
    */
   readonly clear?: () => Promise<void>
+  /** True if eBPF programs may carry the packets to peers to which they were proven to work (kernel-way.ts). */
+  readonly fastPath?: boolean
   /** True if packets to peers on the same link use a route to the peer's host instead of the tunnel. */
   readonly directRouting?: boolean
 }

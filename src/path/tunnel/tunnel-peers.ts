@@ -4,9 +4,10 @@ import { sideOf, type Lease } from '../../control/lease/lease.ts'
 import { familyOf, type Family } from '../../net/address.ts'
 import type { Engine } from '../engine/engine.ts'
 import { encodePeers, type Peer } from '../engine/peers.ts'
-import type { TrafficSlots } from '../engine/traffic.ts'
+import { addTraffic, type TrafficSlots } from '../engine/traffic.ts'
 import type { PeerChanges } from './carrier.ts'
 import type { InnerFamilies, InnerFamily } from './inner-families.ts'
+import type { KernelWay } from './kernel-way.ts'
 import type { TunnelKind } from './tunnel-options.ts'
 import type { Underlay } from './underlay.ts'
 import type { UnknownSenderLog } from './unknown-senders.ts'
@@ -22,6 +23,8 @@ export class TunnelPeers {
   readonly #slots: TrafficSlots
   /** The engine that gets the records; undefined until the engine runs. */
   #engine: Engine | undefined
+  /** The kernel's programs, which get each peer's record too; undefined if there are none. */
+  #kernelWay: Pick<KernelWay, 'setPeers' | 'change' | 'traffic'> | undefined
   /** Logs the senders of refused packets; undefined until the tunnel is open. */
   #unknownSenders: UnknownSenderLog | undefined
 
@@ -60,6 +63,14 @@ export class TunnelPeers {
   follow(engine: Engine): void {
     this.#engine = engine
     this.#slots.counted = (slot) => engine.traffic(slot)
+  }
+
+  /** Gives the records of all peers, and all further changes, to the kernel's programs too. Their traffic is added to the engine's. */
+  followKernelWay(to: Pick<KernelWay, 'setPeers' | 'change' | 'traffic'>): void {
+    this.#kernelWay = to
+    to.setPeers(this.#all())
+    const { counted } = this.#slots
+    this.#slots.counted = (slot) => addTraffic(counted(slot), to.traffic(slot))
   }
 
   /** From now on logs the senders of refused packets. */
@@ -104,11 +115,14 @@ export class TunnelPeers {
   limit(bytes: ReadonlyMap<string, number>, family: Family): void {
     const changed = this.#underlay.setLimits(bytes, family)
     const inner = this.#innerFamilies.of(family)
-    if (inner) this.#engine?.changePeers(encodePeers(changed.flatMap((key) => this.#recordsOf(inner, key))))
+    const records = inner ? changed.flatMap((key) => this.#recordsOf(inner, key)) : []
+    if (inner) this.#engine?.changePeers(encodePeers(records))
+    this.#kernelWay?.change(records)
   }
 
   #change(records: readonly Peer[]): void {
     this.#engine?.changePeers(encodePeers(records))
+    this.#kernelWay?.change(records)
     this.#unknownSenders?.changePeers(records)
   }
 
@@ -120,6 +134,7 @@ export class TunnelPeers {
     this.#slots.keep(this.#innerFamilies.keys())
     for (const key of this.#underlay.chosen) if (!this.#innerFamilies.hasPeer(key)) this.#underlay.forgetChoice(key)
     this.#engine?.setPeers(this.encoded())
+    this.#kernelWay?.setPeers(this.#all())
     this.#unknownSenders?.setPeers(() => this.#all())
   }
 

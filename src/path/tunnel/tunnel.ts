@@ -14,11 +14,13 @@
 // 7. The session manager begins: it sends handshakes, and answers the handshakes of peers.
 // 8. It configures the TUN: MTU, address, route. Packets flow through a new TUN from this step on.
 // 9. It loads the code that logs unknown senders.
+// 10. If the configuration allows it, it begins to load the kernel's programs (kernel-way.ts). It does not wait for
+// them.
 
 import { messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import type { NetworkConfig } from '../../control/config/network-config.ts'
-import type { Lease, OwnLease } from '../../control/lease/lease.ts'
+import { sideOf, type Lease, type OwnLease } from '../../control/lease/lease.ts'
 import { addon } from '../../host/addon.ts'
 import type { ExternalInterface } from '../../host/external-interface.ts'
 import { findLink, renamed, type Named } from '../../host/links.ts'
@@ -42,11 +44,13 @@ import type {
   Adapting,
   Counting,
   DataPath,
+  FastPath,
   HandoverSide,
   Handshakes,
   Observing,
   PathPeer,
   PathSearching,
+  PathSide,
   PathTraffic,
   Probing,
   Underlays,
@@ -62,7 +66,9 @@ import {
 } from '../device/tun-device.ts'
 import type { Engine, EngineConfig, OpenPath, PeerTraffic } from '../engine/engine.ts'
 import { TrafficSlots } from '../engine/traffic.ts'
+import { sumCounters } from '../sums.ts'
 import { InnerFamilies, type InnerFamily } from './inner-families.ts'
+import type { KernelWay } from './kernel-way.ts'
 import type { TunnelKind, TunnelParts } from './tunnel-options.ts'
 import { TunnelPeers } from './tunnel-peers.ts'
 import { Underlay } from './underlay.ts'
@@ -152,6 +158,15 @@ function engineConfig(
   }
 }
 
+/** The state of a FastPath whose programs are not loaded yet. */
+const NOT_OPEN: FastPath = {
+  isActive: false,
+  reason: 'the programs are not loaded yet',
+  promoted: 0,
+  takenBack: 0,
+  lastTakenBack: null,
+}
+
 export class Tunnel implements DataPath, Adapting, Counting, Observing {
   /**
    * Resolves with the reason if the data path must be opened again: the engine can no longer forward, or the sockets of
@@ -200,6 +215,10 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   #isUnapplied = false
   /** The name of the TUN device as of the last `resync`. */
   #knownName: string
+  /** The kernel's programs that carry packets for promoted peers; undefined if the configuration does not allow them. */
+  #kernelWay: KernelWay | undefined
+  /** True after `close` was called. */
+  #isClosing = false
   #reportFault!: (reason: Error) => void
 
   private constructor(
@@ -287,6 +306,10 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
       throw error
     }
     tunnel.#logStart()
+    if (kind.fastPath)
+      tunnel.#inTurn(() => tunnel.#openKernelWay()).catch((error: unknown) =>
+        parts.log.error(`FastPath: the kernel's programs cannot be used: ${messageOf(error)}`),
+      )
     return tunnel
   }
 
@@ -325,6 +348,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   }
 
   close(): Promise<void> {
+    this.#isClosing = true
     return this.#inTurn(() => this.#end())
   }
 
@@ -342,7 +366,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     const sides = this.#innerFamilies
       .withPeer(key)
       .filter(([{ family }]) => this.#innerFamilies.lacking[family] === undefined)
-      .map(([inner, peer]) => [inner.family, inner.pathSide(peer)] as const)
+      .map(([inner, peer]) => [inner.family, this.#sideOf(inner, peer)] as const)
     return sides.length > 0 ? { key, ...Object.fromEntries(sides) } : undefined
   }
 
@@ -358,7 +382,8 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   }
 
   counters(): Readonly<Record<string, bigint>> {
-    return { ...this.#engine.counters(), peers_unusable: BigInt(this.#innerFamilies.skipped()) }
+    const counters = sumCounters([this.#engine.counters(), this.#kernelWay?.counters() ?? {}])
+    return { ...counters, peers_unusable: BigInt(this.#innerFamilies.skipped()) }
   }
 
   drops(after?: Parameters<Engine['drops']>[0]): ReturnType<Engine['drops']> {
@@ -371,6 +396,43 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
 
   look(): void {
     this.#peers.reportUnknownSenders()
+    this.#kernelWay?.look()
+  }
+
+  get fastPath(): FastPath | undefined {
+    return this.#kernelWay?.state ?? (this.#kind.fastPath ? NOT_OPEN : undefined)
+  }
+
+  /** Describes how packets reach a peer: through the engine, through the kernel's programs, or by a direct route. */
+  #sideOf(inner: InnerFamily, peer: Lease): PathSide {
+    const side = inner.pathSide(peer)
+    const isByKernel = side.way === 'tunnel' && this.#kernelWay?.carries(sideOf(peer, inner.family).subnet)
+    return isByKernel ? { ...side, way: 'kernel' } : side
+  }
+
+  /** Loads the code of the kernel's programs, and gives them the peers. */
+  async #openKernelWay(): Promise<void> {
+    if (this.#isClosing) return
+    const { KernelWay: Way } = await import('./kernel-way.ts')
+    const { run, log, external, settings } = this.#parts
+    const way = new Way({
+      bpf: addon,
+      run,
+      log,
+      engine: this.#engine,
+      uplink: external.name,
+      ownHost: () => this.#underlay.addresses.find((address) => typeof address === 'number'),
+      port: this.#kind.port,
+      mtu: this.#kind.mtu,
+      networks: this.#innerFamilies.networks,
+      subnets: this.#innerFamilies.subnets,
+      settings: settings.tunnel,
+      hasTwoOuters: this.#underlay.families.length > 1,
+      pathMtu: (from, to) => addon.pathMtu(from, to),
+    })
+    this.#peers.followKernelWay(way)
+    this.#kernelWay = way
+    await way.check()
   }
 
   /** Sets the state that depends on the running engine, and starts the session manager. */
@@ -451,6 +513,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     this.#followName()
     await this.#kind.check?.()
     this.#followSwitches()
+    await this.#kernelWay?.check()
     const repaired: string[] = []
     // Do not repair a missing device, because the engine reports it as a fault.
     await this.#innerFamilies.each(async (inner) => {
@@ -561,6 +624,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
 
   async #leave(): Promise<readonly OpenPath[]> {
     const engine = this.#engine
+    this.#kernelWay?.pause()
     const path = await (engine.lend ? engine.lend(this.#kind.sessionManager?.pause()) : engine.stop())
     return path ? [path] : []
   }
@@ -568,12 +632,14 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   #takeBack(): void {
     this.#engine.takeBack?.()
     this.#beginSessions()
+    void this.#kernelWay?.resume()
   }
 
   async #end(): Promise<void> {
     const { run, persistence } = this.#parts
     const { tunName } = this.#engine
     this.#kind.sessionManager?.stop()
+    await this.#kernelWay?.close()
     await this.#engine.stop()
     // Delete a persistent device, which would survive the engine. The device may already be gone, because its deletion
     // may have stopped the engine.

@@ -11,6 +11,7 @@ import { formatNet, parseNet } from '../../net/address.ts'
 import { lastKnownFile } from '../../node/restart/last-known.ts'
 import { handoverLock, handoverSocket } from '../../node/restart/rendezvous.ts'
 import { eventsFile } from '../../options.ts'
+import { findKernelWayRemains } from '../../path/device/kernel-way-remains.ts'
 import { findIptablesRemains, findNftablesRemains } from '../../path/firewall/rule-remains.ts'
 import type { Remains } from '../../path/remains.ts'
 import {
@@ -70,6 +71,7 @@ export async function removeRemains(
   const published = await findPublishedRoute(lastKnownFile(forFile))
   const remains = [
     ...published,
+    ...(await findKernelWayRemains(run)),
     ...(await findDeviceRemains(run)),
     ...(await findHostRouteRemains(run, networks, subnets)),
     ...(await findBlackholeRemains(run, subnets)),

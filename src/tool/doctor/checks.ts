@@ -81,6 +81,7 @@ function checkDaemon({ status, silence, isForbidden, isRoot, unit }: Facts): Fin
       .filter(({ by }) => by === 'bypass')
       .map(({ what }) => ({ name: 'path-bypassed', detail: what }) as const),
     ...publishedRoute(status),
+    ...fastPath(status),
     ...missingKeys(status),
   ]
 }
@@ -89,6 +90,12 @@ function checkDaemon({ status, silence, isForbidden, isRoot, unit }: Facts): Fin
 function missingKeys({ dataPath }: Pick<Status, 'dataPath'>): Finding[] {
   const { peers_without_keys: missing = 0 } = dataPath?.counters ?? {}
   return missing > 0 ? [{ name: 'peers-without-keys', detail: `${missing} peers` }] : []
+}
+
+/** Checks that the eBPF programs run if the network configuration allows them. */
+function fastPath({ dataPath }: Pick<Status, 'dataPath'>): Finding[] {
+  const { isActive = true, reason } = dataPath?.fastPath ?? {}
+  return isActive ? [] : [{ name: 'fast-path-off', detail: reason ?? '' }]
 }
 
 /** Checks the route that a backend published in a cloud or a switch, by the counters of its data path. */

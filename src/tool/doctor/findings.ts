@@ -24,7 +24,7 @@ export const FINDINGS = {
     check: 'daemon',
     level: 'failure',
     means: 'weftd is starting: it has no lease yet, and no record of an earlier lease, so it does not forward packets',
-    fix: 'the log of weftd says what weftd waits for; read the errors before that line',
+    fix: 'the last lines of the log of weftd say what weftd waits for, and which error made it wait',
   },
   'daemon-as-known': {
     check: 'daemon',
@@ -71,6 +71,13 @@ export const FINDINGS = {
     level: 'warning',
     means: 'a route table of the cloud or the switch is full, or nearly full: further nodes get no route',
     fix: 'request a higher limit of routes for each table, or change to a backend that has a tunnel',
+  },
+  'fast-path-off': {
+    check: 'daemon',
+    level: 'warning',
+    means:
+      'the network configuration allows a FastPath, but the eBPF programs do not carry packets on this host: weftd carries all packets, which is slower',
+    fix: 'remove the cause that this finding names (docs/fast-path.md lists the causes), or set "FastPath": "off" in `Backend`',
   },
   'peers-without-keys': {
     check: 'daemon',
@@ -298,7 +305,7 @@ export const FINDINGS = {
     check: 'peers',
     level: 'failure',
     means: 'this node cannot use the lease of another node, so it sends no packets to that node',
-    fix: 'the log of weftd says why it cannot use the lease (look for `is not used` or `Ignoring`). If the other node has another backend type, restart weftd on each node that does not run the backend in the store. If the other node has the key or MAC address of a third node, give it a key or MAC address of its own. If the other node is gone, release its lease (`weft lease release SUBNET`)',
+    fix: 'the log of weftd says why it cannot use the lease (look for `is not used` or `Ignoring`). If the other node has another backend type, restart weftd on each node that does not run the backend in the stored network configuration. If the other node has the key or MAC address of a third node, give it a key or MAC address of its own. If the other node is gone, release its lease (`weft lease release SUBNET`)',
   },
   'peer-silent': {
     check: 'peers',
@@ -329,7 +336,7 @@ export const FINDINGS = {
     check: 'handshakes',
     level: 'failure',
     means: 'a peer does not answer WireGuard handshakes, so this node has no keys to encrypt packets to the peer',
-    fix: "if weftd runs on the peer's host, make all firewalls between the hosts accept the backend's UDP port in both directions. Compare the public key that `weft wg` shows on the peer's host for itself with the key that `weft wg` shows for that peer on this host. Compare the clocks of the hosts, because nodes do not answer a host whose clock was set back",
+    fix: "if weftd runs on the peer's host, make all firewalls between the hosts accept the backend's UDP port in both directions. Check that `weft wg` on the peer's host and `weft wg` on this host show the same public key for the peer's host. Compare the clocks of the hosts, because nodes do not answer a host whose clock was set back",
   },
   'handshake-one-way': {
     check: 'handshakes',

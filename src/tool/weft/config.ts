@@ -67,7 +67,7 @@ function hidden(text: string): string {
     return withoutSecrets(text)
   } catch (error) {
     throw new WeftError('CONFIG', `the network configuration is not valid JSON: ${messageOf(error)}`, {
-      remedy: 'print the configuration exactly as stored with --show-secrets, and correct the error',
+      remedy: 'print the configuration exactly as stored with `weft config get --show-secrets`, and correct the error',
     })
   }
 }

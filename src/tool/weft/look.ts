@@ -134,9 +134,15 @@ export function carrierText(carrier: {
   readonly engine: string | null
   readonly mtu: number | null
   readonly features: readonly string[]
+  readonly fastPath?: { readonly isActive: boolean; readonly reason: string | null; readonly promoted: number } | null
 }): string {
-  const { backendType, engine, mtu, features } = carrier
+  const { backendType, engine, mtu, features, fastPath } = carrier
   const devices = devicesText(carrier)
   const by = `${backendType}${devices === null ? '' : ` by ${devices}`}, ${engine === 'kernel' ? 'the kernel' : `the ${engine} engine`}`
-  return [`${by}, MTU ${mtu}`, ...(features.length > 0 ? [features.join(', ')] : [])].join('; ')
+  const fast = fastPath?.isActive ? `FastPath to ${count(fastPath.promoted, 'subnet')}` : 'no FastPath'
+  return [
+    `${by}, MTU ${mtu}`,
+    ...(features.length > 0 ? [features.join(', ')] : []),
+    ...(fastPath ? [fastPath.reason === null ? fast : `${fast}: ${fastPath.reason}`] : []),
+  ].join('; ')
 }

@@ -146,6 +146,7 @@ function recallDataPath(path: RecalledPath, own: Nets, { subnetEnv }: Remains): 
     devices: { ipv4: own.ipv4 ? device : null, ipv6: own.ipv4 ? null : device },
     engine,
     features: [],
+    fastPath: null,
     threads: [],
     counters: {},
     drops: {},

@@ -24,6 +24,8 @@ const STATES: readonly State[] = STATE_NAMES.flatMap((state): State[] =>
     ? CAUSES.map((by) => ({ state, impairments: [{ by, what: `the ${by}` }] }))
     : [{ state, impairments: [] }],
 )
+/** The colours of the tones in `weft status` and on the status page. */
+const COLOURS = { good: 'green', doubtful: 'yellow', bad: 'red' } as const
 const nameOf = ({ state, impairments: [one] }: State): string =>
   one ? `\`${state}\` by \`${one.by}\`` : `\`${state}\``
 
@@ -41,7 +43,7 @@ it('docs/status.md has the same table', () => {
       const found =
         findings.length === 0 ? 'no finding' : `finding ${findings.map((name) => `\`${name}\``).join(' or ')}`
       const values = [`exit code ${exit}`, `\`/livez\` ${livez}`, `\`/readyz\` ${ready}`, `\`weft_working\` ${working}`]
-      return `| ${[nameOf(state), packets, ...values, `tone ${tone}`, found].join(' | ')} |`
+      return `| ${[nameOf(state), packets, ...values, `colour ${COLOURS[tone]}`, found].join(' | ')} |`
     }),
   )
 })

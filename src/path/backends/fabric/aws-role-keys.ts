@@ -84,7 +84,7 @@ export async function containerKeys(
   const isNear = CONTAINER_HOSTS.has(hostname) || /^127\.[\d.]+$/.test(hostname)
   if (protocol !== 'https:' && !(protocol === 'http:' && isNear))
     throw new WeftError('CONFIG', 'AWS_CONTAINER_CREDENTIALS_FULL_URI names no server of this host, of ECS or of EKS', {
-      remedy: 'give it an https URL, or an http URL of such a server',
+      remedy: 'give the variable an https URL, or an http URL of a server of this host, of ECS or of EKS',
     })
   const file = environment['AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE'] ?? ''
   const token =
@@ -107,7 +107,7 @@ async function readToken(variable: string, path: string): Promise<string> {
     return (await readFile(path, 'utf8')).trim()
   } catch (error) {
     throw new WeftError('CONFIG', `cannot read the file of ${variable}: ${messageOf(error)}`, {
-      remedy: 'mount the file at that path',
+      remedy: 'mount the file at the path that the variable gives',
     })
   }
 }

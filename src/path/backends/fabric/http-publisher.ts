@@ -130,7 +130,8 @@ export class HttpPublisher implements Publisher {
     const [accessKeyId, secretAccessKey] = (variables['credential'] ?? '').split(/\s+/)
     if (!accessKeyId || !secretAccessKey)
       throw new WeftError('CONFIG', `Backend.SignAWS4 needs a line with two keys for ${new URL(url).origin}`, {
-        remedy: 'write a line of the origin, the number of the key and the key into the file of CredentialFile',
+        remedy:
+          'write into the file of CredentialFile a line with the URL of the server, the id of the key and the key',
       })
     return signV4({ method, url, headers, body }, { accessKeyId, secretAccessKey }, region, service, Date.now())
   }
@@ -212,7 +213,7 @@ async function read(option: string, path: string): Promise<string> {
     return await readFile(path, 'utf8')
   } catch (error) {
     throw new WeftError('CONFIG', `cannot read Backend.${option}: ${messageOf(error)}`, {
-      remedy: 'mount the file at that path on each node',
+      remedy: 'mount the file on each node, at the path that Backend names',
     })
   }
 }

@@ -288,7 +288,7 @@ function untilAnswering(child: ChildProcess, signal: AbortSignal): Promise<ViciC
   })
 }
 
-const SEE_LOG = "see charon's lines above, or in the system's log"
+const SEE_LOG = "read charon's last lines in the log of weftd or in the system's log"
 
 async function stopProcess(child: ChildProcess): Promise<void> {
   if (child.exitCode !== null || child.signalCode !== null || child.pid === undefined) return

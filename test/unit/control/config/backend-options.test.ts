@@ -95,12 +95,17 @@ const VXLAN = {
 
 describe('the settings of a backend', () => {
   it.each([
-    ['udp', {}, { port: 0, underlay: 'auto', tunnel: TUNNEL }],
-    ['udp', { underlay: 'ipv6' }, { port: 0, underlay: 'ipv6', tunnel: TUNNEL }],
+    ['udp', {}, { port: 0, underlay: 'auto', fastPath: 'off', tunnel: TUNNEL }],
+    ['udp', { underlay: 'ipv6' }, { port: 0, underlay: 'ipv6', fastPath: 'off', tunnel: TUNNEL }],
     [
       'udp',
-      { port: 9000, verifysource: 'off', clampmss: true, probepathmtu: true },
-      { port: 9000, underlay: 'auto', tunnel: { verifySource: 'off', clampMss: true, probePathMtu: true } },
+      { port: 9000, verifysource: 'off', clampmss: true, probepathmtu: true, fastpath: 'auto' },
+      {
+        port: 9000,
+        underlay: 'auto',
+        fastPath: 'auto',
+        tunnel: { verifySource: 'off', clampMss: true, probePathMtu: true },
+      },
     ],
     ['vxlan', {}, VXLAN],
     [

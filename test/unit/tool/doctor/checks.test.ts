@@ -43,6 +43,8 @@ const losing = (drops: Readonly<Record<string, number>>, packets = 18): Partial<
   withStatus({ dataPath: { ...status.dataPath!, drops, recent: { seconds: 64.3, packets, drops } } })
 const counting = (counters: Readonly<Record<string, number>>): Partial<Facts> =>
   withStatus({ dataPath: { ...status.dataPath!, counters: { ...status.dataPath!.counters, ...counters } } })
+const OFF = { isActive: false, reason: 'VerifySource is "off"', promoted: 0, takenBack: 0, lastTakenBack: null }
+const withFastPath = withStatus({ dataPath: { ...status.dataPath!, fastPath: OFF } })
 /** A ruleset in the format of `nft list ruleset`. */
 const nft = (hook: string, rule: string): string =>
   `table inet mine {\n\tchain c {\n\t\ttype filter hook ${hook} priority filter; policy drop;\n\t\t${rule}\n\t}\n}\n`
@@ -313,6 +315,7 @@ describe('the doctor', () => {
     ['peers-without-keys', counting({ peers_without_keys: 2 })],
     ['route-unpublished', counting({ route_missing: 1 })],
     ['route-table-full', counting({ table_routes: 46, table_limit: 50 })],
+    ['fast-path-off', withFastPath],
     ['no-route', { routes: [route('10.5.1.0/24', 'cni0')] }],
     [
       'policy-route',

@@ -68,6 +68,7 @@ const STATUS: Status = {
     devices: { ipv4: 'flannel0', ipv6: null },
     engine: 'native',
     features: ['udp-gso'],
+    fastPath: null,
     threads: [],
     counters: {},
     drops: {},

@@ -243,6 +243,7 @@ describe('weft status', () => {
         devices: { ipv4: 'flannel0', ipv6: null },
         engine: 'native',
         features: ['udp-gso'],
+        fastPath: null,
         threads: [],
         counters: {},
         drops: { tx_drop_no_route: 2 },

@@ -1,0 +1,190 @@
+// traffic_control.cc - the rtnetlink messages of traffic_control.h.
+#include "traffic_control.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <linux/ethtool.h>
+#include <linux/if_ether.h>
+#include <linux/netlink.h>
+#include <linux/pkt_cls.h>
+#include <linux/pkt_sched.h>
+#include <linux/rtnetlink.h>
+#include <linux/sockios.h>
+#include <net/if.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstring>
+
+namespace weft {
+
+namespace {
+
+/// The priority and the handle of weft's filters. A low priority number would run before the programs of others, which
+/// expect to see each packet.
+constexpr uint32_t kPriority = 4096, kHandle = 1;
+constexpr size_t kMessageBytes = 512, kAnswerBytes = 32 << 10;
+
+/// A message of rtnetlink for a qdisc or a filter.
+class Request {
+ public:
+  Request(uint16_t type, uint16_t flags, uint32_t index, uint32_t parent, uint32_t handle) {
+    header()->nlmsg_type = type;
+    header()->nlmsg_flags = static_cast<uint16_t>(NLM_F_REQUEST | flags);
+    header()->nlmsg_len = NLMSG_LENGTH(sizeof(tcmsg));
+    about()->tcm_family = AF_UNSPEC;
+    about()->tcm_ifindex = static_cast<int>(index);
+    about()->tcm_parent = parent;
+    about()->tcm_handle = handle;
+  }
+  tcmsg* about() { return static_cast<tcmsg*>(NLMSG_DATA(header())); }
+  rtattr* add(uint16_t type, const void* value, size_t bytes) {
+    auto* attribute = reinterpret_cast<rtattr*>(bytes_.data() + NLMSG_ALIGN(header()->nlmsg_len));
+    attribute->rta_type = type;
+    attribute->rta_len = static_cast<uint16_t>(RTA_LENGTH(bytes));
+    if (bytes > 0) std::memcpy(RTA_DATA(attribute), value, bytes);
+    header()->nlmsg_len = NLMSG_ALIGN(header()->nlmsg_len) + RTA_ALIGN(attribute->rta_len);
+    return attribute;
+  }
+  void add(uint16_t type, const std::string& text) { add(type, text.c_str(), text.size() + 1); }
+  void add(uint16_t type, uint32_t number) { add(type, &number, sizeof number); }
+  /// Ends an attribute that contains the attributes added since.
+  void end(rtattr* outer) {
+    const auto* end = bytes_.data() + header()->nlmsg_len;
+    outer->rta_len = static_cast<uint16_t>(end - reinterpret_cast<const uint8_t*>(outer));
+  }
+  nlmsghdr* header() { return reinterpret_cast<nlmsghdr*>(bytes_.data()); }
+
+ private:
+  alignas(nlmsghdr) std::array<uint8_t, kMessageBytes> bytes_ = {};
+};
+
+/// Sends a request, and calls `each` with each message of the answer until its end.
+template <typename Each>
+Failure exchange(Request& request, Each each) {
+  const Fd socket(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE));
+  if (!socket) return SystemError{"socket AF_NETLINK", errno};
+  if (send(socket.get(), request.header(), request.header()->nlmsg_len, 0) < 0) return SystemError{"send", errno};
+  std::vector<uint8_t> answer(kAnswerBytes);
+  for (;;) {
+    const ssize_t size = recv(socket.get(), answer.data(), answer.size(), 0);
+    if (size < 0 && errno == EINTR) continue;
+    if (size <= 0) return SystemError{"recv", size < 0 ? errno : EPIPE};
+    auto left = static_cast<unsigned>(size);
+    for (auto* at = reinterpret_cast<nlmsghdr*>(answer.data()); NLMSG_OK(at, left); at = NLMSG_NEXT(at, left)) {
+      if (at->nlmsg_type == NLMSG_DONE) return {};
+      if (at->nlmsg_type == NLMSG_ERROR) {
+        const int error = -static_cast<nlmsgerr*>(NLMSG_DATA(at))->error;
+        if (error == 0) return {};
+        return SystemError{"rtnetlink", error};
+      }
+      each(at);
+    }
+  }
+}
+
+Failure ask(Request& request) {
+  return exchange(request, [](nlmsghdr*) {});
+}
+
+uint32_t parent_of(const Hook& hook) {
+  return TC_H_MAKE(TC_H_CLSACT, hook.is_egress ? TC_H_MIN_EGRESS : TC_H_MIN_INGRESS);
+}
+
+Request filter_request(uint16_t type, uint16_t flags, const Hook& hook) {
+  Request request(type, flags, hook.index, parent_of(hook), kHandle);
+  request.about()->tcm_info = TC_H_MAKE(kPriority << 16, htons(ETH_P_ALL));
+  request.add(TCA_KIND, "bpf");
+  return request;
+}
+
+std::string text_in(const rtattr* attribute) {
+  const auto* text = static_cast<const char*>(RTA_DATA(attribute));
+  return {text, strnlen(text, RTA_PAYLOAD(attribute))};
+}
+
+template <typename Each>
+void each_attribute(rtattr* at, size_t bytes, Each each) {
+  auto left = static_cast<int>(bytes);
+  for (; RTA_OK(at, left); at = RTA_NEXT(at, left)) each(at);
+}
+
+Failure call_ethtool(const std::string& interface, void* command) {
+  const Fd socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  ifreq request = {};
+  std::memcpy(request.ifr_name, interface.c_str(), std::min(interface.size(), sizeof request.ifr_name - 1));
+  request.ifr_data = static_cast<char*>(command);
+  if (!socket) return SystemError{"socket", errno};
+  if (ioctl(socket.get(), SIOCETHTOOL, &request) < 0) return SystemError{"ioctl SIOCETHTOOL", errno};
+  return {};
+}
+
+}  // namespace
+
+Failure attach_program(const Hook& hook, int program, const std::string& name) {
+  Request qdisc(RTM_NEWQDISC, NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL, hook.index, TC_H_CLSACT,
+                TC_H_MAKE(TC_H_CLSACT, 0));
+  qdisc.add(TCA_KIND, "clsact");
+  if (const Failure failure = ask(qdisc); failure && failure->number != EEXIST) return failure;
+  Request request = filter_request(RTM_NEWTFILTER, NLM_F_ACK | NLM_F_CREATE, hook);
+  rtattr* options = request.add(TCA_OPTIONS, nullptr, 0);
+  request.add(TCA_BPF_FD, static_cast<uint32_t>(program));
+  request.add(TCA_BPF_NAME, name);
+  request.add(TCA_BPF_FLAGS, uint32_t{TCA_BPF_FLAG_ACT_DIRECT});
+  request.end(options);
+  return ask(request);
+}
+
+Failure detach_program(const Hook& hook) {
+  Request request = filter_request(RTM_DELTFILTER, NLM_F_ACK, hook);
+  const Failure failure = ask(request);
+  // The kernel reports a missing qdisc, filter or interface in different ways.
+  if (failure && (failure->number == ENOENT || failure->number == EINVAL || failure->number == ENODEV)) return {};
+  return failure;
+}
+
+Failure list_filters(const Hook& hook, std::vector<TcFilter>& filters) {
+  Request request(RTM_GETTFILTER, NLM_F_DUMP, hook.index, parent_of(hook), 0);
+  return exchange(request, [&](nlmsghdr* message) {
+    if (message->nlmsg_type != RTM_NEWTFILTER) return;
+    auto* about = static_cast<tcmsg*>(NLMSG_DATA(message));
+    // Each priority has an entry without a handle before the entries of its filters.
+    if (about->tcm_handle == 0) return;
+    TcFilter filter{static_cast<uint16_t>(about->tcm_info >> 16), {}, {}};
+    each_attribute(TCA_RTA(about), TCA_PAYLOAD(message), [&](rtattr* at) {
+      if (at->rta_type == TCA_KIND) filter.kind = text_in(at);
+      if (at->rta_type != TCA_OPTIONS) return;
+      each_attribute(static_cast<rtattr*>(RTA_DATA(at)), RTA_PAYLOAD(at), [&](rtattr* option) {
+        if (option->rta_type == TCA_BPF_NAME && filter.kind == "bpf") filter.name = text_in(option);
+      });
+    });
+    filters.push_back(std::move(filter));
+  });
+}
+
+std::string active_features(const std::string& interface) {
+  constexpr size_t kMostBlocks = 16;
+  // The layout of struct ethtool_gfeatures, whose flexible array cannot have a size here.
+  struct {
+    uint32_t command, size;
+    ethtool_get_features_block blocks[kMostBlocks];
+  } features = {ETHTOOL_GFEATURES, kMostBlocks, {}};
+  if (call_ethtool(interface, &features)) return {};
+  std::string text;
+  for (size_t i = 0; i < std::min<size_t>(features.size, kMostBlocks); i++) {
+    char block[9];
+    std::snprintf(block, sizeof block, "%08x", features.blocks[i].active);
+    text += block;
+  }
+  return text;
+}
+
+Failure set_offload(const std::string& interface, Offload offload, bool is_on) {
+  ethtool_value value = {offload == Offload::kGro ? uint32_t{ETHTOOL_SGRO} : uint32_t{ETHTOOL_STSO}, is_on};
+  return call_ethtool(interface, &value);
+}
+
+}  // namespace weft

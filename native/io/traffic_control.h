@@ -1,0 +1,37 @@
+// traffic_control.h - attaches eBPF programs to interfaces with tc (rtnetlink(7), tc-bpf(8)).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "system.h"
+
+namespace weft {
+
+/// A place where programs see the packets of an interface.
+struct Hook {
+  uint32_t index;  ///< the index of the interface
+  bool is_egress;
+};
+
+struct TcFilter {
+  uint16_t priority;  ///< a filter with a lower number runs earlier
+  std::string kind, name;
+};
+
+/// Attaches a program under weft's priority, in place of an earlier program of weft. Packets pass one of the two
+/// programs at any time.
+Failure attach_program(const Hook& hook, int program, const std::string& name);
+/// Detaches the program that has weft's priority. Success if there is none.
+Failure detach_program(const Hook& hook);
+/// Lists the filters of the hook; none if the interface has no clsact qdisc.
+Failure list_filters(const Hook& hook, std::vector<TcFilter>& filters);
+/// Returns the interface's features that are switched on (`ethtool -k`) as hexadecimal text; empty if the interface is
+/// gone.
+std::string active_features(const std::string& interface);
+/// The features that set_offload() can switch (`ethtool -K`): the joining of received packets, and superpackets of TCP.
+enum class Offload { kGro, kTso };
+Failure set_offload(const std::string& interface, Offload offload, bool is_on);
+
+}  // namespace weft

@@ -1,0 +1,55 @@
+// kernel-way-remains.ts - the programs and devices that a daemon with a FastPath left on this host. After a minute they carry no packets, but
+// they stay until they are removed.
+
+import { addon } from '../../host/addon.ts'
+import type { Run } from '../../host/command.ts'
+import { ipJson } from '../../host/links.ts'
+import type { Remains } from '../remains.ts'
+
+/** The name of each program of weft in the lists of tc begins with this text. */
+export const NAME = 'weft-'
+export const isOwn = ({ name }: { readonly name: string }): boolean => name.startsWith(NAME)
+
+/** Packets are sent into the first of these devices, and arrive at the second, where the kernel joins TCP segments. */
+export const JOIN_DEVICES = ['weft-join', 'weft-joined'] as const
+
+interface Link {
+  readonly name: string
+  readonly index: number
+}
+
+/** Finds weft's programs on these interfaces. */
+export function findPrograms(links: readonly Link[]): readonly Remains[] {
+  const hooks = links.flatMap(({ name, index }) => [
+    { name, index, isEgress: false },
+    { name, index, isEgress: true },
+  ])
+  return hooks
+    .filter((hook) => addon.listFilters(hook).some(isOwn))
+    .map((hook) => ({
+      things: [`the eBPF program on ${hook.name} (${hook.isEgress ? 'egress' : 'ingress'})`],
+      stays: [],
+      remove: async () => addon.detachProgram(hook),
+    }))
+}
+
+/** Finds weft's programs on all interfaces of this host, and the devices at which the kernel joined segments. */
+export async function findKernelWayRemains(run: Run): Promise<readonly Remains[]> {
+  const links = await ipJson<{ readonly ifname?: string; readonly ifindex?: number }>(run, ['link', 'show'])
+  const known = links.flatMap(({ ifname: name, ifindex: index }) => (name && index ? [{ name, index }] : []))
+  const [device] = JOIN_DEVICES
+  const pair = known.filter(({ name }) => name === device)
+  return [
+    ...findPrograms(known),
+    ...pair.map(() => ({
+      things: [`device ${device} (veth)`],
+      stays: [],
+      remove: async () => void (await run('ip', ['link', 'del', 'dev', device])),
+    })),
+  ]
+}
+
+/** Removes the devices at which the kernel joined segments, if they are there. */
+export async function closeJoin(run: Run): Promise<void> {
+  await run('ip', ['link', 'del', 'dev', JOIN_DEVICES[0]]).catch(() => {})
+}

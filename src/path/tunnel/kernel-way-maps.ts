@@ -1,0 +1,160 @@
+// kernel-way-maps.ts - the maps of the kernel programs: their sizes, and the layouts of their keys and values. native/bpf/kernel_way.bpf.c
+// has the same layouts. Pure.
+
+import { isIpv4Net, type Address, type Nets } from '../../net/address.ts'
+import type { Peer } from '../engine/peers.ts'
+
+/** True on a little-endian machine. Numbers in maps have the byte order of the machine, addresses and ports network order. */
+export const IS_LITTLE = new Uint8Array(Uint16Array.of(1).buffer)[0] === 1
+
+const [HASH_PER_CPU, ARRAY, ARRAY_PER_CPU, LPM_TRIE] = [5, 2, 6, 11]
+/** The entries of a map are allocated when they are set (BPF_F_NO_PREALLOC). A trie requires this flag. */
+const ALLOCATED_LATER = 1
+const MOST_PEERS = 65_536
+
+const CONFIG_BYTES = 96
+const PEER_BYTES = 16
+export const TRAFFIC_BYTES = 40
+
+/** The counters of the programs, in the order of native/bpf/kernel_way.bpf.c. */
+export const COUNTERS = [
+  'sent',
+  'sentBytes',
+  'received',
+  'receivedBytes',
+  'leftNoPeer',
+  'leftNotPromoted',
+  'leftKind',
+  'leftHops',
+  'leftLength',
+  'leftRoom',
+  'leftUserspace',
+  'leftOuter',
+  'leftSender',
+  'leftDestination',
+  'lost',
+  'joined',
+  'long',
+  'lone',
+] as const
+export type CounterName = (typeof COUNTERS)[number]
+
+/** The maps, by the names that the programs use. */
+export const MAPS = {
+  config: { type: ARRAY, keyBytes: 4, valueBytes: CONFIG_BYTES, entries: 1, flags: 0 },
+  peers4: { type: LPM_TRIE, keyBytes: 8, valueBytes: PEER_BYTES, entries: MOST_PEERS, flags: ALLOCATED_LATER },
+  peers6: { type: LPM_TRIE, keyBytes: 20, valueBytes: PEER_BYTES, entries: MOST_PEERS, flags: ALLOCATED_LATER },
+  traffic: { type: HASH_PER_CPU, keyBytes: 4, valueBytes: TRAFFIC_BYTES, entries: MOST_PEERS, flags: ALLOCATED_LATER },
+  counters: { type: ARRAY_PER_CPU, keyBytes: 4, valueBytes: 8, entries: COUNTERS.length, flags: 0 },
+} as const
+export type MapName = keyof typeof MAPS
+
+const STRICT = 1
+const LEAVES_SYN = 2
+const LEAVES_PROBES = 4
+
+/** The facts that all packets share. */
+export interface ProgramConfig {
+  /** The time of CLOCK_MONOTONIC in ns at which the programs stop to carry packets. */
+  readonly untilNs: bigint
+  /** The indices of the uplink, of the TUN, and of the interface at which the kernel joins TCP segments (0 for none). */
+  readonly uplink: number
+  readonly tunnel: number
+  readonly join: number
+  /** This host's address, from which its datagrams come. */
+  readonly ownHost: number
+  readonly port: number
+  /** The TCP port of the proof's server. */
+  readonly proofPort: number
+  readonly subnets: Nets
+  readonly isStrict: boolean
+  /** True if the engine must see each SYN, because it lowers the MSS. */
+  readonly leavesSyn: boolean
+  /** True if the engine must see this host's ICMP packets, because some of them name an outer family. */
+  readonly leavesProbes: boolean
+}
+
+export const PROMOTED = 1
+export const TRIED = 2
+
+function setIpv6(view: DataView, at: number, address: bigint): void {
+  view.setBigUint64(at, address >> 64n)
+  view.setBigUint64(at + 8, address & 0xffff_ffff_ffff_ffffn)
+}
+
+const maskOf = (bits: number, length: number): bigint => ((1n << BigInt(length)) - 1n) << BigInt(bits - length)
+
+export function encodeConfig(config: ProgramConfig): Uint8Array {
+  const value = new Uint8Array(CONFIG_BYTES)
+  const view = new DataView(value.buffer)
+  const flags = [
+    config.isStrict ? STRICT : 0,
+    config.leavesSyn ? LEAVES_SYN : 0,
+    config.leavesProbes ? LEAVES_PROBES : 0,
+  ]
+  view.setBigUint64(0, config.untilNs, IS_LITTLE)
+  view.setUint32(8, config.uplink, IS_LITTLE)
+  view.setUint32(12, config.tunnel, IS_LITTLE)
+  view.setUint32(16, config.join, IS_LITTLE)
+  view.setUint32(
+    20,
+    flags.reduce((sum, flag) => sum | flag, 0),
+    IS_LITTLE,
+  )
+  view.setUint32(24, config.ownHost)
+  view.setUint16(28, config.port)
+  view.setUint16(30, config.proofPort)
+  const { ipv4, ipv6 } = config.subnets
+  if (ipv4) {
+    view.setUint32(32, ipv4.address)
+    view.setUint32(36, Number(maskOf(32, ipv4.prefixLength)))
+    view.setUint32(40, ipv4.address)
+  }
+  if (ipv6) {
+    setIpv6(view, 48, ipv6.address)
+    setIpv6(view, 64, maskOf(128, ipv6.prefixLength))
+    setIpv6(view, 80, ipv6.address)
+  }
+  return value
+}
+
+/** Returns the key of a subnet, or of one address, in a map of peers. */
+export function peerKey({ address, prefixLength }: { readonly address: Address; readonly prefixLength: number }) {
+  const isV4 = typeof address === 'number'
+  const key = new Uint8Array(isV4 ? 8 : 20)
+  const view = new DataView(key.buffer)
+  view.setUint32(0, prefixLength, IS_LITTLE)
+  if (isV4) view.setUint32(4, address)
+  else setIpv6(view, 4, address)
+  return key
+}
+
+/** Returns the name of the map that has the peer. */
+export const mapOf = ({ subnet }: Pick<Peer, 'subnet'>): 'peers4' | 'peers6' =>
+  isIpv4Net(subnet) ? 'peers4' : 'peers6'
+
+/**
+ * Returns the value of a peer. `limit` is the longest packet in bytes that reaches the peer. A peer to which datagrams are IPv6 has no
+ * address in the value, so that the programs leave its packets to the engine.
+ */
+export function encodePeer(peer: Peer, limit: number, flags: number): Uint8Array {
+  const value = new Uint8Array(PEER_BYTES)
+  const view = new DataView(value.buffer)
+  view.setUint32(0, peer.outer === 'ipv4' ? (peer.hosts.ipv4 ?? 0) : 0)
+  view.setUint16(4, peer.port)
+  view.setUint16(6, limit, IS_LITTLE)
+  view.setUint32(8, peer.slot ?? 0, IS_LITTLE)
+  view.setUint32(12, flags, IS_LITTLE)
+  return value
+}
+
+/** Adds up a value of each CPU. `values` has a value of `bytes` bytes for each CPU; the result has a sum for each 64-bit number. */
+export function sumOfCpus(values: Uint8Array, bytes: number): bigint[] {
+  const view = new DataView(values.buffer, values.byteOffset, values.byteLength)
+  const sums = Array.from({ length: bytes / 8 }, () => 0n)
+  for (let at = 0; at < values.byteLength; at += 8) {
+    const index = (at % bytes) / 8
+    sums[index] = (sums[index] ?? 0n) + view.getBigUint64(at, IS_LITTLE)
+  }
+  return sums
+}

@@ -1,0 +1,168 @@
+// kernel-way-programs.ts - the eBPF programs that carry packets for promoted peers: loads them, fills their maps, and attaches them to the
+// TUN and to the external interface.
+
+import { closeSync, readFileSync } from 'node:fs'
+import type { addon } from '../../host/addon.ts'
+import { isOwn, NAME } from '../device/kernel-way-remains.ts'
+import { SLOT_NUMBERS } from '../engine/traffic.ts'
+import {
+  COUNTERS,
+  encodeConfig,
+  IS_LITTLE,
+  MAPS,
+  sumOfCpus,
+  TRAFFIC_BYTES,
+  type CounterName,
+  type MapName,
+  type ProgramConfig,
+} from './kernel-way-maps.ts'
+import { instructionsOf, programsIn } from './kernel-way-object.ts'
+
+/** The functions of the addon that load programs and attach them. */
+export type Bpf = Pick<
+  typeof addon,
+  | 'kernelWayObject'
+  | 'createMap'
+  | 'updateMap'
+  | 'deleteFromMap'
+  | 'lookUpInMap'
+  | 'loadProgram'
+  | 'attachProgram'
+  | 'detachProgram'
+  | 'listFilters'
+  | 'tcxPrograms'
+  | 'activeFeatures'
+  | 'setOffload'
+>
+
+type ProgramName = 'egress' | 'ingress' | 'joined'
+const PROGRAMS: readonly ProgramName[] = ['egress', 'ingress', 'joined']
+
+/** Returns the number of CPUs that the kernel may ever have, because a map for each CPU has a value for all of them. */
+function possibleCpus(): number {
+  const last = /(\d+)\s*$/.exec(readFileSync('/sys/devices/system/cpu/possible', 'latin1'))
+  return Number(last?.[1] ?? 0) + 1
+}
+
+const keyOf = (number: number): Uint8Array => {
+  const key = new Uint8Array(4)
+  new DataView(key.buffer).setUint32(0, number, IS_LITTLE)
+  return key
+}
+
+export class KernelPrograms {
+  readonly #bpf: Bpf
+  readonly #maps: Readonly<Record<MapName, number>>
+  readonly #programs: Readonly<Record<ProgramName, number>>
+  readonly #cpus: number
+
+  /** Loads the programs. Throws the addon's Error if the kernel refuses; undefined programs mean that weft was built without clang. */
+  constructor(bpf: Bpf, object: Buffer, cpus: number = possibleCpus()) {
+    this.#bpf = bpf
+    this.#cpus = cpus
+    const open: number[] = []
+    const keep = (fd: number): number => {
+      open.push(fd)
+      return fd
+    }
+    try {
+      const maps = Object.entries(MAPS).map(([name, map]) => [name, keep(bpf.createMap({ ...map, name }))] as const)
+      this.#maps = Object.fromEntries(maps) as Record<MapName, number>
+      const found = programsIn(object, IS_LITTLE)
+      const programs = PROGRAMS.map((name) => {
+        const program = found.get(`tc/${name}`)
+        if (!program) throw new Error(`the object file of the kernel programs lacks ${name}`)
+        return [name, keep(bpf.loadProgram(instructionsOf(program, this.#maps, IS_LITTLE), `weft_${name}`))] as const
+      })
+      this.#programs = Object.fromEntries(programs) as Record<ProgramName, number>
+    } catch (error) {
+      for (const fd of open) closeSync(fd)
+      throw error
+    }
+  }
+
+  setConfig(config: ProgramConfig): void {
+    this.#bpf.updateMap(this.#maps.config, keyOf(0), encodeConfig(config))
+  }
+
+  setPeer(map: 'peers4' | 'peers6', key: Uint8Array, value: Uint8Array): void {
+    this.#bpf.updateMap(this.#maps[map], key, value)
+  }
+
+  removePeer(map: 'peers4' | 'peers6', key: Uint8Array): void {
+    this.#bpf.deleteFromMap(this.#maps[map], key)
+  }
+
+  /** Attaches the programs, in place of the programs of an earlier process. Packets pass the earlier or the new programs at any time. */
+  attach({ uplink, tunnel }: Pick<ProgramConfig, 'uplink' | 'tunnel'>): void {
+    // The programs that receive come first: once a peer's packets are sent, this host must understand the answers.
+    this.#bpf.attachProgram({ index: uplink, isEgress: false }, this.#programs.ingress, `${NAME}ingress`)
+    this.#bpf.attachProgram({ index: tunnel, isEgress: true }, this.#programs.egress, `${NAME}egress`)
+  }
+
+  /** Attaches the program that takes joined packets from the interface with this index. */
+  attachJoined(index: number): void {
+    this.#bpf.attachProgram({ index, isEgress: false }, this.#programs.joined, `${NAME}joined`)
+  }
+
+  detach({ uplink, tunnel }: Pick<ProgramConfig, 'uplink' | 'tunnel'>): void {
+    this.#bpf.detachProgram({ index: tunnel, isEgress: true })
+    this.#bpf.detachProgram({ index: uplink, isEgress: false })
+  }
+
+  /** Returns the counters of the programs, summed over all CPUs. */
+  counters(): Readonly<Record<CounterName, bigint>> {
+    const values = new Uint8Array(8 * this.#cpus)
+    return Object.fromEntries(
+      COUNTERS.map((name, index) => {
+        const isRead = this.#bpf.lookUpInMap(this.#maps.counters, keyOf(index), values)
+        return [name, isRead ? (sumOfCpus(values, 8)[0] ?? 0n) : 0n]
+      }),
+    ) as Record<CounterName, bigint>
+  }
+
+  /** Returns the five numbers of a traffic slot, as `Engine.traffic` does. `nowNs` is the time of CLOCK_MONOTONIC in ns. */
+  traffic(slot: number, nowNs: bigint): Float64Array {
+    const values = new Uint8Array(TRAFFIC_BYTES * this.#cpus)
+    const numbers = new Float64Array(SLOT_NUMBERS)
+    numbers[SLOT_NUMBERS - 1] = -1
+    if (!this.#bpf.lookUpInMap(this.#maps.traffic, keyOf(slot), values)) return numbers
+    const sums = sumOfCpus(values, TRAFFIC_BYTES)
+    for (let at = 0; at < SLOT_NUMBERS - 1; at++) numbers[at] = Number(sums[at] ?? 0n)
+    const view = new DataView(values.buffer)
+    for (let at = TRAFFIC_BYTES - 8; at < values.byteLength; at += TRAFFIC_BYTES) {
+      const ns = view.getBigUint64(at, IS_LITTLE)
+      const ago = Math.max(Number(nowNs - ns) / 1e6, 0)
+      const last = numbers[SLOT_NUMBERS - 1] ?? -1
+      if (ns > 0n && (last < 0 || ago < last)) numbers[SLOT_NUMBERS - 1] = ago
+    }
+    return numbers
+  }
+
+  /** Closes the descriptors. Attached programs stay attached, with their maps, until they are detached or replaced. */
+  close(): void {
+    for (const fd of [...Object.values(this.#programs), ...Object.values(this.#maps)]) closeSync(fd)
+  }
+}
+
+/**
+ * Returns why the programs would not see each packet: another program is attached before weft's. Undefined if nothing is before them.
+ */
+export function programInFront(bpf: Bpf, hooks: readonly { readonly index: number; readonly isEgress: boolean }[]) {
+  for (const hook of hooks) {
+    if (bpf.tcxPrograms(hook) > 0) return 'a tcx program'
+    const filters = bpf.listFilters(hook)
+    const own = filters.findIndex(isOwn)
+    const before = filters.slice(0, own === -1 ? filters.length : own)
+    // The list is in the order in which the kernel runs the filters.
+    const [first] = own === -1 ? before.filter(({ priority }) => priority < OWN_PRIORITY) : before
+    if (first) return `the tc filter ${first.name || first.kind} with priority ${first.priority}`
+  }
+  return undefined
+}
+/** The priority of weft's filters, as in native/io/traffic_control.cc. */
+const OWN_PRIORITY = 4096
+
+/** True if weft's programs are attached to all of these hooks. */
+export const areAttached = (bpf: Bpf, hooks: readonly { readonly index: number; readonly isEgress: boolean }[]) =>
+  hooks.every((hook) => bpf.listFilters(hook).some(isOwn))

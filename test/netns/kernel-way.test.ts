@@ -1,0 +1,248 @@
+// kernel-way.test.ts - hosts whose kernel carries the packets to proven peers (FastPath), beside hosts whose engine carries them.
+
+import { mkdirSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { afterEach, expect, it } from 'vitest'
+import { createLab, type Daemon, type Host, type Lab, type Place } from '../../lab/lab.ts'
+import { parseIpv4 } from '../../src/net/ipv4.ts'
+import { eventually } from '../support/event.ts'
+import { answers, statusOf, subnetOf, tunAddress } from '../support/hosts.ts'
+import { HOSTS, needs } from '../support/needs.ts'
+import { numberedFlows } from '../support/numbered-flows.ts'
+import { ipv4Packet, udpDatagram } from '../support/packets.ts'
+
+needs(HOSTS, 'ethtool', 'python3', 'ping')
+
+let lab: Lab
+afterEach(() => lab?.close())
+
+/** Receives bytes until the sender ends, and prints their digest. */
+const RECEIVE = `
+import hashlib, socket, sys
+s = socket.create_server((sys.argv[1], 7000), family=socket.AF_INET6 if ':' in sys.argv[1] else socket.AF_INET)
+print('listening', flush=True)
+c, _ = s.accept()
+digest = hashlib.sha256()
+while True:
+    data = c.recv(1 << 20)
+    if not data:
+        break
+    digest.update(data)
+print(digest.hexdigest(), flush=True)
+`
+const SEND = `
+import hashlib, random, socket, sys
+s = socket.create_connection((sys.argv[1], 7000))
+digest = hashlib.sha256()
+for number in range(int(sys.argv[2])):
+    data = random.Random(number).randbytes(1 << 20)
+    digest.update(data)
+    s.sendall(data)
+s.close()
+print(digest.hexdigest())
+`
+
+const CONFIG = { Network: '10.5.0.0/16', Backend: { Type: 'udp', FastPath: 'auto' } }
+
+async function start(
+  hosts: readonly Host[],
+  { config = CONFIG, before = [] }: { readonly config?: object; readonly before?: readonly (readonly string[])[] } = {},
+): Promise<Daemon[]> {
+  const leases = join(lab.folder, 'leases')
+  mkdirSync(leases, { recursive: true })
+  writeFileSync(join(leases, 'config'), JSON.stringify(config))
+  const daemons = hosts.map((host, index) =>
+    host.startDaemon({ args: ['--lease-dir', leases, '-v', '1'], before: before[index] ?? [] }),
+  )
+  await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
+  return daemons
+}
+
+const line = (subnet: string): RegExp => new RegExp(`FastPath: the kernel carries the packets to ${subnet}`)
+
+/** Sends pings to an address until all of these daemons have promoted their peer. */
+async function promoted(from: Place, to: string, daemons: readonly Daemon[], what = /FastPath: the kernel carries/) {
+  const pings = from.spawn(['ping', '-q', '-i', '0.05', to])
+  await Promise.all(daemons.map((daemon) => daemon.line(what)))
+  pings.kill()
+}
+
+/** Sends some MiB of random bytes by TCP, and checks their digest. */
+async function transfer(from: Place, to: Place, address: string, mebibytes: number): Promise<void> {
+  const receiver = to.spawn(['python3', '-c', RECEIVE, address])
+  let text = ''
+  receiver.stdout!.on('data', (data: Buffer) => (text += String(data)))
+  await eventually(() => expect(text).toContain('listening'))
+  const sent = await from.output(['python3', '-c', SEND, address, String(mebibytes)], { timeoutMs: 60_000 })
+  await eventually(() => expect(text.split('\n')[1]).toBe(sent.trim()))
+}
+
+const carried = async (host: Host) => {
+  const { counters } = (await statusOf(host)).dataPath!
+  return { sent: counters['kernel_tx_packets'] ?? 0, received: counters['kernel_rx_packets'] ?? 0 }
+}
+
+it('the kernel carries TCP and UDP between containers of proven peers, with the right bytes', async () => {
+  lab = await createLab({ hosts: 2 })
+  const [a, b] = lab.hosts as [Host, Host]
+  const daemons = await start([a, b])
+  const [podA, podB] = [await a.startPod(), await b.startPod()]
+  await promoted(podA, podB.address, daemons)
+  const before = await carried(a)
+  await transfer(podA, podB, podB.address, 8)
+  await transfer(podB, podA, podA.address, 8)
+  const [flow] = await numberedFlows(podA, podB, [{ to: podB.address, port: 7001, sizes: [20, 1000, 1444] }], 2_000)
+  expect(flow).toMatchObject({ received: 2_000, late: 0, twice: 0 })
+  const after = await carried(a)
+  expect(after.sent - before.sent).toBeGreaterThan(8_000)
+  expect(after.received - before.received).toBeGreaterThan(5_000)
+  const status = await statusOf(a)
+  expect(status.dataPath?.fastPath).toMatchObject({ isActive: true, reason: null, promoted: 1, takenBack: 0 })
+  expect(status.peers?.list.map((peer) => peer.way)).toEqual(['kernel'])
+  // A packet that the programs do not understand passes the engine beside them: fragments, and a route that ends here.
+  const long = await numberedFlows(podA, podB, [{ to: podB.address, port: 7002, sizes: [3_000] }], 200)
+  expect(long).toMatchObject([{ received: 200, late: 0, twice: 0 }])
+  const { stdout } = await podA.run(['ping', '-c', '1', '-t', '2', podB.address])
+  expect(stdout).toMatch(/Time to live exceeded/)
+})
+
+it('the kernel carries IPv6 packets inside IPv4', async () => {
+  lab = await createLab({ hosts: 2, families: ['ipv4', 'ipv6'] })
+  const [a, b] = lab.hosts as [Host, Host]
+  const config = { ...CONFIG, EnableIPv6: true, IPv6Network: 'fd00:5::/48' }
+  const daemons = await start([a, b], { config })
+  const [podA, podB] = [await a.startPod(), await b.startPod()]
+  await promoted(podA, podB.ipv6!, daemons, /FastPath: the kernel carries the packets to fd00/)
+  const before = await carried(a)
+  await transfer(podA, podB, podB.ipv6!, 8)
+  expect((await carried(a)).sent - before.sent).toBeGreaterThan(4_000)
+})
+
+it('a peer whose kernel refuses the programs is not promoted, and reached as before', async () => {
+  lab = await createLab({ hosts: 2 })
+  const [a, b] = lab.hosts as [Host, Host]
+  const only = '-all,+net_admin'
+  const without = ['setpriv', '--bounding-set', only, '--inh-caps', only, '--no-new-privs']
+  const [first, second] = await start([a, b], { before: [[], without] })
+  await second!.line(
+    /FastPath: weftd carries all packets: the kernel refuses eBPF programs: grant CAP_BPF and CAP_NET_ADMIN/,
+  )
+  const pings = a.spawn(['ping', '-q', '-i', '0.05', tunAddress(b)])
+  // The second host's engine cannot finish the checksum of the proof's first packet, so no answer comes.
+  await first!.line(/FastPath: weftd carries the packets to .*: the proof got no answer/)
+  pings.kill()
+  await transfer(a, b, tunAddress(b), 4)
+  expect((await statusOf(a)).dataPath?.fastPath).toMatchObject({ isActive: true, promoted: 0 })
+  expect((await statusOf(b)).dataPath?.fastPath).toMatchObject({ isActive: false })
+})
+
+it('a change of offloads takes peers back and proves them again, without a lost packet', async () => {
+  lab = await createLab({ hosts: 2 })
+  const [a, b] = lab.hosts as [Host, Host]
+  const daemons = await start([a, b])
+  const [podA, podB] = [await a.startPod(), await b.startPod()]
+  await promoted(podA, podB.address, daemons)
+  const flows = numberedFlows(podA, podB, [{ to: podB.address, port: 7001, sizes: [200] }], 100_000)
+  await a.output(['ethtool', '-K', 'eth0', 'tso', 'off'])
+  await daemons[0]!.line(/FastPath: weftd carries the packets to .* again: the offloads of eth0 have changed/)
+  await eventually(() => expect(daemons[0]!.lines.filter((each) => line(subnetOf(b)).test(each))).toHaveLength(2))
+  expect(await flows).toMatchObject([{ received: 100_000, twice: 0 }])
+  expect((await statusOf(a)).dataPath?.fastPath).toMatchObject({ promoted: 1, takenBack: 1 })
+})
+
+it('what strangers and liars send is dropped for the same reasons as by the engine', async () => {
+  lab = await createLab({ hosts: 3 })
+  const [a, b, stranger] = lab.hosts as [Host, Host, Host]
+  const daemons = await start([a, b])
+  await promoted(a, tunAddress(b), daemons)
+  const [own, its] = [parseIpv4(tunAddress(a))! + 2, parseIpv4(tunAddress(b))! + 7]
+  const forged = (source: number, destination: number): string =>
+    ipv4Packet({
+      source,
+      destination,
+      payload: udpDatagram(source, destination, 1, 2, Buffer.from('forged')),
+    }).toString('hex')
+  const nobody = parseIpv4('192.0.2.77')!
+  const datagrams = [forged(its, own), forged(nobody, own), forged(own + 1, own), forged(its, its)]
+  // SO_NO_CHECK (11) sends datagrams without a checksum, as the kernel's programs do.
+  const send = `
+import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.setsockopt(socket.SOL_SOCKET, 11, 1)
+for text in sys.argv[2:]:
+    for number in range(10):
+        s.sendto(bytes.fromhex(text), (sys.argv[1], 8285))
+`
+  const before = (await statusOf(a)).dataPath!.counters
+  await stranger.output(['python3', '-c', send, a.address, ...datagrams])
+  // The peer itself lies about the source, and about the destination.
+  await b.output(['python3', '-c', send, a.address, forged(own + 1, own), forged(its, its)])
+  await eventually(async () => {
+    const { counters } = (await statusOf(a)).dataPath!
+    const grown = (name: string): number => (counters[name] ?? 0) - (before[name] ?? 0)
+    expect(grown('rx_drop_spoofed_source')).toBe(40) // its, own + 1 of both senders, its again
+    expect(grown('rx_drop_unknown_sender')).toBe(10)
+    expect(grown('rx_drop_destination')).toBe(10)
+  })
+})
+
+it('a killed daemon leaves the way open, and the next one proves its peers again', async () => {
+  lab = await createLab({ hosts: 2 })
+  const [a, b] = lab.hosts as [Host, Host]
+  const [daemonA, daemonB] = await start([a, b])
+  const [podA, podB] = [await a.startPod(), await b.startPod()]
+  await promoted(podA, podB.address, [daemonA!, daemonB!])
+  await daemonB!.stop('SIGKILL')
+  await answers(podA.namespace, podB.address, 5)
+  await transfer(podA, podB, podB.address, 8)
+  const [again] = await start([b])
+  await promoted(podA, podB.address, [again!])
+  await transfer(podB, podA, podA.address, 8)
+  expect(daemonA!.lines.filter((each) => /carries the packets to .* again/.test(each))).toEqual([])
+})
+
+it('the configuration switches the way off', async () => {
+  lab = await createLab({ hosts: 2 })
+  const [a, b] = lab.hosts as [Host, Host]
+  const daemons = await start([a, b])
+  await promoted(a, tunAddress(b), daemons)
+  for (const daemon of daemons) await daemon.stop()
+  await start([a, b], { config: { ...CONFIG, Backend: { Type: 'udp', FastPath: 'off' } } })
+  await eventually(async () => {
+    for (const host of [a, b]) {
+      expect((await statusOf(host)).dataPath?.fastPath).toBeNull()
+      for (const place of [
+        ['eth0', 'ingress'],
+        ['flannel0', 'egress'],
+      ])
+        expect(await host.output(['tc', 'filter', 'show', 'dev', ...place])).not.toContain('weft')
+    }
+  })
+  await transfer(a, b, tunAddress(b), 2)
+})
+
+it('a tc program in front ends the way', async () => {
+  lab = await createLab({ hosts: 2 })
+  const [a, b] = lab.hosts as [Host, Host]
+  const daemons = await start([a, b])
+  await promoted(a, tunAddress(b), daemons)
+  const front = ['prio', '10', 'protocol', 'ip', 'u32', 'match', 'u8', '0', '0', 'flowid', '1:1']
+  await a.output(['tc', 'filter', 'add', 'dev', 'eth0', 'ingress', ...front])
+  await daemons[0]!.line(/FastPath: weftd carries all packets: the tc filter u32 with priority 10 runs before/)
+  await daemons[1]!.line(/carries the packets to .* again: the peer's kernel has stopped to carry packets/)
+  await transfer(b, a, tunAddress(a), 4)
+  await a.output(['tc', 'filter', 'del', 'dev', 'eth0', 'ingress', 'prio', '10'])
+})
+
+it('a hand-over to another weftd loses no packet', async () => {
+  lab = await createLab({ hosts: 2 })
+  const [a, b] = lab.hosts as [Host, Host]
+  const daemons = await start([a, b])
+  const [podA, podB] = [await a.startPod(), await b.startPod()]
+  await promoted(podA, podB.address, daemons)
+  const flows = numberedFlows(podA, podB, [{ to: podB.address, port: 7001, sizes: [200] }], 100_000)
+  const [next] = await start([b])
+  await promoted(podB, podA.address, [next!])
+  expect(await flows).toMatchObject([{ received: 100_000, twice: 0 }])
+  expect(daemons[0]!.lines.filter((each) => /carries the packets to .* again/.test(each))).toEqual([])
+})

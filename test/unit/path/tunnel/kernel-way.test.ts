@@ -1,0 +1,341 @@
+import { openSync } from 'node:fs'
+import { createServer } from 'node:net'
+import { afterEach, expect, it, vi } from 'vitest'
+import { addon } from '../../../../src/host/addon.ts'
+import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
+import type { Peer } from '../../../../src/path/engine/peers.ts'
+import { IS_LITTLE, TRAFFIC_BYTES } from '../../../../src/path/tunnel/kernel-way-maps.ts'
+import type { Bpf } from '../../../../src/path/tunnel/kernel-way-programs.ts'
+import { KernelWay, type KernelWayParts } from '../../../../src/path/tunnel/kernel-way.ts'
+import { eventually } from '../../../support/event.ts'
+import { hostsAt } from '../../../support/peer-hosts.ts'
+
+const [UPLINK, TUN] = [7, 9]
+const SLOT = 3
+const PORT = 18_285
+
+/** A kernel without maps and programs, which counts what the programs are said to carry. */
+class FakeBpf implements Bpf {
+  readonly calls: string[] = []
+  /** The number of packets that the programs are said to carry with each look at the traffic. */
+  step = 1_000
+  tcx = 0
+  features = 'a'
+  refusal: (Error & { code?: string }) | undefined
+  readonly filters = new Map<string, { priority: number; kind: string; name: string }[]>()
+  readonly flags: number[] = []
+  #carried = 0
+  kernelWayObject(): Buffer | undefined {
+    return addon.kernelWayObject()
+  }
+  createMap({ name }: { readonly name: string }): number {
+    if (this.refusal) throw this.refusal
+    this.calls.push(`map ${name}`)
+    return openSync('/dev/null', 'r') // KernelPrograms closes it
+  }
+  updateMap(_fd: number, key: Uint8Array, value: Uint8Array): void {
+    if (key.length === 8) this.flags.push(new DataView(value.buffer).getUint32(12, IS_LITTLE))
+  }
+  deleteFromMap(): boolean {
+    this.calls.push('delete')
+    return true
+  }
+  lookUpInMap(_fd: number, _key: Uint8Array, value: Uint8Array): boolean {
+    value.fill(0)
+    if (value.length % TRAFFIC_BYTES !== 0) return true
+    this.#carried += this.step
+    const view = new DataView(value.buffer)
+    view.setBigUint64(0, BigInt(this.#carried), IS_LITTLE)
+    view.setBigUint64(8, BigInt(this.#carried * 1_000), IS_LITTLE)
+    view.setBigUint64(16, BigInt(this.#carried), IS_LITTLE)
+    return true
+  }
+  loadProgram(): number {
+    return openSync('/dev/null', 'r') // KernelPrograms closes it
+  }
+  attachProgram({ index, isEgress }: { index: number; isEgress: boolean }, _fd: number, name: string): void {
+    this.filters.set(`${index} ${isEgress}`, [{ priority: 4096, kind: 'bpf', name }])
+  }
+  detachProgram({ index, isEgress }: { index: number; isEgress: boolean }): void {
+    this.filters.delete(`${index} ${isEgress}`)
+  }
+  listFilters({ index, isEgress }: { index: number; isEgress: boolean }) {
+    return this.filters.get(`${index} ${isEgress}`) ?? []
+  }
+  tcxPrograms(): number {
+    return this.tcx
+  }
+  activeFeatures(): string {
+    return this.features
+  }
+  setOffload(): void {}
+}
+
+const PEER: Peer = {
+  subnet: parseIpv4Net('127.5.2.0/24')!,
+  ...hostsAt(parseIpv4('192.0.2.2')!),
+  port: PORT,
+  slot: SLOT,
+}
+
+interface Rig {
+  readonly way: KernelWay
+  readonly bpf: FakeBpf
+  readonly lines: string[]
+  /** The route to the peer's host, and whether the external interface is gone. */
+  readonly route: { device: string; isGone: boolean }
+  /** Adds packets that the engine has sent to the peer. */
+  send(packets: number): void
+}
+
+const open: { close(): unknown }[] = []
+afterEach(async () => {
+  for (const each of open.splice(0)) await each.close()
+})
+
+function rig(changed: Partial<KernelWayParts> = {}, bpf = new FakeBpf()): Rig {
+  const lines: string[] = []
+  const say = (text: string): void => void lines.push(text)
+  const route = { device: 'eth0', isGone: false }
+  let sent = 0
+  const traffic = (): Float64Array => {
+    const numbers = new Float64Array(5 * (SLOT + 1))
+    numbers[5 * SLOT] = sent
+    return numbers
+  }
+  const run = async (_command: string, args: readonly string[]): Promise<string> => {
+    if (args.includes('xfrm')) return ''
+    const hosts = JSON.stringify([{ dst: '192.0.2.2', dev: route.device }])
+    if (args.includes('get') || args.includes('-batch')) return hosts
+    if (route.isGone) return '[]'
+    const name = args.at(-1) ?? ''
+    const index = name.startsWith('eth') ? UPLINK : TUN
+    return JSON.stringify([{ ifname: name, ifindex: index, mtu: 1500, qdisc: 'fq', link_type: 'ether' }])
+  }
+  const way = new KernelWay({
+    bpf,
+    run,
+    log: { info: say, warn: say, error: say, v: () => true },
+    engine: { tunName: 'flannel0', traffic },
+    uplink: 'eth0',
+    ownHost: () => parseIpv4('192.0.2.1')!,
+    port: PORT,
+    mtu: 1472,
+    networks: { ipv4: parseIpv4Net('127.5.0.0/16')! },
+    subnets: { ipv4: parseIpv4Net('127.5.1.0/24')! },
+    settings: { verifySource: 'strict', clampMss: false, probePathMtu: false },
+    hasTwoOuters: false,
+    pathMtu: () => 1500,
+    ...changed,
+  })
+  open.push({ close: () => way.close().catch(() => {}) })
+  return { way, bpf, lines, route, send: (packets) => (sent += packets) }
+}
+
+/** Two nodes on this machine. The first one has the second one as its peer, and the other way round. */
+async function pair(): Promise<readonly [Rig, Rig]> {
+  const far = rig({ subnets: { ipv4: parseIpv4Net('127.5.2.0/24')! } })
+  far.way.setPeers([{ ...PEER, subnet: parseIpv4Net('127.5.1.0/24')! }])
+  await far.way.check()
+  const near = rig()
+  near.way.setPeers([PEER])
+  await near.way.check()
+  return [near, far]
+}
+
+async function promoted(): Promise<readonly [Rig, Rig]> {
+  const [near, far] = await pair()
+  near.send(100)
+  near.way.look()
+  await eventually(() => expect(near.way.carries(PEER.subnet)).toBe(true))
+  return [near, far]
+}
+
+it('promotes a peer with packets after a proof', async () => {
+  const [near] = await promoted()
+  expect(near.way.state).toMatchObject({ isActive: true, reason: null, promoted: 1, takenBack: 0 })
+  expect(near.lines).toContain('FastPath: the kernel carries the packets to 127.5.2.0/24')
+  expect(near.bpf.flags.slice(-2)).toEqual([2, 1]) // on trial, then promoted
+})
+
+it('does not prove a peer with hardly any packets', async () => {
+  const [near] = await pair()
+  near.send(5)
+  near.way.look()
+  await new Promise((resolve) => setImmediate(resolve))
+  expect(near.bpf.flags).not.toContain(2)
+})
+
+it('does not promote a peer if the kernel has not carried the proof', async () => {
+  const [near, far] = await pair()
+  far.bpf.step = 0
+  near.send(100)
+  near.way.look()
+  await eventually(() =>
+    expect(near.lines.at(-1)).toMatch(/the kernel of one of the two hosts did not carry the proof/),
+  )
+  expect(near.way.carries(PEER.subnet)).toBe(false)
+})
+
+it('does not promote a peer that has no FastPath', async () => {
+  const near = rig()
+  near.way.setPeers([PEER])
+  await near.way.check()
+  near.send(100)
+  near.way.look()
+  await eventually(() => expect(near.lines.at(-1)).toMatch(/127\.5\.2\.0\/24: no weftd with a FastPath answers there/))
+})
+
+it('does not promote a peer whose host is reached through another interface', async () => {
+  const near = rig({ uplink: 'eth1' })
+  near.way.setPeers([PEER])
+  await near.way.check()
+  near.send(100)
+  near.way.look()
+  await eventually(() => expect(near.lines.at(-1)).toMatch(/its host is not reached through eth1/))
+})
+
+it('does not promote a peer whose host is inside the network, because its datagrams could circle', async () => {
+  const near = rig({ networks: { ipv4: parseIpv4Net('192.0.2.0/24')! } })
+  near.way.setPeers([PEER])
+  await near.way.check()
+  near.send(100)
+  near.way.look()
+  expect(near.bpf.flags).not.toContain(2)
+})
+
+it('takes a peer back when it says farewell', async () => {
+  const [near, far] = await promoted()
+  await far.way.close()
+  await eventually(() => {
+    near.way.look()
+    expect(near.way.carries(PEER.subnet)).toBe(false)
+  })
+  expect(near.way.state.lastTakenBack).toEqual({
+    subnet: '127.5.2.0/24',
+    reason: "the peer's kernel has stopped to carry packets",
+  })
+})
+
+it('keeps a peer whose daemon ended without a word, until it has been gone for long', async () => {
+  const [near, far] = await promoted()
+  far.way.pause()
+  for (let look = 0; look < 3; look++) {
+    near.way.look()
+    await new Promise((resolve) => setTimeout(resolve, 20)) // lets the end of the connection arrive
+  }
+  expect(near.way.carries(PEER.subnet)).toBe(true)
+  const now = performance.now()
+  vi.spyOn(performance, 'now').mockReturnValue(now + 46_000)
+  near.way.look()
+  vi.restoreAllMocks()
+  expect(near.way.state.lastTakenBack?.reason).toBe("the peer's weftd has ended")
+})
+
+it('takes a peer back that no longer answers', async () => {
+  const [near] = await promoted()
+  const now = performance.now()
+  vi.spyOn(performance, 'now').mockReturnValue(now + 21_000)
+  near.way.look()
+  vi.restoreAllMocks()
+  expect(near.way.state.lastTakenBack?.reason).toBe('the peer does not answer')
+})
+
+it('takes all peers back after a change of offloads, and proves them again', async () => {
+  const [near] = await promoted()
+  near.bpf.features = 'b'
+  near.way.look()
+  expect(near.way.state).toMatchObject({ isActive: true, promoted: 0, takenBack: 1 })
+  near.send(100)
+  near.way.look()
+  await eventually(() => expect(near.way.carries(PEER.subnet)).toBe(true))
+})
+
+it('takes a peer back whose host is reached through another interface', async () => {
+  const [near] = await promoted()
+  near.route.device = 'eth1'
+  await near.way.check()
+  expect(near.way.state.lastTakenBack?.reason).toBe('its host is no longer reached through eth0')
+})
+
+it('ends if the external interface is gone', async () => {
+  const [near] = await promoted()
+  near.route.isGone = true
+  await near.way.check()
+  expect(near.way.state).toMatchObject({ isActive: false, promoted: 0, reason: 'eth0 is gone' })
+})
+
+it.each([
+  ['a tcx program runs before a program of weft', (bpf: FakeBpf) => (bpf.tcx = 1)],
+  [
+    'the tc filter count with priority 5 runs before a program of weft',
+    (bpf: FakeBpf) => bpf.filters.get(`${UPLINK} false`)!.unshift({ priority: 5, kind: 'bpf', name: 'count' }),
+  ],
+  ['another program has detached the programs of weft', (bpf: FakeBpf) => bpf.filters.delete(`${TUN} true`)],
+])('ends if %s', async (reason, change) => {
+  const [near] = await promoted()
+  change(near.bpf)
+  near.way.look()
+  expect(near.way.state).toMatchObject({ isActive: false, promoted: 0, reason })
+  await eventually(() => expect(near.bpf.filters.has(`${TUN} true`)).toBe(false))
+})
+
+it.each([
+  ['the kernel refuses eBPF programs: grant CAP_BPF and CAP_NET_ADMIN', 'EPERM'],
+  ['the kernel refuses the eBPF programs: bpf BPF_MAP_CREATE: Invalid argument', 'EINVAL'],
+])('says once that %s', async (reason, code) => {
+  const bpf = new FakeBpf()
+  bpf.refusal = Object.assign(new Error('bpf BPF_MAP_CREATE: Invalid argument'), { code })
+  const { way, lines } = rig({}, bpf)
+  await way.check()
+  await way.check()
+  way.look()
+  expect(lines).toEqual([`FastPath: weftd carries all packets: ${reason}`])
+  expect(way.state).toMatchObject({ isActive: false, reason })
+})
+
+it('says that weft was built without clang', async () => {
+  const bpf = new FakeBpf()
+  bpf.kernelWayObject = () => undefined
+  const { way } = rig({}, bpf)
+  await way.check()
+  expect(way.state.reason).toBe('this weft was built without clang')
+})
+
+it.each([
+  [{ settings: { verifySource: 'off', clampMss: false, probePathMtu: false } }, 'VerifySource is "off"'],
+  [{ ownHost: () => undefined }, 'the datagrams between the hosts are IPv6'],
+] as const)('does not begin with %j', async (changed, reason) => {
+  const { way, bpf } = rig(changed)
+  await way.check()
+  expect(way.state).toMatchObject({ isActive: false, reason })
+  expect(bpf.calls).toEqual([])
+})
+
+it('does not begin beside IPsec policies, which the programs would bypass', async () => {
+  const { way } = rig({
+    run: async (_, args) =>
+      args.includes('xfrm') ? 'src :: dst ::\n  dir out' : '[{"ifname":"eth0","ifindex":7,"link_type":"ether"}]',
+  })
+  await way.check()
+  expect(way.state.reason).toBe('this host has IPsec policies')
+})
+
+it('forgets a promotion when the peer moves to another host or is removed', async () => {
+  const [near] = await promoted()
+  near.way.change([{ ...PEER, ...hostsAt(parseIpv4('192.0.2.3')!) }])
+  expect(near.way.carries(PEER.subnet)).toBe(false)
+  near.way.change([{ ...PEER, isGone: true }])
+  expect(near.bpf.calls.at(-1)).toBe('delete')
+  expect(near.way.state.promoted).toBe(0)
+})
+
+it('continues if another program has the port of the proofs', async () => {
+  const taken = createServer()
+  await new Promise<void>((resolve) => taken.listen({ host: '127.5.1.0', port: PORT }, resolve))
+  open.push({ close: () => taken.close() })
+  const { way, lines } = rig()
+  await way.check()
+  expect(way.state.isActive).toBe(true)
+  expect(lines.join()).toMatch(/peers cannot prove their way to this node: listen EADDRINUSE/)
+})
