@@ -162,8 +162,8 @@ export const NEEDS = [
   },
   goLibrary('github.com/modern-go/reflect2', 'golang-github-modern-go-reflect2-dev'),
   goLibrary('github.com/json-iterator/go', 'golang-github-json-iterator-go-dev'),
-  // The entry for hosts must be the last entry, because its check runs programs of the entries before it. The kind
-  // `test` does not require the entry: tests that need hosts are skipped.
+  // The entry HOSTS must be the last entry, because its check runs programs of the entries before it. The kind `test`
+  // does not require the entry: tests that need hosts are skipped.
   {
     name: HOSTS,
     isThere: () => whyNoHosts() === undefined,
@@ -315,7 +315,8 @@ function readStatus() {
  * @returns {string | undefined} */
 function tryToRun([file, ...args]) {
   const { status, stderr, error } = spawnSync(file, args, { encoding: 'utf8' })
-  // Do not report a missing program as an error, because setup installs the program later or reports it then.
+  // Do not report a missing program as an error, because setup later installs the program or reports that it is
+  // missing.
   if (error && 'code' in error && error.code === 'ENOENT') return undefined
   return status === 0 ? undefined : (stderr ?? '').trim() || error?.message || `${file} failed`
 }
