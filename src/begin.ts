@@ -104,11 +104,12 @@ function handoverParts(node: NewNode, options: CutOptions, kept: readonly number
 }
 
 /**
- * Forwards with the lease, peers and device of the previous process, before weftd queries the store. Returns `nothing`
- * if weftd must wait for the store, because no state is known, or the state has expired or is from another store or
- * host. Returns `failed` if the host prevents forwarding at the moment. Logs the reason in both cases. Returns
- * `forwards` if the node forwards: then the node has the facts from the file of the last known state, and the loop in
- * loops/data-path.ts keeps its data path open and repaired.
+ * Forwards packets with the lease, peers and device of the previous process, before weftd queries the store. Returns
+ * `forwards` if the node forwards packets. The node then has the lease and the configuration that the previous process
+ * saved in the file of the last known state, and the loop in loops/data-path.ts repairs the data path. Returns
+ * `nothing` if weftd must wait for the store, because no state is known, or the state has expired or is from another
+ * store or host. Returns `failed` if the host or a successor prevents forwarding at the moment. If an error is the
+ * reason for `nothing` or `failed`, logs the error.
  */
 async function resume(
   node: NewNode,

@@ -40,8 +40,8 @@ class Wireguard {
     return {load_le32(&own.encap[kSecret]), std::span(own.encap).subspan<kIndexKey, IndexCode::kKeyBytes>()};
   }
 
-  /// The caller must have checked that Aead::create() succeeds. If Mac::create() fails, JavaScript gets all
-  /// initiations.
+  /// The caller must have checked that Aead::create() succeeds. If Mac::create() fails, this class cannot check mac1,
+  /// so it also passes initiations with a wrong mac1 to JavaScript.
   Wireguard(const OwnEnd& own, Sessions& sessions)
       : sessions_(&sessions),
         keepalive_ms_(load_le32(&own.encap[kKeepalive])),

@@ -51,7 +51,8 @@ class Sender {
   /// once per batch and for at most kPatienceMs. This wait slows down programs that send too many packets. It is
   /// limited because the thread may also serve the ingress.
   void send();
-  /// Sends like send(), and ends the batch: the next batch may wait again for a full socket buffer.
+  /// Sends like send(), and ends the batch. In each batch the sender waits at most once until a full socket buffer has
+  /// room again, so the next batch may wait too.
   void flush();
   size_t gathered() const { return gathered_; }
 
