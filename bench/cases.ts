@@ -218,7 +218,7 @@ function pingLoaded(streams: number): Case {
   const count = Math.ceil(seconds / intervalS)
   const what = `ping, beside ${streamsOf(streams)},`
   return {
-    method: `pings for ${seconds} s, ${intervalS * 1000} ms apart or as soon as ping gets a core, beside ${streamsOf(streams)}`,
+    method: `pings for ${seconds} s during ${streamsOf(streams)}, one ping every ${intervalS * 1000} ms, or later if ping must wait for a CPU core`,
     metrics: {
       p50: latency(what, 50),
       p99: latency(what, 99),
