@@ -20,6 +20,8 @@ class FakeBpf implements Bpf {
   /** The number of packets that the programs are said to carry with each look at the traffic. */
   step = 1_000
   tcx = 0
+  /** True if the kernel refuses to change a peer. */
+  isFull = false
   features = 'a'
   refusal: (Error & { code?: string }) | undefined
   readonly filters = new Map<string, { priority: number; kind: string; name: string }[]>()
@@ -34,6 +36,7 @@ class FakeBpf implements Bpf {
     return openSync('/dev/null', 'r') // KernelPrograms closes it
   }
   updateMap(_fd: number, key: Uint8Array, value: Uint8Array): void {
+    if (this.isFull && key.length === 8) throw new Error('bpf BPF_MAP_UPDATE_ELEM: No space left on device')
     if (key.length === 8) this.flags.push(new DataView(value.buffer).getUint32(12, IS_LITTLE))
   }
   deleteFromMap(): boolean {
@@ -328,6 +331,78 @@ it('forgets a promotion when the peer moves to another host or is removed', asyn
   near.way.change([{ ...PEER, isGone: true }])
   expect(near.bpf.calls.at(-1)).toBe('delete')
   expect(near.way.state.promoted).toBe(0)
+})
+
+it('ends for good if the kernel refuses the change of a peer, and the caller does not notice', async () => {
+  const [near] = await promoted()
+  near.bpf.isFull = true
+  near.way.change([{ ...PEER, ...hostsAt(parseIpv4('192.0.2.3')!) }])
+  const reason = 'the kernel refuses a change of a peer: bpf BPF_MAP_UPDATE_ELEM: No space left on device'
+  expect(near.way.state).toMatchObject({ isActive: false, promoted: 0, reason })
+  await eventually(() => expect(near.bpf.filters.size).toBe(0))
+  near.bpf.isFull = false
+  await near.way.check()
+  expect(near.way.state.isActive).toBe(false)
+})
+
+it('survives that the kernel refuses to take a peer back', async () => {
+  const [near] = await promoted()
+  near.bpf.isFull = true
+  near.bpf.tcx = 1
+  near.way.look()
+  expect(near.way.state).toMatchObject({ isActive: false, promoted: 0 })
+  await eventually(() => expect(near.bpf.filters.size).toBe(0))
+})
+
+it('detaches the programs if it closes while they end', async () => {
+  const [near] = await promoted()
+  near.bpf.tcx = 1
+  near.way.look()
+  await near.way.close()
+  expect(near.bpf.filters.size).toBe(0)
+})
+
+it("does not detach the next process's programs after a pause", async () => {
+  const [near] = await promoted()
+  near.bpf.tcx = 1
+  near.way.look()
+  near.way.pause()
+  await new Promise((resolve) => setTimeout(resolve, 400)) // longer than the farewell
+  expect(near.bpf.filters.size).toBe(2)
+})
+
+it('does not attach programs after it was closed', async () => {
+  const near = rig()
+  await near.way.check()
+  near.way.pause()
+  const [resumed, closed] = [near.way.resume(), near.way.close()]
+  await Promise.all([resumed, closed])
+  near.bpf.filters.clear()
+  await new Promise((resolve) => setTimeout(resolve, 20))
+  expect([near.bpf.filters.size, near.way.state.isActive]).toEqual([0, false])
+})
+
+it('detaches the programs of an earlier process if it cannot replace them', async () => {
+  const bpf = new FakeBpf()
+  bpf.attachProgram({ index: UPLINK, isEgress: false }, 0, 'weft-ingress')
+  bpf.attachProgram({ index: TUN, isEgress: true }, 0, 'weft-egress')
+  const { way } = rig({ settings: { verifySource: 'off', clampMss: false, probePathMtu: false } }, bpf)
+  await way.check()
+  expect(bpf.filters.size).toBe(0)
+})
+
+it('does not begin if it cannot read the IPsec policies, unless the kernel has no IPsec', async () => {
+  const failing = (why: string): Partial<KernelWayParts> => ({
+    run: async (_, args) => {
+      if (args.includes('xfrm')) throw new Error(why)
+      return '[{"ifname":"eth0","ifindex":7,"link_type":"ether"}]'
+    },
+  })
+  const [broken, without] = [rig(failing('ip timed out')), rig(failing('Protocol not supported'))]
+  await broken.way.check()
+  expect(broken.way.state).toMatchObject({ isActive: false, reason: 'ip timed out' })
+  await without.way.check()
+  expect(without.way.state.isActive).toBe(true)
 })
 
 it('continues if another program has the port of the proofs', async () => {
