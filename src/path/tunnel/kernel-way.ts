@@ -322,6 +322,8 @@ export class KernelWay {
     // The tunnel may have passed the data path on, or closed.
     if (this.#isPaused || this.#isFinal || !this.#programs) return
     const hooks = { uplink: uplink.index, tunnel: tun?.ifindex ?? 0 }
+    const front = programInFront(bpf, hooksOf(hooks))
+    if (front !== undefined) return this.#refuse(`${front} runs before a program of weft`)
     this.#features = bpf.activeFeatures(this.#link.name)
     this.#hooks = hooks
     this.#confirm()
@@ -461,10 +463,17 @@ export class KernelWay {
 
   /** Lets the kernel join received TCP segments, or stops it, as the link needs. */
   #chooseJoin(): void {
-    const programs = this.#programs
-    if (!programs || !this.#joinChoice.take(programs.counters())) return
-    if (this.#join || !this.#joinChoice.isOn) return this.#confirm()
     const { run, bpf, log } = this.#parts
+    const programs = this.#programs
+    if (!programs) return
+    const isChanged = this.#joinChoice.take(programs.counters())
+    // Without the program at the devices, or without the devices, the kernel would drop all TCP of promoted peers.
+    const isLost = this.#join && !areAttached(bpf, [{ index: this.#join[1], isEgress: false }])
+    if (isLost) {
+      this.#join = undefined
+      this.#confirm()
+    } else if (!isChanged) return
+    if (this.#join || !this.#joinChoice.isOn) return this.#confirm()
     openJoin(run, bpf).then(
       (indices) => {
         // The programs have ended meanwhile.

@@ -4,7 +4,7 @@ import { afterEach, expect, it, vi } from 'vitest'
 import { addon } from '../../../../src/host/addon.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import type { Peer } from '../../../../src/path/engine/peers.ts'
-import { IS_LITTLE, TRAFFIC_BYTES } from '../../../../src/path/tunnel/kernel-way-maps.ts'
+import { COUNTERS, IS_LITTLE, TRAFFIC_BYTES } from '../../../../src/path/tunnel/kernel-way-maps.ts'
 import type { Bpf } from '../../../../src/path/tunnel/kernel-way-programs.ts'
 import { KernelWay, type KernelWayParts } from '../../../../src/path/tunnel/kernel-way.ts'
 import { eventually } from '../../../support/event.ts'
@@ -20,6 +20,8 @@ class FakeBpf implements Bpf {
   /** The number of packets that the programs are said to carry with each look at the traffic. */
   step = 1_000
   tcx = 0
+  /** The number of long TCP packets that arrived one by one. */
+  lone = 0n
   /** True if the kernel refuses to change a peer. */
   isFull = false
   features = 'a'
@@ -43,8 +45,11 @@ class FakeBpf implements Bpf {
     this.calls.push('delete')
     return true
   }
-  lookUpInMap(_fd: number, _key: Uint8Array, value: Uint8Array): boolean {
+  lookUpInMap(_fd: number, key: Uint8Array, value: Uint8Array): boolean {
     value.fill(0)
+    const number = new DataView(key.buffer).getUint32(0, IS_LITTLE)
+    if (number === COUNTERS.indexOf('lone'))
+      new DataView(value.buffer, value.byteOffset).setBigUint64(0, this.lone, IS_LITTLE)
     if (value.length % TRAFFIC_BYTES !== 0) return true
     this.#carried += this.step
     const view = new DataView(value.buffer)
@@ -403,6 +408,27 @@ it('does not begin if it cannot read the IPsec policies, unless the kernel has n
   expect(broken.way.state).toMatchObject({ isActive: false, reason: 'ip timed out' })
   await without.way.check()
   expect(without.way.state.isActive).toBe(true)
+})
+
+it("does not begin behind another program's filter on the TUN", async () => {
+  const { way, bpf, lines } = rig()
+  bpf.filters.set(`${TUN} true`, [{ priority: 5, kind: 'bpf', name: 'count' }])
+  await way.check()
+  await way.check()
+  expect(lines).toEqual([expect.stringContaining('the tc filter count with priority 5 runs before a program of weft')])
+})
+
+it('joins segments again if another program removes the program that takes them', async () => {
+  const { way, bpf } = rig()
+  await way.check()
+  bpf.lone = 1_000n
+  way.look()
+  const key = `${TUN} false` // the fake run() gives all devices but the uplink this index
+  await eventually(() => expect(bpf.filters.get(key)?.[0]?.name).toBe('weft-joined'))
+  await new Promise((resolve) => setImmediate(resolve))
+  bpf.filters.delete(key)
+  way.look()
+  await eventually(() => expect(bpf.filters.has(key)).toBe(true))
 })
 
 it('continues if another program has the port of the proofs', async () => {
