@@ -455,7 +455,6 @@ export class KernelWay {
       port,
       proofPort: port,
       subnets,
-      isStrict: settings.verifySource === 'strict',
       leavesSyn: settings.clampMss,
       leavesProbes: hasTwoOuters,
     })
