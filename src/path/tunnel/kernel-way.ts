@@ -104,6 +104,8 @@ interface Uplink {
   readonly isEthernet: boolean
 }
 
+const IPSEC = 'this host has IPsec policies'
+
 const FAILURES: Readonly<Record<ProofFailure, string>> = {
   refused: 'no weftd with a FastPath answers there',
   silent: 'the proof got no answer',
@@ -141,6 +143,7 @@ export class KernelWay {
   #ending: Promise<void> = Promise.resolve()
   /** True after the programs of an earlier process were looked for. */
   #isCleared = false
+  #isSearchingPolicies = false
 
   constructor(parts: KernelWayParts) {
     this.#parts = parts
@@ -198,6 +201,7 @@ export class KernelWay {
       this.#confirm()
       const problem = this.#problemNow()
       if (problem !== undefined) return void this.#end(problem)
+      this.#watchPolicies()
       this.#chooseJoin()
       const now = performance.now()
       const sent = this.#parts.engine.traffic()
@@ -411,19 +415,36 @@ export class KernelWay {
 
   /** Returns why the kernel must not carry packets; undefined if it may. */
   async #problemWith(uplink: Uplink): Promise<string | undefined> {
-    const { run, settings, bpf, ownHost } = this.#parts
+    const { settings, bpf, ownHost } = this.#parts
     const { name } = this.#link
     if (settings.verifySource === 'off') return 'VerifySource is "off"'
     if (ownHost() === undefined) return 'the datagrams between the hosts are IPv6'
     if (!uplink.isEthernet) return `${name} is no Ethernet interface`
-    // The programs send without a look at IPsec, so a policy that encrypts packets between the hosts would be bypassed.
-    const policies = await run('ip', ['xfrm', 'policy']).catch((error: unknown) => {
+    if (await this.#hasPolicies()) return IPSEC
+    const front = programInFront(bpf, [{ index: uplink.index, isEgress: false }])
+    return front === undefined ? undefined : `${front} of ${name} runs before weft's program`
+  }
+
+  /**
+   * True if packets between hosts may be encrypted by IPsec. The programs send and receive without a look at the policies, so they would send
+   * such packets in the clear.
+   */
+  async #hasPolicies(): Promise<boolean> {
+    const policies = await this.#parts.run('ip', ['xfrm', 'policy']).catch((error: unknown) => {
       if (/not supported/.test(messageOf(error))) return '' // a kernel without IPsec
       throw error
     })
-    if (/\bdir out\b/.test(policies)) return 'this host has IPsec policies'
-    const front = programInFront(bpf, [{ index: uplink.index, isEgress: false }])
-    return front === undefined ? undefined : `${front} of ${name} runs before weft's program`
+    return /\bdir (in|out)\b/.test(policies)
+  }
+
+  /** Ends the programs if IPsec policies have appeared. The kernel reports no event for these, so each `look` searches them. */
+  #watchPolicies(): void {
+    if (this.#isSearchingPolicies) return
+    this.#isSearchingPolicies = true
+    this.#hasPolicies()
+      .then((has) => (has && !this.#isPaused ? this.#end(IPSEC) : undefined))
+      .catch(() => {}) // `check` searches them too, and ends the programs if it cannot
+      .finally(() => (this.#isSearchingPolicies = false))
   }
 
   /** Returns why the attached programs must end now; undefined if they may continue. Takes all peers back after a change of offloads. */

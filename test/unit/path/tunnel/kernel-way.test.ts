@@ -90,8 +90,8 @@ interface Rig {
   readonly way: KernelWay
   readonly bpf: FakeBpf
   readonly lines: string[]
-  /** The route to the peer's host, and whether the external interface is gone. */
-  readonly route: { device: string; isGone: boolean }
+  /** The route to the peer's host, whether the external interface is gone, and the IPsec policies. */
+  readonly route: { device: string; isGone: boolean; policies: string }
   /** Adds packets that the engine has sent to the peer. */
   send(packets: number): void
 }
@@ -104,7 +104,7 @@ afterEach(async () => {
 function rig(changed: Partial<KernelWayParts> = {}, bpf = new FakeBpf()): Rig {
   const lines: string[] = []
   const say = (text: string): void => void lines.push(text)
-  const route = { device: 'eth0', isGone: false }
+  const route = { device: 'eth0', isGone: false, policies: '' }
   let sent = 0
   const traffic = (): Float64Array => {
     const numbers = new Float64Array(5 * (SLOT + 1))
@@ -112,7 +112,7 @@ function rig(changed: Partial<KernelWayParts> = {}, bpf = new FakeBpf()): Rig {
     return numbers
   }
   const run = async (_command: string, args: readonly string[]): Promise<string> => {
-    if (args.includes('xfrm')) return ''
+    if (args.includes('xfrm')) return route.policies
     const hosts = JSON.stringify([{ dst: '192.0.2.2', dev: route.device }])
     if (args.includes('get') || args.includes('-batch')) return hosts
     if (route.isGone) return '[]'
@@ -327,6 +327,14 @@ it('does not begin beside IPsec policies, which the programs would bypass', asyn
   })
   await way.check()
   expect(way.state.reason).toBe('this host has IPsec policies')
+})
+
+it.each(['in', 'out'])('ends within one look if an IPsec policy appears: %s', async (direction) => {
+  const [near] = await promoted()
+  near.route.policies = `src 192.0.2.1/32 dst 192.0.2.2/32\n\tdir ${direction} priority 0`
+  near.way.look()
+  await eventually(() => expect(near.way.state.reason).toBe('this host has IPsec policies'))
+  expect(near.way.state).toMatchObject({ isActive: false, promoted: 0 })
 })
 
 it('forgets a promotion when the peer moves to another host or is removed', async () => {
