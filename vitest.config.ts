@@ -11,7 +11,9 @@ import { filesOf } from './test/support/selection.ts'
 const LIMITS = { testTimeout: 300_000 * PATIENCE, hookTimeout: 300_000 * PATIENCE }
 
 /** True for tests that take long. They show one progress bar in place of vitest's own. */
-const isLong = ['LONG', 'IMAGE', 'KUBELET', 'PAGE', 'RELEASE', 'BROKEN'].some((name) => process.env[`WEFT_${name}`])
+const isLong = ['LONG', 'IMAGE', 'KUBELET', 'CLUSTER', 'PAGE', 'RELEASE', 'BROKEN'].some(
+  (name) => process.env[`WEFT_${name}`],
+)
 
 export default defineConfig({
   test: {
@@ -47,7 +49,7 @@ export default defineConfig({
           sequence: { groupOrder: 1 },
         },
       },
-      ...['image', 'kubelet', 'page', 'release', 'broken']
+      ...['image', 'kubelet', 'cluster', 'page', 'release', 'broken']
         .filter((name) => process.env[`WEFT_${name.toUpperCase()}`])
         .map((name) => ({
           extends: true as const,

@@ -25,9 +25,8 @@ export interface Case {
 const system = (path: string): string => readFileSync(path, 'utf8').trim()
 
 /**
- * Returns a function that returns how many CPU seconds this machine has been busy since `busyClock` was called. Idle
- * time, waiting for I/O and steal time do not count as busy (proc_stat(5)); in steal time other virtual machines used
- * the CPU.
+ * The returned function returns this machine's busy CPU seconds since the call of `busyClock`. Idle time, waiting for
+ * I/O and steal time do not count as busy (proc_stat(5)); in steal time other virtual machines used the CPU.
  */
 function busyClock(): () => number {
   const idleSeconds = (): number => {
@@ -201,8 +200,8 @@ const LOADED_S = Math.ceil(LOADED.seconds + LOADED.startS)
 const streamsOf = (streams: number): string => (streams === 1 ? 'one TCP stream' : `${streams} TCP streams`)
 
 /**
- * Takes a sample during a bulk TCP transfer over the same path. Returns the sample and the throughput of the transfer
- * in Gbit/s.
+ * Takes a sample on a path during a bulk TCP transfer over that path. Returns the sample and the throughput of the
+ * transfer in Gbit/s.
  */
 async function beside<Sample>(
   { iperf }: Path,
@@ -219,7 +218,7 @@ function pingLoaded(streams: number): Case {
   const count = Math.ceil(seconds / intervalS)
   const what = `ping, beside ${streamsOf(streams)},`
   return {
-    method: `pings for ${seconds} s, ${intervalS * 1000} ms apart or as soon as ping gets a core, beside ${streamsOf(streams)}`,
+    method: `pings for ${seconds} s during ${streamsOf(streams)}, one ping every ${intervalS * 1000} ms, or later if ping must wait for a CPU core`,
     metrics: {
       p50: latency(what, 50),
       p99: latency(what, 99),

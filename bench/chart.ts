@@ -16,7 +16,8 @@ interface Chart {
   /** The rows of the chart from top to bottom. Each row is a measurement, as `case metric`. */
   readonly rows: readonly string[]
   /**
-   * The panels of the chart: for each panel, the path that the ratios refer to, and the name of this path in the chart.
+   * The panels of the chart: for each panel, the reference path by whose values all values are divided, and the name of
+   * this path in the chart.
    */
   readonly references: readonly (readonly [path: string, words: string])[]
 }

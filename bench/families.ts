@@ -1,5 +1,5 @@
-// families.ts - `npm run bench -- families`: measures what a dual-stack network costs a node in a network of thousands
-// of nodes, compared with an IPv4 network. The backend is the kernel's vxlan.
+// families.ts - `npm run bench -- families`: measures the time, CPU time and memory that a dual-stack network
+// costs a node in a network of thousands of nodes, compared with an IPv4 network. The backend is the kernel's vxlan.
 //
 // All nodes but one exist only as files in a lease directory. Each round measures an IPv4 network and a dual-stack
 // network. To count the calls of `ip` and `bridge`, weftd's PATH begins with a folder of programs with these names,

@@ -1,7 +1,7 @@
-// junk.ts - `npm run bench -- junk`: measures how much CPU time weftd spends on a flood of packets that it refuses, and
+// junk.ts - `npm run bench -- junk`: measures how much CPU time weftd spends on a flood of packets that it drops, and
 // how much the flood delays weftd's other work.
 //
-// A host without a lease sends datagrams at a fixed rate. weftd refuses each datagram, because its inner source address
+// A host without a lease sends datagrams at a fixed rate. weftd drops each datagram, because its inner source address
 // belongs to no peer. The source port of a datagram decides which forwarding thread receives it, so the number of ports
 // decides whether one thread or all threads are loaded.
 
@@ -19,8 +19,8 @@ export const JUNK_SECONDS_A_ROUND = 25
 const SAMPLE_MS = 3_000
 const SETTLE_MS = 500
 /**
- * The rows of the result: for each row the rate in datagrams per second, and the number of source ports, which spread
- * the datagrams over at most as many forwarding threads.
+ * The rows of the result: for each row the rate in datagrams per second, and the number of source ports. Datagrams from
+ * N ports load at most N forwarding threads.
  */
 const RATES = {
   'none, idle': [0, 8],

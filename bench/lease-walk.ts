@@ -1,6 +1,6 @@
 // lease-walk.ts - measures the CPU time that weftd's TypeScript code spends on one changed lease in a network of COUNT
 // leases: from the store's event until the engine gets the new peers. All loops that use peers run; stubs replace the
-// store, the engine and the kernel's commands. `lease-walk.js COUNT` prints one line of JSON.
+// store, the engine and commands such as `ip`. `lease-walk.js COUNT` prints one line of JSON.
 //
 // The result is the CPU time of the process, including garbage collection, so other programs on the machine do not
 // affect it.
@@ -32,8 +32,8 @@ import type { Engine } from '../src/path/engine/engine.ts'
 
 const CHANGES = 60
 /**
- * The duration in seconds of the load with frequent changes. CHURNED_A_SECOND is the number of leases that change in
- * each second, one at a time.
+ * The duration in seconds of the load with frequent lease changes. CHURNED_A_SECOND is the number of leases that change
+ * in each second, one at a time.
  */
 const CHURN_S = 5
 const CHURNED_A_SECOND = 10
@@ -89,7 +89,7 @@ function createSource(entries: readonly Entry[]) {
   }
 }
 
-/** A stub for running commands, which answers `ip -j` as a kernel without routes and devices does. */
+/** A stub for running commands, which answers `ip -j` as if the kernel had no routes and devices. */
 const run: Run = async (_file, args) => (args.includes('-j') ? '[]' : '')
 
 async function openNode(count: number, onPeers: () => void, stopping: AbortController, folder: string) {
@@ -150,7 +150,7 @@ async function measure(count: number): Promise<Record<string, number>> {
   const { node, change } = await openNode(count, () => resolveApplied(), stop, folder)
   const next = (): Promise<void> => new Promise((resolve) => (resolveApplied = resolve))
   const loops: Promise<unknown>[] = []
-  // Ends this process if one of the loops ends, because the measurement is then worthless.
+  // Ends this process if one of weftd's loops ends, because the measurement is then worthless.
   const isOver = (error: unknown): void => {
     if (!stop.signal.aborted) throw error
   }
@@ -176,7 +176,7 @@ async function measure(count: number): Promise<Record<string, number>> {
     }
     start(probePeers)
     start(keepLastKnown)
-    await delay(2_500) // the first run of each loop covers all peers
+    await delay(2_500) // the first run of each loop processes all peers
     const before = cpuMs()
     const from = performance.now()
     // Event-loop delays are elapsed time, not CPU time, so other programs on the machine do affect this figure.

@@ -1,5 +1,5 @@
 // leases.ts - `npm run bench -- leases`: measures the time from a lease's change in a real etcd until weftd forwards
-// packets accordingly.
+// packets by the changed lease.
 //
 // One host runs weftd and sends packets. A second host runs lease-ends.ts on the overlay's port in place of weftd, so
 // any number of leases may name the second host's address. The programs on the two hosts use the same clock.
@@ -57,8 +57,8 @@ const linesOf = (stream: Readable | null): Interface => createInterface({ input:
 
 interface Writer {
   /**
-   * Writes `count` leases that name the host address `address` to etcd, beginning with lease number `from`. Resolves
-   * when etcd has stored all of them, with the time before the first write in ms of CLOCK_MONOTONIC.
+   * Writes `count` leases that name the host address `address` to etcd, beginning with lease number `from`. When etcd
+   * has stored all of them, resolves with the time of the start of the first write, in ms of CLOCK_MONOTONIC.
    */
   put(from: number, count: number, address: string): Promise<number>
   close(): Promise<void>
@@ -221,7 +221,7 @@ function filled(daemon: Daemon, count: number): Promise<number> {
 }
 
 /**
- * Returns the CPU seconds that a weftd has used, without its forwarding threads, so mainly those of Node.js
+ * Returns the CPU seconds of a weftd's threads other than the forwarding threads, mainly those of Node.js
  * (proc_pid_stat(5): utime, stime).
  */
 function cpuSeconds({ process: { pid } }: Daemon): number {

@@ -116,8 +116,8 @@ const OTHERS: Readonly<
 }
 
 /**
- * The benchmarks that compare paths between containers over two kinds of links, each with the cases that it measures if
- * the command line names none.
+ * The benchmarks that compare paths between containers over two kinds of links. Each benchmark has the cases that it
+ * measures if the command line names none.
  */
 const BESIDE: Readonly<
   Record<

@@ -9,8 +9,8 @@ const FOLDERS = ['native', 'bench/native']
 const FLAGS = ['-std=c++20', '-O2', '-Wall', '-Wextra', '-fno-exceptions']
 
 /**
- * Compiles `bench/native/NAME.cc` with these source files of native/, unless the program is newer than all source
- * files. Returns the path of the program.
+ * Compiles `bench/native/NAME.cc` with the source files `sources` of native/, unless the program is newer than all
+ * source files. Returns the path of the program.
  */
 export async function nativeProgram(name: string, sources: readonly string[] = []): Promise<string> {
   const program = join(packageRoot, 'build/bench', name)

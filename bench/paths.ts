@@ -3,8 +3,8 @@
 //
 // The link of a path is a veth in one of three states:
 // - plain: the veth passes whole superpackets, even inside vxlan. No real network does that.
-// - wire: the veth passes only frames of at most the MTU, like a network card without segmentation. The kernel cuts
-//   superpackets in software, for TCP, vxlan and UDP_SEGMENT alike, and GRO joins frames at the receiver. Checksums
+// - wire: the veth passes only frames of at most the MTU, like a network card without segmentation. The kernel segments
+//   superpackets in software, for TCP, vxlan and UDP_SEGMENT alike, and GRO merges frames at the receiver. Checksums
 //   stay offloaded, because every card can do that and UDP_SEGMENT needs it.
 // - shaped: a wire with 1 Gbit/s and a queue of 20 ms (tc-tbf), so that packets queue in the link and not in the path.
 //
@@ -57,8 +57,8 @@ interface Reach {
 type Setup = (from: Host, to: Host, lab: Lab) => Promise<Reach>
 
 /**
- * Prepares two hosts that run no weftd: sets routes between the hosts' container subnets through the addresses in
- * `via`, and returns the two subnets.
+ * Prepares two hosts that run no weftd: sets routes between the hosts' container subnets with the addresses in `via` as
+ * next hops, and returns the two subnets.
  */
 async function subnetsBy(hosts: readonly [Host, Host], via: readonly [string, string], mtu: number): Promise<Reach> {
   const [from, to] = hosts
@@ -98,7 +98,9 @@ function daemonsOf(
     readonly inner?: Family
     readonly flags?: readonly string[]
     readonly checkout?: string
-    /** True to set the device feature rx-udp-gro-forwarding, with which weftd joins UDP datagrams into superpackets. */
+    /**
+     * True to set the device feature rx-udp-gro-forwarding, with which weftd merges UDP datagrams into superpackets.
+     */
     readonly joinsUdp?: boolean
     /** True to wait until the kernel's programs carry the packets in both directions (FastPath). */
     readonly byKernel?: boolean
@@ -127,8 +129,8 @@ function daemonsOf(
       await Promise.all(started.map((daemon) => daemon.line(/Received UDP packets are joined/)))
     }
     const [near, far] = [from, to].map((host) => subnetOfEnv(host.subnetEnv())) as [Subnet, Subnet]
-    // The first address of a subnet (.0) belongs to weft's tunnel device on that host, so the address answers without
-    // containers. host-gw has no tunnel device, so its far end must be a container.
+    // The first address of a host's subnet (.0) belongs to weft's tunnel device on that host, so the address answers
+    // without containers. host-gw has no tunnel device, so its far end must be a container.
     const address =
       inner === 'ipv4' ? far.gateway.replace(/\.1\/\d+$/, '.0') : (far.ipv6Gateway ?? '').replace(/::1\/\d+$/, '::')
     if (byKernel) await promoted(from, started, address)
@@ -175,7 +177,9 @@ const vxlan: Setup = async (from, to) => {
   return subnetsBy([from, to], ['10.6.0.1', '10.6.0.2'], 1450)
 }
 
-/** Makes a path with native/naive.cc, a simple tunnel for comparison that moves only one packet per system call. */
+/**
+ * Makes a path with bench/native/naive.cc, a simple tunnel for comparison that moves only one packet per system call.
+ */
 const naive: Setup = async (from, to) => {
   const program = await nativeProgram('naive')
   const ends = [
@@ -311,7 +315,7 @@ export const BY_BACKEND: Readonly<Record<string, Setup>> = {
   'native-bpf': daemonsOf({ Backend: { Type: 'udp', FastPath: 'auto' } }, { byKernel: true }),
   // Compared with `native`, this path shows the cost of the check of inner source addresses (VerifySource).
   'native-unfiltered': daemons({ Type: 'udp', VerifySource: 'off' }),
-  // Compared with `native`, this path shows the gain if weftd joins the UDP datagrams that it forwards to containers.
+  // Compared with `native`, this path shows the gain if weftd merges the UDP datagrams that it forwards to containers.
   'native-udp-joined': daemonsOf({ Backend: { Type: 'udp' } }, { joinsUdp: true }),
 }
 /**

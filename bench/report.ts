@@ -167,8 +167,8 @@ export function pathTable(part: Part, reference: string): string {
 
 /**
  * Compares two results. On a noisy machine absolute numbers of two runs cannot be compared. So the table compares
- * ratios: each path's value divided by that of a reference path in the same run, which the tested change does not
- * affect. The verdict is `unresolved` if the confidence intervals of the two runs overlap (result.ts).
+ * ratios: each path's value divided by the value of a reference path in the same run. The tested change must not affect
+ * the reference path. The verdict is `unresolved` if the confidence intervals of the two runs overlap (result.ts).
  */
 export function compareTable(before: Result, after: Result, reference = 'vxlan'): string {
   const table = [['', 'before', 'after', 'after/before', `by ${reference}`, '']]

@@ -34,7 +34,7 @@ export interface Series extends Metric {
 export interface Part {
   readonly name: string
   readonly link?: Link
-  /** Default: hosts. */
+  /** The ends of the paths: the hosts (default) or containers on them. */
   readonly ends?: Ends
   readonly commit?: string
   /**

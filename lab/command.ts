@@ -9,8 +9,8 @@ export interface Finished {
 }
 
 /**
- * The factor by which all time limits of a lab are multiplied. Slow machines, such as emulated ones, set it with
- * WEFT_PATIENCE.
+ * The factor by which all time limits of a lab are multiplied. Set WEFT_PATIENCE to this factor on a slow machine, such
+ * as an emulated one.
  */
 export const PATIENCE = Number(process.env['WEFT_PATIENCE'] ?? 1)
 

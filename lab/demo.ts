@@ -1,5 +1,5 @@
-// demo.ts - `npm run demo`: simulates hosts on this machine, which lease subnets from a directory and whose containers
-// exchange packets.
+// demo.ts - `npm run demo`: simulates hosts on this machine. The hosts keep their leases in a directory, and their
+// containers exchange packets.
 //
 // By default a second, dual-stack network uses the kernel's vxlan. Options make the first network dual-stack, encrypt
 // it and show that captured packets cannot be read, or put a fault into it that the user can find with weft's tools.

@@ -54,8 +54,8 @@ function packetsOf(pcap: Buffer): Buffer[] {
 }
 
 /**
- * Returns the number of pings in a frame of the cable. On a busy machine weftd sends several datagrams as one
- * superpacket, which tcpdump shows as one long datagram.
+ * Returns the number of pings in a frame that was captured on the cable. On a busy machine weftd sends several
+ * datagrams as one superpacket, which tcpdump shows as one long datagram.
  */
 export function pingsIn(frame: Buffer): number {
   const at = ETHERNET + 4 * ((frame[ETHERNET] ?? 0) & 0x0f)

@@ -64,7 +64,8 @@ export async function ownPlace(): Promise<string> {
     const port = FIRST_PORT + portsGiven++
     const server = createServer()
     const isFree = await new Promise<boolean>((resolve, reject) => {
-      // Another server of this machine may already listen on this port of all addresses. If so, try the next port.
+      // Another server of this machine may already listen on this port at the wildcard address. If so, try the next
+      // port.
       server.once('error', (error: NodeJS.ErrnoException) =>
         error.code === 'EADDRINUSE' ? resolve(false) : reject(error),
       )
@@ -290,7 +291,7 @@ export async function startEtcdCluster(
         `m${index}`,
         '--data-dir',
         join(folder, `m${index}-${generation}`),
-        // Turn strict-reconfig-check off, because it would refuse to add a member within 5 s after another member was
+        // Turn strict-reconfig-check off, because with it etcd rejects a new member within 5 s after another member was
         // added.
         '--initial-cluster',
         initial,

@@ -17,6 +17,7 @@ import {
   readdirSync,
   readFileSync,
   rmSync,
+  writeFileSync,
 } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { dirname, join } from 'node:path'
@@ -216,6 +217,11 @@ export interface Lab {
   readonly folder: string
   /** Returns a command prefix with which a user can run a command in the namespace `namespace` of the lab. */
   enter(namespace: string): string
+  /**
+   * Names a network namespace that another program made, such as a container runtime, so that the lab can run commands in it. `path` is the
+   * namespace's file. The lab removes the name when it is closed.
+   */
+  adopt(name: string, path: string): Promise<Place>
   /**
    * Makes a folder in the lab and mounts a tmpfs with a limited size, such as '1m', on it. Returns the folder's path.
    */
@@ -488,6 +494,14 @@ export async function createLab({
         process.env['WEFT_UNPRIVILEGED']
           ? `nsenter -t ${process.pid} -U -n -m --preserve-credentials ip netns exec ${namespace}`
           : `ip netns exec ${namespace}`,
+      async adopt(name, path) {
+        const namespace = `${id}-${name}`
+        const file = join(NAMESPACE_FOLDER, namespace)
+        writeFileSync(file, '')
+        namespaces.push(namespace)
+        await output(['mount', '--bind', path, file])
+        return placeOf(namespace)
+      },
       async mountMemory(name, size) {
         const point = join(folder, name)
         mkdirSync(point)

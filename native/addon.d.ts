@@ -1,10 +1,10 @@
 // addon.d.ts - the interface between JavaScript and C++.
 //
 // JavaScript decides and validates; C++ trusts its arguments. Packets, log lines, retries and timers do not cross the
-// interface; only the headers of dropped packets do. If the kernel refuses a call, the function throws an Error with
-// `code` (an errno name such as 'EPERM') and `syscall`. No function blocks.
+// interface; only the headers of dropped packets do. If a system call fails, the function throws an Error with `code`
+// (an errno name such as 'EPERM') and `syscall`. No function blocks.
 
-/** The UDP sockets to open: a group of sockets in one IP family for each loop. */
+/** The UDP sockets to open: a group of sockets in one IP family for each loop (forwarding thread). */
 export interface SocketOptions {
   /** The local IPv4 or IPv6 address, as text. */
   bindAddress: string
@@ -73,7 +73,7 @@ export interface ByFamily<T> {
 export interface FilterOptions {
   /**
    * The check of packets from peers. `strict`: the inner addresses and the datagram's source address must match the
-   * peer table. `inner`: only the inner addresses must match. `off`: all packets enter.
+   * peer table. `inner`: only the inner addresses must match. `off`: no check.
    */
   readonly verifySource: 'strict' | 'inner' | 'off'
   /** The cluster's network in each IP family. */
@@ -81,13 +81,13 @@ export interface FilterOptions {
   readonly subnet: ByFamily<Net>
 }
 
-/** A host whose packet the filter refused. */
+/** The sender of a packet that the filter dropped. */
 export interface UnknownSender {
   readonly from: Address
   /** The source and the destination address of the inner packet. */
   readonly source: Address
   readonly destination: Address
-  /** The counter of the refusal, a name from `counterNames`. */
+  /** The counter that counted the dropped packet, a name from `counterNames`. */
   readonly reason: string
 }
 
@@ -96,8 +96,8 @@ export interface DroppedPacket {
   /** When the engine began to process the batch of packets that contains this packet, in microseconds since 1970. */
   readonly atUs: number
   /**
-   * The counter of the drop, a name from `counterNames`. `tx_...` counts packets to peers, and `rx_...` packets from
-   * peers.
+   * The counter that counted the dropped packet, a name from `counterNames`. `tx_...` counts packets to peers, and
+   * `rx_...` packets from peers.
    */
   readonly reason: string
   /** The number of dropped packets. A superpacket (several segments under one header) counts as its segments. */
@@ -208,7 +208,7 @@ export interface NativeEngine {
   /** The interface name that the TUN has now; undefined after `release` and `stop`. */
   readonly tunName: string | undefined
   /**
-   * Reads the TUN's generic-receive-offload and rx-udp-gro-forwarding switches (`ethtool -k`). The engine joins
+   * Reads the TUN's generic-receive-offload and rx-udp-gro-forwarding switches (`ethtool -k`). The engine merges
    * received packets only as far as these switches allow.
    */
   followSwitches(): void
@@ -219,9 +219,9 @@ export interface NativeEngine {
   readonly counters: BigUint64Array
   /** True if the engine continues the sessions of the previous engine. */
   readonly hasKeptSessions: boolean
-  /** Why the kernel refused `RunOptions.steers`; undefined if the kernel accepted it. */
+  /** The error with which the kernel rejected `RunOptions.steers`; undefined if the kernel accepted it. */
   readonly steeringRefused?: string
-  /** Why the kernel refused `RunOptions.nice`; undefined if the kernel accepted it. */
+  /** The error with which the kernel rejected `RunOptions.nice`; undefined if the kernel accepted it. */
   readonly priorityRefused?: string
   /**
    * Replaces the whole peer table by the records `records` (src/path/engine/peers.ts). Each thread uses the new table
@@ -233,7 +233,7 @@ export interface NativeEngine {
    * table.
    */
   changePeers(records: Uint8Array): void
-  /** Sends one datagram from the well-known port. Returns false if the kernel refused the datagram. */
+  /** Sends one datagram from the well-known port. Returns false if the system call failed. */
   send(to: Address, port: number, datagram: Uint8Array): boolean
   /**
    * Returns the number of loop iterations of each thread, by the thread's name in /proc/PID/task/TID/comm, and wakes
@@ -242,8 +242,8 @@ export interface NativeEngine {
   askThreads(): Record<string, number>
   /**
    * Returns five numbers for each traffic slot (the index in a peer's record): packets and bytes sent, packets and
-   * bytes received, and milliseconds since the last packet was received (-1 for never). Covers all slots that records
-   * have named, or only `slot` if it is given.
+   * bytes received, and milliseconds since the last packet was received (-1 for never). Returns the numbers of all
+   * slots that peers' records have used, or only of `slot` if it is given.
    */
   traffic(slot?: number): Float64Array
   /** Installs keys in a WireGuard session. `session` is the number that the peer's records name. */
@@ -263,9 +263,9 @@ export interface NativeEngine {
    */
   drops(after: readonly number[]): Drops
   /**
-   * Ends the threads, each after at most one batch, and returns the open descriptors for the next engine. Until then,
-   * arriving packets wait in the kernel's buffers. The sessions are saved in `handoverState`, together with `head`.
-   * Rejects with EBADF if the engine has already ended.
+   * Ends the threads, each after at most one batch, and returns the open descriptors for the next engine. Until the
+   * next engine starts, arriving packets wait in the kernel's buffers. The sessions are saved in `handoverState`,
+   * together with `head`. Rejects with EBADF if the engine has already ended.
    */
   release(head?: Uint8Array): Promise<Descriptors>
   /**
@@ -329,8 +329,8 @@ export const layout: {
   readonly drops: { readonly kept: number; readonly everyUs: number; readonly headerBytes: number }
   /**
    * The limits of path MTUs. `askEveryMs`: the shortest interval between two queries of a path MTU. `alwaysFits`: the
-   * packet size that always fits. `least`: the smallest plausible MTU for inner packets. `outerBytes`: the length of
-   * the outer IPv4 and UDP headers.
+   * size in bytes of a packet that fits every path MTU that Linux accepts. `least`: the smallest plausible MTU for
+   * inner packets. `outerBytes`: the length of the outer IPv4 and UDP headers.
    */
   readonly path: {
     readonly askEveryMs: number
@@ -338,7 +338,10 @@ export const layout: {
     readonly least: number
     readonly outerBytes: number
   }
-  /** Rate limits on ICMP errors: first for one sender, then for all senders outside this node's subnet together. */
+  /**
+   * Rate limits on ICMP errors: `senderBurst` and `senderEveryMs` for one sender, `burst` and `everyMs` for all senders
+   * outside this node's subnet together.
+   */
   readonly icmp: {
     readonly senderBurst: number
     readonly senderEveryMs: number
@@ -419,7 +422,7 @@ export function watchReadable(fd: number, onReadable: () => void): ReadWatcher
 
 /**
  * Waits for an exclusive lock on the whole file (open file description lock, fcntl F_OFD_SETLKW, Linux 3.15). A process
- * that receives the descriptor holds the lock too. The lock ends when the last of these descriptors is closed.
+ * that receives the descriptor shares the lock. The lock ends when the last of these descriptors is closed.
  */
 export function lockFile(fd: number): Promise<void>
 

@@ -25,10 +25,10 @@ struct RunOptions {
   ByFamily<Address> tun_address;  ///< the sources of ICMP errors to peers, then of ICMP errors into the TUN, as in Path
   ByFamily<Address> network_address;
   FilterOptions filter;
-  bool clamp_mss = false;  ///< true if the MSS in the SYN of TCP connections is lowered to what fits (core/mss.h)
+  bool clamp_mss = false;  ///< true if the MSS in the SYN of TCP connections is lowered to fit the tunnel (core/mss.h)
   OwnEnd own;
-  /// The records of the first peer table. It is set before the threads start, because packets may already wait in the
-  /// descriptors.
+  /// The records of the first peer table, which the engine sets before the threads start, because packets may already
+  /// wait in the descriptors.
   std::span<const uint8_t> peers;
   /// True if weft, and not the kernel, chooses the TUN queue of each packet, so that flows with fragments stay in order
   /// (io/steering.h).
@@ -49,8 +49,8 @@ class Engine {
                      std::unique_ptr<Engine>& engine);
 
   const Features& features() const { return features_; }
-  /// Reads the TUN's switches (io/tun.h), which say whether received packets may be joined. Each loop obeys the
-  /// switches from its next batch on.
+  /// Reads the TUN's switches (io/tun.h), which say whether received packets may be merged. Each loop uses the new
+  /// values from its next batch on.
   void follow_switches();
   /// The interface name that the TUN has now or, if the TUN was deleted, the last name that it had. Changes the engine,
   /// so only one thread may call it at a time: JavaScript's thread, or the thread that ends the engine.
@@ -61,10 +61,10 @@ class Engine {
   Traffic traffic(uint32_t slot) const;
   /// One more than the highest traffic slot that any peer record has named.
   uint32_t traffic_slots() const { return traffic_slots_; }
-  /// Why the kernel refused weft's rule for choosing TUN queues (RunOptions::steers); empty if the kernel accepted the
-  /// rule.
+  /// The error with which the kernel rejected weft's rule for choosing TUN queues (RunOptions::steers); empty without
+  /// an error.
   const Failure& steering_refused() const { return steering_refused_; }
-  /// Why the kernel refused the nice value of the threads; empty if the kernel accepted the value.
+  /// The error with which the kernel rejected the nice value of the threads; empty without an error.
   Failure priority_refused() const { return loops_.empty() ? Failure{} : loops_.front()->priority_refused(); }
   std::vector<ThreadRounds> ask_threads() const;
   /// Calls `each` with each unknown sender that a loop has noted since the last call.
@@ -79,13 +79,14 @@ class Engine {
   /// is readable.
   Sessions* sessions() { return sessions_.get(); }
   const Event& mail_event() const { return mail_; }
-  /// Sends one datagram from the well-known port, without blocking. Returns false if the kernel refused the datagram.
+  /// Sends one datagram from the well-known port, without blocking. Returns false if the system call failed.
   bool send(const SocketAddress& to, std::span<const uint8_t> datagram) const;
   /// True if the engine took over the sessions that the previous engine saved.
   bool has_kept_sessions() const { return has_kept_sessions_; }
-  /// Ends the threads and returns the descriptors, still open, for the next engine. The saved sessions are among them,
-  /// with `head`, which the next engine can read before it takes the sessions. After release() the caller may call no
-  /// other function. If release() is not called, the destructor closes the descriptors, which deletes the TUN.
+  /// Ends the threads and returns the descriptors, still open, for the next engine. With WireGuard one of them is a
+  /// memfd with the saved sessions and `head`, which the next engine can read before it takes the sessions. After
+  /// release() the caller may call no other function. If release() is not called, the destructor closes the
+  /// descriptors, which deletes the TUN.
   Descriptors release(std::span<const uint8_t> head);
   ~Engine();
 

@@ -13,7 +13,8 @@ export async function mustRun([file, ...words], cwd) {
 }
 
 /**
- * Compiles each source, and returns the paths of the object files in the order of the sources. Throws if a source does not compile.
+ * Compiles each source, and returns the paths of the object files in the order of the sources. Throws if a source does
+ * not compile.
  * @param {{ command: readonly string[], sources: readonly string[], folder: string, cwd: string }} what `command` is the compiler with its
  *   flags. `folder` receives the object files. The sources are paths relative to `cwd`.
  */

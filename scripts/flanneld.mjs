@@ -11,8 +11,8 @@ import { join } from 'node:path'
 import { runAloud } from './progress.mjs'
 import { undo } from './undo.mjs'
 
-const MODULE = 'github.com/flannel-io/flannel'
-const FLANNEL_VERSION = 'v0.28.9'
+export const MODULE = 'github.com/flannel-io/flannel'
+export const FLANNEL_VERSION = 'v0.28.9'
 const cache = join(process.env.XDG_CACHE_HOME || join(homedir(), '.cache'), 'weft')
 /** The path of the program flanneld, whether it is already built or not. */
 export const FLANNELD = join(cache, `flanneld-${FLANNEL_VERSION}`)
@@ -30,7 +30,7 @@ export async function flanneld() {
   const { status, stdout, stderr, error } = spawnSync('go', download, { cwd: work, encoding: 'utf8' })
   if (status !== 0) throw new Error(`go ${download.join(' ')} failed: ${error?.message ?? stderr.trim()}`)
   const source = join(work, 'source')
-  // Make the copy writable, because the Go module cache is read-only and a plain copy would be read-only too.
+  // Make the copy writable, because a plain copy of the read-only Go module cache would be read-only.
   cpSync(JSON.parse(stdout).Dir, source, { recursive: true, mode: 0 })
   spawnSync('chmod', ['-R', 'u+w', source])
   const main = join(source, 'main.go')

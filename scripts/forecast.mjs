@@ -112,7 +112,8 @@ const duration = (seconds) =>
 export function forecastLine(costs, { slowness, cores, load, isSetUp, hasHosts, lacks }) {
   const running = costs.filter(({ hosts }) => hasHosts || !hosts)
   const seconds = running.reduce((sum, { cpu, part }) => sum + (part ?? cpu), 0) * slowness * WAITING
-  // If two other processes are busy on a machine with two cores, for example, this process gets half of both cores: 1.
+  // For example, on a machine with two cores and two other busy processes, this process gets half of each core: one
+  // core in total.
   const share = cores / (1 + load / Math.max(1, cores))
   const setup = isSetUp ? '' : `, with about ${duration((SETUP_SECONDS * slowness) / share)} of set-up before`
   const skips = lacks.length === 0 ? 'Nothing will be skipped.' : `Tests will be skipped: ${lacks.join('; ')}.`

@@ -165,7 +165,7 @@ const build = [
   ...sources,
   '-o',
   program,
-  // In the addon Node.js provides libcrypto. The fuzzer is a program of its own, so it links libcrypto itself.
+  // The addon uses the libcrypto of Node.js. The fuzzer is a separate program, so it must link libcrypto.
   '-Wl,--no-as-needed',
   '-l:libcrypto.so.3',
 ]

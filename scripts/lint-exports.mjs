@@ -2,7 +2,7 @@
 // tests import.
 //
 // A type may be exported for tests. A value that only tests import is allowed if scripts/exports-for-tests.json lists
-// its name. A listed name that needs no exception is an error too. `--list` prints the correct list.
+// its name. A listed name that needs no exception is an error. `--list` prints the correct list.
 
 import { readdirSync, readFileSync, statSync } from 'node:fs'
 import { dirname, join, relative, resolve } from 'node:path'
@@ -77,7 +77,7 @@ for (const [path, { text, module }] of files) {
   for (const { entries } of module.staticExports)
     for (const { moduleRequest, importName } of entries)
       if (moduleRequest && importName.kind === 'Name') use(target(path, moduleRequest.value), importName.name, path)
-  // Dynamic imports, import types and strings with paths of dist/ use a module as a whole too.
+  // A dynamic import, an import type or a string with a path of dist/ uses all names of a module.
   for (const [, specifier] of text.matchAll(/\bimport\(\s*['"`](\.[^'"`]+)['"`]/g))
     useWords(target(path, specifier), text, path)
   for (const [, built] of text.matchAll(/\bdist\/([\w/-]+)\.js\b/g))

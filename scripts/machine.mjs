@@ -19,6 +19,7 @@ const NAMED = [
   'paths',
   'kube',
   'kubelet',
+  'cluster',
   'page',
   'image',
   'vm',
@@ -30,7 +31,20 @@ const NAMED = [
 ]
 export const KINDS = [...COMMON, 'build', ...NAMED]
 /** The kinds of npm scripts that simulate hosts with network namespaces. */
-const HOSTED = ['demo', 'test', 'bench', 'soak', 'paths', 'kube', 'kubelet', 'page', 'image', 'release', 'broken']
+const HOSTED = [
+  'demo',
+  'test',
+  'bench',
+  'soak',
+  'paths',
+  'kube',
+  'kubelet',
+  'cluster',
+  'page',
+  'image',
+  'release',
+  'broken',
+]
 
 /** Names of prerequisites that are not programs from a Debian package. */
 export const HOSTS = "root's right to make network namespaces, and /dev/net/tun"
@@ -72,11 +86,11 @@ export const NEEDS = [
   { name: 'nstat', package: 'iproute2', for: ['test'] },
   { name: 'ping', package: 'iputils-ping', for: HOSTED },
   { name: 'ethtool', package: 'ethtool', for: ['bench', 'test', 'paths'] },
-  { name: 'iperf3', package: 'iperf3', for: ['demo', 'bench', 'test', 'soak', 'paths', 'page'] },
+  { name: 'iperf3', package: 'iperf3', for: ['demo', 'bench', 'test', 'soak', 'paths', 'cluster', 'page'] },
   { name: 'unshare', package: 'util-linux', for: HOSTED },
   { name: 'setpriv', package: 'util-linux', for: [...HOSTED, 'stubborn', 'vm'] },
-  { name: 'iptables', package: 'iptables', for: ['test', 'kube'] },
-  { name: 'nft', package: 'nftables', for: ['test', 'soak'] },
+  { name: 'iptables', package: 'iptables', for: ['test', 'kube', 'cluster'] },
+  { name: 'nft', package: 'nftables', for: ['test', 'soak', 'cluster'] },
   { name: 'tcpdump', package: 'tcpdump', for: ['demo', 'test', 'soak', 'paths', 'kube'] },
   { name: 'wg', package: 'wireguard-tools', for: ['demo', 'test', 'bench'] },
   { name: 'wireguard-go', package: 'wireguard-go', for: ['test', 'bench'] },
@@ -93,10 +107,10 @@ export const NEEDS = [
   },
   { name: 'etcd', package: 'etcd-server', for: ['bench', 'test', 'soak', 'kube'] },
   { name: 'etcdctl', package: 'etcd-client', for: ['bench', 'test', 'soak', 'kube'] },
-  { name: 'openssl', package: 'openssl', for: ['test', 'kube'] },
+  { name: 'openssl', package: 'openssl', for: ['test', 'kube', 'cluster'] },
   { name: 'prometheus', package: 'prometheus', for: ['test'] },
   { name: 'promtool', package: 'prometheus', for: ['test', 'kube'] },
-  { name: 'curl', package: 'curl', for: ['test', 'soak', 'kubelet'] },
+  { name: 'curl', package: 'curl', for: ['test', 'soak', 'kubelet', 'cluster'] },
   {
     name: 'libfaketime',
     isThere: () => LIBRARY_FOLDERS.some((folder) => existsSync(join(folder, 'faketime/libfaketime.so.1'))),
@@ -106,8 +120,8 @@ export const NEEDS = [
   { name: 'podman', package: 'podman', for: ['image', 'kubelet'] },
   { name: 'runc', package: 'runc', for: ['image', 'kubelet'] },
   { name: 'containerd', package: 'containerd', for: ['kubelet'] },
-  { name: 'gcc', package: 'gcc', for: ['kubelet'] },
-  { name: 'mmdebstrap', package: 'mmdebstrap', for: ['image', 'kubelet', 'release'] },
+  { name: 'gcc', package: 'gcc', for: ['kubelet', 'cluster'] },
+  { name: 'mmdebstrap', package: 'mmdebstrap', for: ['image', 'kubelet', 'cluster', 'release'] },
   { name: 'dpkg-deb', package: 'dpkg', for: ['test', 'release'] },
   { name: 'rpmbuild', package: 'rpm', for: ['test', 'release'] },
   { name: 'g++', package: 'g++', for: ['release'] },
@@ -123,7 +137,7 @@ export const NEEDS = [
         ],
   ),
   { name: 'qemu-system-x86_64', package: 'qemu-system-x86', for: ['vm'] },
-  { name: 'busybox', package: 'busybox-static', for: ['vm'] },
+  { name: 'busybox', package: 'busybox-static', for: ['vm', 'cluster'] },
   { name: 'cpio', package: 'cpio', for: ['vm'] },
   { name: 'modprobe', package: 'kmod', for: ['vm'] },
   { name: 'chromium', package: 'chromium', for: ['page'] },
@@ -137,24 +151,30 @@ export const NEEDS = [
   // the tests query the API server as an operator does.
   { name: 'dpkg-source', package: 'dpkg-dev', for: ['kube', 'kubelet'] },
   { name: 'rsync', package: 'rsync', for: ['kube', 'kubelet'] },
-  { name: 'jq', package: 'jq', for: ['test', 'kube'] },
-  { name: 'go', package: 'golang-go', for: ['kube', 'kubelet', 'vm'] },
+  { name: 'jq', package: 'jq', for: ['test', 'kube', 'cluster'] },
+  { name: 'go', package: 'golang-go', for: ['kube', 'kubelet', 'cluster', 'vm'] },
   { name: 'kubectl', package: 'kubernetes-client', for: ['kube'] },
+  {
+    name: 'the C library of seccomp', // runc is built with it
+    isThere: () => existsSync('/usr/include/seccomp.h'),
+    package: 'libseccomp-dev',
+    for: ['cluster'],
+  },
   goLibrary('github.com/modern-go/reflect2', 'golang-github-modern-go-reflect2-dev'),
   goLibrary('github.com/json-iterator/go', 'golang-github-json-iterator-go-dev'),
-  // The entry for hosts must be the last entry, because its check runs programs of the entries before it. The kind
-  // `test` does not require the entry: tests that need hosts are skipped.
+  // The entry HOSTS must be the last entry, because its check runs programs of the entries before it. The kind `test`
+  // does not require the entry: tests that need hosts are skipped.
   {
     name: HOSTS,
     isThere: () => whyNoHosts() === undefined,
     remedy: () => whyNoHosts() ?? '',
-    for: ['soak', 'paths', 'kube', 'kubelet', 'page', 'image', 'broken'],
+    for: ['soak', 'paths', 'kube', 'kubelet', 'cluster', 'page', 'image', 'broken'],
   },
   {
     name: NODE,
     isThere: () => ['x64', 'arm64'].includes(process.arch),
     remedy: () => 'run it on amd64 or arm64',
-    for: ['image', 'kubelet'],
+    for: ['image', 'kubelet', 'cluster'],
   },
   {
     name: 'amd64, which cross-compiles for arm64',
@@ -295,7 +315,8 @@ function readStatus() {
  * @returns {string | undefined} */
 function tryToRun([file, ...args]) {
   const { status, stderr, error } = spawnSync(file, args, { encoding: 'utf8' })
-  // Do not report a missing program as an error, because setup installs the program later or reports it then.
+  // Do not report a missing program as an error, because setup later installs the program or reports that it is
+  // missing.
   if (error && 'code' in error && error.code === 'ENOENT') return undefined
   return status === 0 ? undefined : (stderr ?? '').trim() || error?.message || `${file} failed`
 }

@@ -16,7 +16,7 @@ const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const MAKERS = new Set(['fail', 'invalid'])
 
 /**
- * Returns a marker for a value that the code inserts into a message when it runs. The private characters around the
+ * Returns a marker for a value that the code inserts into a message when it runs. The private-use characters around the
  * name cannot occur in a message.
  */
 const hole = (name) => `\uE000${name}\uE001`

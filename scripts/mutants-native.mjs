@@ -11,9 +11,7 @@ import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync
 import { basename, dirname, join } from 'node:path'
 import { drawn } from './mutants-score.mjs'
 
-/**
- * In the addon Node.js provides libcrypto. The test programs do not run in Node.js, so they link libcrypto themselves.
- */
+/** The addon uses the libcrypto of Node.js. The test programs do not run in Node.js, so they must link libcrypto. */
 const OPENSSL = ['-Wl,--no-as-needed', '-l:libcrypto.so.3']
 const COMPILER = ['g++', '-std=c++20', '-O1', '-fno-exceptions', '-w']
 /**
@@ -232,8 +230,8 @@ export async function createNativeTrials({ root, folder }) {
     return false
   }
 
-  // Try an empty change first, which must compile and pass: if a file were missing from the copied tree, no mutant
-  // would compile.
+  // First try an empty change: the code must compile and pass its tests. If a file were missing from the copied tree,
+  // no mutant would compile.
   if (!isBuilt && (await isNoticed({ file: 'native/core/packet.h', index: 0, was: '', became: '' })) !== false)
     throw new Error('the copied tree without a mistake does not compile')
   writeFileSync(keyPath, key)

@@ -147,7 +147,8 @@ export async function mutateTypescript({ root, folder, area, files, tests, hasPr
     incremental: true,
     incrementalFile,
     tempDirName: join(folder, `sandbox-${process.pid}`),
-    // Copy the compiled addon too, because test files that load the addon could not be imported without it.
+    // Stryker's copy of the project must contain the compiled addon, because test files that load the addon could not
+    // be imported without it.
     ignorePatterns: ['/build/*', '!/build/Release', '/dist', '/docs/images', '/bench/results'],
     // Hide tsconfig.json from Stryker, which would rewrite the file with an API that TypeScript 7 lacks. The copied
     // tsconfig.json works unchanged.

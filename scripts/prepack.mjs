@@ -40,8 +40,8 @@ function prebuild() {
     for (const name of ['binding.gyp', 'native', 'package.json'])
       cpSync(join(root, name), join(copy, name), { recursive: true })
     symlinkSync(join(root, 'node_modules'), join(copy, 'node_modules'))
-    // One compiled addon works with all versions of Node.js, because they share Node-API, but only with glibc. Tag the
-    // addon `glibc`, so that systems with another C library compile an addon of their own.
+    // One compiled addon works with all versions of Node.js (Node-API), but only with glibc. Tag the addon `glibc`, so
+    // that systems with another C library compile an addon of their own.
     const target = ['--napi', '--tag-libc', '--strip', `--target=${process.versions.node}`]
     // Use the C++ headers that were installed with Node.js, because node-gyp would download them again (as in
     // setup.mjs).

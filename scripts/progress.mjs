@@ -82,8 +82,8 @@ export function barLine({ title, step, done, total, counted, elapsedMs, leftMs }
 
 /**
  * Returns the amount of work done and the remaining time, at the pace of the finished steps. Before the first step is
- * finished, uses the sizes if they are seconds. The current step counts by its elapsed time, up to its size. If the
- * last step takes longer than its size, the remaining time is unknown.
+ * finished, uses the sizes of the steps if these are seconds. The current step counts by its elapsed time, up to its
+ * size. If the last step takes longer than its size, the remaining time is unknown.
  * @param {{ done: number, size: number, total: number, pace: Pace, beforeMs: number, withinMs: number }} work
  * `beforeMs`: the duration of all finished steps, in ms. `withinMs`: the elapsed time of the current step, in ms.
  */

@@ -16,7 +16,7 @@ const script = (path, ...words) => ['node', path, ...words]
 const PATIENT = { WEFT_PATIENCE: process.env.WEFT_PATIENCE ?? '3' }
 /**
  * If WEFT_REQUIRE is set, a run fails if a test is skipped because the machine lacks a prerequisite
- * (summary-reporter.ts). Scripts that the user runs by name set it.
+ * (summary-reporter.ts). npm scripts that the user runs by name set WEFT_REQUIRE.
  */
 const STRICT = { ...PATIENT, WEFT_REQUIRE: '1' }
 const LONG = { ...STRICT, WEFT_LONG: '1' }
@@ -31,8 +31,8 @@ const ARCHITECTURE_NAMES = ARCHITECTURES.map(({ debian }) => debian)
  * `--help` to its last command.
  * @property {RegExp} [accepts] Matches each word that the task accepts. If it is missing, the task's script checks the
  * words itself.
- * @property {boolean} [makesHosts] True if the task needs to make hosts. If that is impossible, the task fails before
- * anything is set up.
+ * @property {boolean} [makesHosts] True if the task simulates hosts. If this machine cannot do that, the task fails
+ *   before anything is set up.
  * @property {Readonly<Record<string, string>>} [env]
  * @property {Readonly<Record<string, string>>} [made] Environment variables that contain the path of a program, each
  * with the script that builds the program and prints the path. The script does not run if the user has set the
@@ -144,6 +144,16 @@ export const TASKS = {
     made: { WEFT_KUBELET: 'scripts/kubelet.mjs' },
     commands: [vitest('--project', 'kubelet')],
   },
+  'test:cluster': {
+    setup: ['test', 'cluster'],
+    env: { ...STRICT, WEFT_CLUSTER: '1' },
+    made: {
+      WEFT_CLUSTER_PROGRAMS: 'scripts/cluster-programs.mjs',
+      WEFT_CLUSTER_IMAGE: 'scripts/cluster-image.mjs',
+      WEFT_HELM: 'scripts/helm.mjs',
+    },
+    commands: [vitest('--project', 'cluster')],
+  },
   'test:mutants': {
     usage: '[AREA...] [--number N] [--share PART] [--minutes N] [--seed N] [--survivors]',
     setup: ['mutants'],
@@ -157,7 +167,8 @@ export const TASKS = {
   },
   release: {
     usage: `[--image REGISTRY/weft] [--arch ${ARCHITECTURE_NAMES.join(',')}]`,
-    // Each word is an option, the name of an image, or a list of architectures. The task's script checks them together.
+    // Each word is an option, the name of an image, or a list of architectures. The task's script checks the words
+    // together.
     accepts: new RegExp(`^--(?:image|arch)(?:=.*)?$|^[^-].*/|^(?:(?:${ARCHITECTURE_NAMES.join('|')})(?:,|$))+$`),
     setup: ['release'],
     // Two releases at the same time would write the same files, so flock makes the second release wait for the first.

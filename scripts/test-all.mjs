@@ -28,6 +28,7 @@ const MINUTES = {
   'test:page': 2,
   'test:kube': 8,
   'test:kubelet': 15,
+  'test:cluster': 25,
   'image:test': 6,
   'test:broken': 15,
   'test:vm': 25,

@@ -1,7 +1,8 @@
-// test-arch.mjs - runs the tests of the native core and of the packet walks on every architecture of a release: `npm run test:arch [NAME...]`.
+// test-arch.mjs - runs the tests of the native core and of the packet walks on every architecture of a release: `npm
+// run test:arch [NAME...]`.
 //
-// Debian's cross compilers build the tests, and qemu-user runs them. s390x is big-endian, and arm has pointers of 32 bits. A NAME is a name
-// in Debian, such as armhf; without a name all architectures are tested.
+// Debian's cross compilers build the tests, and qemu-user runs them. s390x is big-endian, and arm has pointers of 32
+// bits. NAME is the name of an architecture in Debian, such as armhf; without NAME all architectures are tested.
 
 import { mkdtempSync, readdirSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -20,7 +21,7 @@ const SOURCES = ['native/crypto', 'native/core', 'native/io'].flatMap((area) =>
     .filter((name) => name.endsWith('.cc'))
     .map((name) => join(area, name)),
 )
-/** With -O1 the compiler takes half the time of -O2, and the emulated tests take as long. */
+/** With -O1 the compiler takes half the time of -O2, and the emulated tests take as long as with -O2. */
 const FLAGS = ['-std=c++20', '-O1', '-Wall', '-Wextra', '-Werror', '-fno-exceptions', '-Wno-psabi']
 const DEFINES = ['-D_FILE_OFFSET_BITS=64', '-D_TIME_BITS=64'] // as in binding.gyp
 const ROUNDS = '4'
@@ -40,8 +41,8 @@ async function testOn({ debian, gnu, qemu }, folder, progress) {
     const program = join(folder, `${debian}-${test}`)
     await mustRun([`${gnu}-g++`, objects[index], ...shared, '-o', program, '-lpthread'], root)
     process.stdout.write(`${debian}, ${test}: `)
-    // Leave out the tests of the control messages UDP_SEGMENT and IPV6_TCLASS on s390x, because qemu-user 7.2 does not convert the byte
-    // order of their values.
+    // Leave out the tests of the control messages UDP_SEGMENT and IPV6_TCLASS on s390x, because qemu-user 7.2 does not
+    // convert the byte order of their values.
     const without = debian === 's390x' ? ['without-control-numbers'] : []
     const emulator = qemu ? [qemu, '-L', `/usr/${gnu}`] : []
     await mustRun(['nice', ...emulator, program, String(Date.now() % 1_000_000), ROUNDS, ...without], root)

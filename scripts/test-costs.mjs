@@ -17,7 +17,8 @@
 //
 // A file without a line gets a line with `in` "whole". Run the script on a quiet machine. It runs the files one after
 // another, each in its own vitest, and has the same prerequisites as `npm run test:whole`. WEFT_COSTS makes
-// test/support/record-cost.ts write the CPU seconds to a file, and NODE_V8_COVERAGE makes Node.js write the calls.
+// test/support/record-cost.ts write the CPU seconds to a file, and NODE_V8_COVERAGE makes Node.js record which
+// functions are called.
 
 import { spawnSync } from 'node:child_process'
 import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'

@@ -40,8 +40,8 @@ const LIMIT_MS = 20 * 60_000
 const ROOT_MODULES = ['virtio_pci', '9pnet_virtio', '9p', 'overlay']
 
 /**
- * The runs without arguments, as arguments of vitest: tests of the packet engine, because Debian's kernel lacks
- * features of newer kernels, and tests of backends whose devices some kernels lack.
+ * The runs for a command line without arguments, each as a list of arguments for vitest. They test the packet engine,
+ * because Debian's kernel lacks features of newer kernels, and backends whose devices some kernels lack.
  */
 const DEFAULT = [
   ['test/native/engines.test.ts'],

@@ -3,8 +3,8 @@
 const cleanups = new Set()
 
 /**
- * Calls `cleanup` when this process ends. The returned function calls `cleanup` immediately, so that it is not called
- * again at the end.
+ * Calls `cleanup` when this process ends. The returned function calls `cleanup` immediately, and then the end of the
+ * process does not call `cleanup` again.
  */
 export function undo(cleanup) {
   if (cleanups.size === 0) {

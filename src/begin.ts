@@ -46,9 +46,9 @@ export async function runDaemon(
   kept: readonly number[] = [],
   events: Events = createEvents(),
 ): Promise<never> {
-  setMaxListeners(0, stopping.signal) // each loop adds a listener, and so does each command that it runs
-  // If a successor has taken over, do not report to the service manager that weftd stops: this process then waits until
-  // the service manager stops its unit.
+  setMaxListeners(0, stopping.signal) // each loop, and each command that a loop runs, adds a listener
+  // If a successor has taken over, do not report to the service manager that weftd stops, because this process then
+  // keeps running until the service manager stops the unit of weftd.
   stopping.signal.addEventListener('abort', () => {
     if (!(stopping.signal.reason instanceof Superseded)) notifier?.stopping()
   })
@@ -104,10 +104,12 @@ function handoverParts(node: NewNode, options: CutOptions, kept: readonly number
 }
 
 /**
- * Forwards with the lease, peers and device of the previous process, before weftd queries the store. Returns `nothing`
- * if weftd must wait for the store, because no state is known, or the state has expired or is from another store or
- * host. Returns `failed` if the host prevents forwarding at the moment. Logs the reason. After `forwards` the node has
- * the facts in the file of the last known state, and its data path is kept open and repaired.
+ * Forwards packets with the lease, peers and device of the previous process, before weftd queries the store. Returns
+ * `forwards` if the node forwards packets. The node then has the lease and the configuration that the previous process
+ * saved in the file of the last known state, and the loop in loops/data-path.ts repairs the data path. Returns
+ * `nothing` if weftd must wait for the store, because no state is known, or the state has expired or is from another
+ * store or host. Returns `failed` if the host or a successor prevents forwarding at the moment. If an error is the
+ * reason for `nothing` or `failed`, logs the error.
  */
 async function resume(
   node: NewNode,
@@ -141,7 +143,7 @@ async function resume(
     notifier?.report({ ready: false, status: 'forwarding as last known' })
     const next = nextFor(node, known.config)
     Object.assign(node, { config, external, backend, lease, attrs, view, next, pathLease: lease })
-    // Load the code of this loop only now, because packets already pass.
+    // Load loops/data-path.ts only now, because packets already pass.
     void import('./node/loops/data-path.ts')
       .then(({ keepDataPath }) => keepDataPath(node as ForwardingNode))
       .catch((error: unknown) => stopping.abort(error))
@@ -165,8 +167,8 @@ async function resume(
 }
 
 /**
- * Returns the external interface that the previous process used; it needs no default route. If that interface is not
- * known, or the flags have changed, chooses an interface by the flags. Throws WeftError INTERFACE.
+ * Returns the external interface that the previous process used, even if this host has no default route. If that
+ * interface is not known, or the flags have changed, chooses an interface by the flags. Throws WeftError INTERFACE.
  */
 async function externalFor(
   known: LastKnown,

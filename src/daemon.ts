@@ -79,7 +79,7 @@ const ESSENTIAL: readonly Loop[] = [
 const OBSERVING: readonly Loop[] = [
   watchForDuplicateNode, // reports another host that uses the same public IP
   keepNames, // reads the names of other hosts, which they store next to their leases
-  watchConfig, // reports that the network configuration differs from the one in use
+  watchConfig, // reports a network configuration in the store that differs from the one in use
   keepSubnetEnv, // writes and repairs subnet.env
   watchForwarding, // reports a kernel that does not forward packets
   keepReady, // informs the subnet manager when the node is in the network
@@ -92,7 +92,7 @@ const OBSERVING: readonly Loop[] = [
   serveWatchdog, // sends the service manager's keep-alive messages
   serveNetworkStatus, // answers the status queries of other nodes
   keepLastKnown, // writes the state that the next process starts with
-  giveBack, // returns memory to the kernel that only the start needed
+  giveBack, // returns to the kernel the memory that only the start needed
 ]
 
 /** flanneld's log prefix for errors of the lease and of the device at the start. */
@@ -135,8 +135,8 @@ export async function startManager(
 }
 
 /**
- * Collects the facts about the node in the same order as flanneld, and then runs the node. Always rejects, as
- * `runDaemon` does.
+ * Finds the network configuration and the external interface in the same order as flanneld, creates the backend, and
+ * then runs the node. Always rejects, as `runDaemon` does.
  */
 async function startNode(
   node: NewNode,
@@ -214,16 +214,16 @@ export async function runNode(
   const obtaining = obtainLease(means, attrs, previous, false, publish)
   const lease = await prefixed(`${REGISTERING}failed to acquire lease: `, obtaining)
   await handover.opening()
-  // Release an inherited device that this backend cannot use, because the device would conflict with the backend's own
-  // device.
+  // Release a device that was inherited from the previous process but that this backend cannot use, because the device
+  // would conflict with the backend's own device.
   if (!handover.tunNames.some((left) => goesOnWith(backend, left))) await handover.release()
   const forwardsAlready = canForward(starting)
   const facts = { config, backend, external, lease, attrs, next }
   const clear = () => clearEarlier(means, lease, attrsEarlier)
   const opening = registered(openNode(starting, parts, facts, handover, clear))
   const forwarding = await opening.catch(async (error: unknown) => {
-    // Another program may have taken a UDP port since weftd checked it. In that case return the new lease to the store
-    // if no other process uses it.
+    // Another program may have taken a UDP port since weftd checked it. In that case delete the new lease from the
+    // store if no other process uses the lease.
     const isUnused = !canForward(starting) && !handover.isOnLoan && !ownership.hasSuccessor
     const isUseless = lease.isNew === true && isUnused && !signal.aborted && !hasTimedOut(error)
     if (isUseless) await giveNewLeaseBack(means, lease)
@@ -248,8 +248,8 @@ export async function runNode(
     log.info('Running backend.')
     return await runLoops(node, ESSENTIAL, OBSERVING)
   } catch (error) {
-    // Do not give the new lease back if a successor has connected to this process, because the successor may already
-    // use the lease.
+    // Do not delete the new lease from the store if a successor has connected to this process, because the successor
+    // may already use the lease.
     const isUnused = !node.isPublished && ownership.isOurs && !ownership.hasSuccessor
     isUseless = lease.isNew === true && isUnused && !signal.aborted && !hasTimedOut(error)
     stopping.abort(error) // so that no successor borrows a data path that is about to end

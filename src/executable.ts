@@ -9,7 +9,7 @@ const name = basename(process.argv0)
 async function run(): Promise<void> {
   process.noDeprecation = true // these warnings are for developers of Node.js programs; weftd's stderr contains klog lines
   if (name === 'weft' || words[0] === 'weft') {
-    process.title = 'weft' // so that pidof does not take it for a daemon
+    process.title = 'weft' // so that pidof does not take this process for a daemon
     const { main } = await import('./tool/weft/weft.ts')
     process.exitCode = await main(name === 'weft' ? words : words.slice(1))
     return

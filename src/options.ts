@@ -262,7 +262,7 @@ export function checkFeatures({ without, engine }: EngineOptions, features: read
 
 /**
  * Checks that the lease renewal margin, a flag of flanneld, is in its allowed range. Throws WeftError USAGE if the
- * margin is out of range; flanneld then exits with code 1.
+ * margin is out of range; flanneld exits with code 1 in this case.
  */
 export function checkMargin(options: NodeOptions): void {
   const margin = options['subnet-lease-renew-margin']

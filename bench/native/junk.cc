@@ -1,8 +1,8 @@
-// junk.cc - acts as a host that is not in the cluster: sends packets that weftd refuses, at an even rate, until it is
+// junk.cc - acts as a host that is not in the cluster: sends packets that weftd drops, at an even rate, until it is
 // killed.
 //
 // `junk ADDRESS PORT RATE FROM LANES` sends RATE datagrams a second in small bursts, from the source ports FROM to FROM
-// + LANES - 1 in turn. Each datagram has an IPv4 packet from 10.5.0.9, which no node has, to 10.5.0.1.
+// + LANES - 1 in turn. Each datagram contains an IPv4 packet from 10.5.0.9, which no node has, to 10.5.0.1.
 #include <arpa/inet.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -64,7 +64,7 @@ int main(int argc, char** argv) {
       const int fd = sockets[static_cast<size_t>(batch++ % lanes)].get();
       const auto count = static_cast<unsigned>(std::min<int64_t>(due - sent, kBatch));
       sendmmsg(fd, messages, count, MSG_DONTWAIT);
-      sent += count;  // Datagrams that this kernel refused count as sent, like datagrams that the network loses.
+      sent += count;  // Datagrams that this kernel rejected count as sent, like datagrams that the network loses.
     }
     const int64_t at = start.tv_nsec + ns;
     const timespec next{start.tv_sec + static_cast<time_t>(at / 1'000'000'000), static_cast<long>(at % 1'000'000'000)};

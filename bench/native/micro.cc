@@ -149,7 +149,8 @@ struct Superpacket {
     read_packet(bytes.data(), bytes.size(), packet);
   }
 
-  /// Cuts the superpacket and returns its segments one after another in one buffer. All segments have the same size.
+  /// Segments the superpacket and returns its segments one after another in one buffer. All segments have the same
+  /// size.
   std::vector<uint8_t> cut() {
     std::vector<uint8_t> result((40 + kSegmentBytes) * kSegments);
     uint8_t* at = result.data();
@@ -218,7 +219,7 @@ void packets(Bench& bench) {
       read_packet(buffer + i * kPacket, kPacket, packet);
       coalescer.add(buffer + i * kPacket, packet, limits);
     }
-    if (coalescer.writes() != 1) std::abort();  // If the packets were not joined, the measurement is invalid.
+    if (coalescer.writes() != 1) std::abort();  // If the packets were not merged, the measurement is invalid.
     use(coalescer.write(0, iovecs.data()));
     coalescer.clear();
   });

@@ -106,7 +106,7 @@ int main(int count, char** words) {
       bytes = recv(udp, packet, sizeof packet, 0);
       if (bytes > 0) {
         moved = true;
-        // A packet that the TUN refuses is lost.
+        // A packet is lost if its write to the TUN fails.
         if (forward(packet, bytes) && write(tun, packet, static_cast<size_t>(bytes)) < 0) continue;
       }
     }

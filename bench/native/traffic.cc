@@ -87,7 +87,7 @@ void set(int fd, int level, int option, int value, const char* what) {
 }
 
 /// Sets the size of a socket buffer with the option `forced` or, without CAP_NET_ADMIN, with the option `plain`, which
-/// the sysctl limits.
+/// net.core.rmem_max or net.core.wmem_max limits.
 void set_buffer(int fd, int forced, int plain, int bytes) {
   if (setsockopt(fd, SOL_SOCKET, forced, &bytes, sizeof bytes) != 0) set(fd, SOL_SOCKET, plain, bytes, "buffer");
 }
@@ -269,7 +269,7 @@ class Sender {
       std::memcpy(iovecs_[i].iov_base, &sequence, sizeof sequence);
     }
     const int taken = sendmmsg(fd_.get(), messages_, static_cast<unsigned>(count), 0);
-    // A datagram that a full queue refused counts as lost, as for any program that ignores the error.
+    // After ENOBUFS or EAGAIN (a full queue) the datagram counts as lost, as in a program that ignores these errors.
     if (taken < 0 && errno != ENOBUFS && errno != EAGAIN) fail("sendmmsg");
     sent_ += taken < 0 ? 1 : static_cast<uint64_t>(taken);
     return taken < 0 ? 1 : static_cast<size_t>(taken);

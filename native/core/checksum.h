@@ -8,7 +8,7 @@
 
 namespace weft {
 
-/// Adds `size` bytes to a running sum and returns the new sum. Only the last piece of a sum may have an odd size.
+/// Adds `size` bytes to a running sum and returns the new sum. Only the last call for a sum may have an odd `size`.
 uint64_t checksum_add(uint64_t sum, const uint8_t* bytes, size_t size);
 
 /// Folds a running sum to the 16 bits of a checksum field in memory order. The caller must still complement the result.
@@ -21,7 +21,7 @@ inline uint16_t checksum_fold(uint64_t sum) {
 }
 
 /// Returns the sum of a TCP or UDP pseudo-header (RFC 9293 section 3.1, RFC 8200 section 8.1): source and destination
-/// address, the protocol, and the length of header and payload. The length is at most 65535, because weft refuses
+/// address, the protocol, and the length of header and payload. The length is at most 65535, because weft drops
 /// jumbograms.
 inline uint64_t pseudo_header_sum(const uint8_t* addresses, size_t addresses_size, uint8_t protocol, size_t length) {
   return checksum_add(0, addresses, addresses_size) + to_be16(protocol) + to_be16(static_cast<uint16_t>(length));

@@ -10,9 +10,9 @@
 // address inside a peer's subnet.
 //
 // The first condition recognises a datagram that this host sent earlier, by its destination. Its source does not
-// identify it, because a masquerade rule (flannel's own too) replaces address and port. Its content may be encrypted,
-// and IPsec may replace its protocol. The second condition means that the new datagram would come back as well. So a
-// packet is wrapped at most twice: the second datagram goes to an address that is in no peer's subnet.
+// identify it, because a masquerade rule (such as flannel's own) replaces address and port. Its content may be
+// encrypted, and IPsec may replace its protocol. The second condition means that the new datagram would come back as
+// well. So a packet is wrapped at most twice: the second datagram goes to an address that is in no peer's subnet.
 #pragma once
 
 #include "packet.h"

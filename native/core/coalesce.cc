@@ -1,4 +1,4 @@
-// coalesce.cc - decides which packets may be joined, and writes the header of the result.
+// coalesce.cc - decides which packets may be merged, and writes the header of the result.
 #include "coalesce.h"
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace weft {
 
-/// A TCP or UDP packet that might be joined with other packets of its flow.
+/// A TCP or UDP packet that might be merged with other packets of its flow.
 struct Coalescer::Flow {
   uint8_t* bytes;
   uint8_t* transport;
@@ -16,15 +16,15 @@ struct Coalescer::Flow {
   uint8_t header_bytes;
   uint8_t version;
   bool tcp;
-  bool eligible;  ///< true if the packet may be joined with other packets at all
-  bool ends_run;  ///< true if no packet may be joined after this one (TCP PSH)
+  bool eligible;  ///< true if the packet may be merged with other packets at all
+  bool ends_run;  ///< true if no packet may be merged after this one (TCP PSH)
   bool open;      ///< true if the checksum is incomplete: its field has only the pseudo-header's sum
 };
 
 namespace {
 
 /// True for the IPv6 next headers that can precede the transport header (RFC 8200 section 4), including the fragment
-/// header. Packets with such a header are not joined.
+/// header. Packets with such a header are not merged.
 bool is_extension(uint8_t protocol) {
   return protocol == IPPROTO_HOPOPTS || protocol == IPPROTO_ROUTING || protocol == IPPROTO_FRAGMENT ||
          protocol == IPPROTO_DSTOPTS;
@@ -34,7 +34,7 @@ bool equal(const uint8_t* a, const uint8_t* b, size_t from, size_t to) {
   return std::memcmp(a + from, b + from, to - from) == 0;
 }
 
-/// True if two IP headers are equal in all fields that a joined packet can have only once. Neither header has options.
+/// True if two IP headers are equal in all fields that a merged packet can have only once. Neither header has options.
 bool same_network(const uint8_t* a, const uint8_t* b, uint8_t version) {
   if (version == 4) {
     return load<uint16_t>(a) == load<uint16_t>(b) && load<uint32_t>(a + 6) == load<uint32_t>(b + 6) &&
@@ -128,7 +128,7 @@ inline Coalescer::Flow Coalescer::flow_of(uint8_t* bytes, const Packet& packet, 
   return flow;
 }
 
-/// Joins a packet to the superpacket `run`. Returns true if no packet may be joined to `run` after this packet.
+/// Merges a packet into the superpacket `run`. Returns true if no packet may be merged into `run` after this packet.
 inline bool Coalescer::extend(Run& run, const Flow& flow) {
   const uint32_t piece = append(flow.bytes, flow.total, flow.open);
   pieces_[run.last].next = piece;
@@ -146,7 +146,7 @@ void Coalescer::add(uint8_t* bytes, const Packet& packet, const CoalesceLimits& 
   const bool tcp = packet.protocol == IPPROTO_TCP;
   const size_t least = packet.ip_bytes + (tcp ? kTcpHeaderBytes : kUdpHeaderBytes);
   if (packet.fragment || (packet.version == 6 && is_extension(packet.protocol))) {
-    // A fragment without ports may belong to any flow. To keep the order within its flow, join no later packet with an
+    // A fragment without ports may belong to any flow. To keep the order within its flow, merge no later packet with an
     // earlier one.
     std::fill(open_.begin(), open_.end(), kNone);
     start_run(bytes, packet.total, undone);
@@ -202,8 +202,8 @@ bool Coalescer::joins(Run& run, const Flow& flow, const CoalesceLimits& limits) 
     if (!equal(head_transport, flow.transport, 18, tcp_bytes)) return false;  // urgent pointer, options
   }
   if (!run.verified) {
-    // Verify the checksum of the first packet when a second packet joins it. A damaged packet must not be joined,
-    // because joining computes a new checksum that would hide the damage.
+    // Verify the checksum of the first packet when a second packet is merged with it. A damaged packet must not be
+    // merged, because merging computes a new checksum that would hide the damage.
     if (!checksum_is_right(head, head_transport, pieces_[run.first].total, run.version, flow.tcp,
                            pieces_[run.first].open)) {
       return false;

@@ -1,12 +1,12 @@
-// coalesce.h - joins received packets of one flow into superpackets (TCP or UDP packets of up to 64 KiB under one
+// coalesce.h - merges received packets of one flow into superpackets (TCP or UDP packets of up to 64 KiB under one
 // header), so that one write hands many packets to the kernel.
 //
 // The Coalescer is the inverse of segment.h. It works on the packets of one receive batch and holds no packet beyond
 // the batch. The caller adds the packets in order. Each resulting write takes the place of its first packet. Packets of
-// one flow never overtake each other: a packet that cannot be joined with its flow's unfinished superpacket ends that
+// one flow never overtake each other: a packet that cannot be merged with its flow's unfinished superpacket ends that
 // superpacket, and starts a write of its own.
 //
-// A packet is joined only if segmenting the result (by segment.h or the kernel) gives back the same packets. Only the
+// A packet is merged only if segmenting the result (by segment.h or the kernel) gives back the same packets. Only the
 // IPv4 identification of packets with DF may change, because with DF it has no meaning (RFC 6864 section 4.1). The
 // conditions are:
 // - The IP headers agree in addresses, TOS or traffic class with ECN, TTL and DF; the ports are the same.
@@ -17,7 +17,7 @@
 //   is not empty.
 //
 // A superpacket gets a new inner checksum. The IP header's checksum was verified before (inspect.h). The TCP or UDP
-// checksum of each packet is verified before it is joined, because a new checksum would hide damage. A packet that
+// checksum of each packet is verified before it is merged, because a new checksum would hide damage. A packet that
 // another kernel of this machine left without a checksum needs no verification. A superpacket that another kernel left
 // unsegmented is written unchanged.
 #pragma once
@@ -34,7 +34,7 @@
 
 namespace weft {
 
-/// Which packets may be joined, and the maximum number of UDP packets in a superpacket. The kernel's limit for UDP
+/// Which packets may be merged, and the maximum number of UDP packets in a superpacket. The kernel's limit for UDP
 /// (UDP_MAX_SEGMENTS) is 64 before Linux 6.9 and 128 since.
 struct CoalesceLimits {
   bool tcp = true;
@@ -72,8 +72,8 @@ class Coalescer {
   /// Puts the pieces of write `index` into `iov`, the virtio header first. Returns the number of iovecs, which stay
   /// valid until clear().
   size_t write(size_t index, iovec* iov);
-  /// Calls `each(header, payload)` for each single packet of write `index`, for a kernel that refused the superpacket.
-  /// The single packets have complete checksums. The payload may be empty.
+  /// Calls `each(header, payload)` for each single packet of write `index`, for use after the kernel rejected the
+  /// superpacket. The single packets have complete checksums. The payload may be empty.
   template <typename Each>
   void each_packet(size_t index, Each each) {
     Packet packet;
@@ -109,7 +109,7 @@ class Coalescer {
   };
   struct Run {
     uint32_t first, last;
-    uint32_t total;          // The length of the joined packet so far, in bytes.
+    uint32_t total;          // The length of the merged packet so far, in bytes.
     uint32_t next_sequence;  // The sequence number that the next packet must have (TCP).
     uint16_t next_id;        // The identification that the next packet must have (IPv4 without DF).
     uint16_t count;
@@ -136,8 +136,8 @@ class Coalescer {
   std::unique_ptr<Run[]> runs_;
   std::vector<VirtioHeader> virtio_;
   std::unique_ptr<uint8_t[]> headers_;  // kMaxHeadersBytes for each write
-  // The unfinished superpacket for each hash of a flow. If two flows have the same hash, a superpacket ends earlier
-  // than necessary.
+  // The unfinished superpacket of each flow, by the flow's hash. If two flows have the same hash, a superpacket ends
+  // earlier than necessary.
   std::vector<uint32_t> open_;
 };
 

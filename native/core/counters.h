@@ -1,9 +1,9 @@
 // counters.h - the counters of the data path, with their names and descriptions. Each drop is counted under its reason
 // (drops.h).
 //
-// Counts of packets are inner packets as on the wire: a superpacket counts as its segments. A message of several
+// Packet counters count inner packets as on the wire: a superpacket counts as its segments. A message of several
 // datagrams that is dropped as a whole counts as one (rx_drop_socket_full, rx_drop_truncated). ICMP errors of weft are
-// counted when they were sent. Each loop thread has its own row of counters, in memory that JavaScript reads. Only one
+// counted after they were sent. Each loop thread has its own row of counters, in memory that JavaScript reads. Only one
 // thread at a time writes a counter.
 #pragma once
 

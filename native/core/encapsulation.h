@@ -1,7 +1,7 @@
 // encapsulation.h - the interface of an encapsulation: it seals an inner packet (wraps it into a datagram, perhaps
 // encrypted), and opens a received datagram.
 //
-// Sealing writes a header before a packet and a trailer after it. The encapsulation may refuse the packet, or keep the
+// Sealing writes a header before a packet and a trailer after it. The encapsulation may drop the packet, or keep the
 // packet until there are keys. Opening yields a packet, a control message for JavaScript, a drop, or nothing. An
 // encapsulation with keys also has sessions (core/sessions.h) and timers.
 //
@@ -81,11 +81,11 @@ concept Encapsulation = requires(E& encapsulation, const Endpoint& peer, const P
   /// True if congestion marks are copied between the inner and the outer header (core/ecn.h).
   { E::kCopiesEcn } -> std::convertible_to<bool>;
   /// Seals a packet for `peer`. The first span has kHeaderBytes of free space, then the packet, then kTrailerBytes of
-  /// free space. For a segment of a superpacket, the second span has the rest of its payload, and `packet` describes
-  /// the superpacket. If the result is a drop, the packet is unchanged.
+  /// free space. For a segment of a superpacket, the second span has the rest of the segment's payload, and `packet`
+  /// describes the superpacket. If the result is a drop, the packet is unchanged.
   { encapsulation.seal(peer, packet, bytes, bytes) } -> std::same_as<Sealed>;
   /// Opens the next datagram of a message and removes the datagram from the message. Only the encapsulation knows how
-  /// datagrams were joined into the message.
+  /// datagrams were merged into the message.
   { encapsulation.open(message) } -> std::same_as<Opened>;
 };
 
@@ -94,7 +94,7 @@ template <Encapsulation E>
 constexpr size_t kEncapBytes = E::kHeaderBytes + E::kTrailerBytes;
 
 /// An encapsulation with sessions, which all loop threads share. The sessions prove who sent a packet. The
-/// encapsulation gets packets in one piece, and its datagrams leave from the port that peers know.
+/// encapsulation gets packets in one piece, and its datagrams leave from the well-known port.
 ///
 /// Each loop thread calls `tick(now_ms, out)` every kTickMs and after each batch. With `out.send(to, datagram,
 /// inner_bytes, slot)` the encapsulation sends a datagram immediately; with `out.drop(reason, packets)` it counts

@@ -27,7 +27,7 @@ constexpr size_t kMost = 8;
 constexpr size_t kBlockBytes = 8, kFragmentBytes = 8, kMaxPayloadBytes = 65535;
 constexpr uint8_t kHopByHop = 0, kRouting = 43, kFragment = 44, kDestination = 60;
 
-/// True if the options fill their extension header exactly (RFC 8200 section 4.2). Jumbograms (RFC 2675) are refused,
+/// True if the options fill their extension header exactly (RFC 8200 section 4.2). Jumbograms (RFC 2675) are rejected,
 /// because the length field of their IP header is 0.
 inline bool are_sound_options(const uint8_t* at, const uint8_t* end) {
   constexpr uint8_t kPad1 = 0, kJumbo = 0xc2;
@@ -42,7 +42,7 @@ inline bool are_sound_options(const uint8_t* at, const uint8_t* end) {
   return true;
 }
 
-/// True if a routing header leaves the destination unchanged, on which the filter relies. Type 0 is refused (RFC 5095).
+/// True if a routing header leaves the destination unchanged; the filter relies on that. False for type 0 (RFC 5095).
 inline bool is_at_its_end(const uint8_t* header) { return header[2] != 0 && header[3] == 0; }
 
 /// The number of transport header bytes that a first fragment must have: the fixed part of the transport header (RFC

@@ -1,8 +1,8 @@
-// features.h - the kernel offloads that the engine uses. The kernel may refuse each of them.
+// features.h - the kernel offloads that the engine uses. The kernel may lack each of them.
 //
-// A feature is on if weftd requested it and the kernel granted it. A feature goes off at run time if the kernel then
-// refuses a call that uses the feature. Joining packets also needs the TUN's switches (io/tun.h), which an operator may
-// change at any time. The loop threads read the bits once per batch, JavaScript reads them at any time.
+// A feature is on if weftd requested it and the kernel granted it. A feature goes off at run time if a call that uses
+// the feature then fails. Merging packets also needs the TUN's switches (io/tun.h), which an operator may change at any
+// time. The loop threads read the features once per batch, JavaScript reads them at any time.
 #pragma once
 
 #include <array>
@@ -20,8 +20,8 @@ enum Feature : uint32_t {
   kTunUso = 1 << 3,       ///< The TUN may deliver UDP superpackets (Linux 6.2).
   kUdpGso = 1 << 4,       ///< A message to the kernel may contain many datagrams (UDP_SEGMENT, Linux 4.18).
   kUdpGro = 1 << 5,       ///< A message from the kernel may contain many datagrams (UDP_GRO, Linux 5.0).
-  kCoalesceTcp = 1 << 6,  ///< The engine joins TCP packets before it writes them to the TUN.
-  /// The engine joins UDP packets before it writes them to the TUN, whose kernel must support USO.
+  kCoalesceTcp = 1 << 6,  ///< The engine merges TCP packets before it writes them to the TUN.
+  /// The engine merges UDP packets before it writes them to the TUN, whose kernel must support USO.
   kCoalesceUdp = 1 << 7,
   /// Flows with fragments stay in order across TUN queues (io/steering.h); needs several loops.
   kTunSteering = 1 << 8,

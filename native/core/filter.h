@@ -1,4 +1,4 @@
-// filter.h - decides which packets from peers may enter: the source must be genuine, and the destination must be in
+// filter.h - decides which packets from peers are accepted: the source must be genuine, and the destination must be in
 // this node's subnet.
 //
 // Without keys, the filter looks up the inner source address in the peer table, and compares the datagram's outer
@@ -19,7 +19,7 @@ enum class VerifySource : uint8_t {
   kOff,  ///< Accepts all packets, as flanneld does, except IPv6 packets with link-local addresses.
   /// Checks only the inner addresses, because some peers send from an address that is not in their lease.
   kInner,
-  kStrict,  ///< Checks the outer source address too.
+  kStrict,  ///< Checks the inner addresses and the outer source address.
 };
 
 struct FilterOptions {
@@ -34,7 +34,7 @@ struct FilterOptions {
   }
 };
 
-/// Decides which packets from peers may enter. Each thread uses its own object.
+/// Decides which packets from peers are accepted. Each thread uses its own object.
 class Filter {
  public:
   Filter(const FilterOptions& options, UnknownSenders* unknown_senders)
@@ -57,7 +57,7 @@ class Filter {
     session_ = session;
   }
 
-  /// Returns the counter of the reason to drop a packet, or nothing if the packet may enter.
+  /// Returns the counter of the reason to drop a packet, or nothing if the packet is accepted.
   std::optional<Counter> reason_to_drop(const uint8_t* bytes, const Packet& packet) {
     if (packet.version == 6) return reason_to_drop_ipv6(bytes, packet);
     if (options_.verify == VerifySource::kOff) {
@@ -76,17 +76,17 @@ class Filter {
     return {};
   }
 
-  /// The peer whose subnet contains the source address of the last packet that this filter checked on its way from the
-  /// tunnel into this host; null if there is no such peer.
+  /// The peer whose subnet contains the source address of the last packet that reason_to_drop() checked; null if there
+  /// is no such peer.
   const Endpoint* peer() const { return peer_; }
 
  private:
-  /// Marks source_ or destination_ as empty, because no 32-bit IPv4 address has this value.
+  /// The value of an empty source_ or destination_. No 32-bit IPv4 address has this value.
   static constexpr uint64_t kNone = UINT64_MAX;
 
   [[gnu::noinline]] void change_sender(const SocketAddress& sender) {
-    // The first word of an IPv6 sender (family and port) does not contain the sender's address. So store the word 0,
-    // which matches no sender, so that each IPv6 message is compared in full.
+    // The first word of an IPv6 sender (family and port) does not contain the sender's address. The word 0 matches no
+    // sender, so each IPv6 message is compared in full.
     sender_ = sender.family() == AF_INET6 ? 0 : sender.first_word();
     const Address from = sender.address();
     if (!(from == from_)) forget();
@@ -98,7 +98,7 @@ class Filter {
     source6_.reset();
   }
 
-  /// Finds the peer that owns a packet's source, if no check has found the peer because `verify` is off.
+  /// Finds the peer that owns a packet's source. Needed if `verify` is off, because then no check finds the peer.
   void look_up(const Packet& packet, const uint8_t* bytes) {
     const uint32_t source = load<uint32_t>(bytes + 12);
     if (source_ == source) return;
@@ -120,8 +120,8 @@ class Filter {
     return {};
   }
 
-  /// Returns the counter of the reason to drop packets with this inner source address; nothing if they may enter. `at`
-  /// points to the source address in the packet.
+  /// Returns the counter of the reason to drop packets with this inner source address; nothing if these packets are
+  /// accepted. `at` points to the source address in the packet.
   std::optional<Counter> reason_against(uint8_t version, const Address& source, const uint8_t* at) {
     peer_ = nullptr;
     // An IPv4-mapped source in an IPv6 packet belongs to no host.
@@ -133,8 +133,8 @@ class Filter {
     if (options_.verify == VerifySource::kOff) return {};
     if (peer_) return unless_sent_by(*peer_);
     if (session_ != 0) return k_rx_drop_unknown_sender;
-    // A node may send packets into the network from its own address outside the network, if it does not masquerade
-    // these packets. It does so only in a family in which it has a subnet.
+    // A node that does not masquerade packets may send them into the network from its own address outside the network,
+    // but only in a family in which the node has a subnet.
     const Net& network = options_.network.of(version);
     if (network && !network.contains(source) && table_->has_endpoint_at(from_, version)) return {};
     return k_rx_drop_unknown_sender;

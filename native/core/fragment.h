@@ -1,4 +1,4 @@
-// fragment.h - cuts an IPv4 packet without DF into fragments (RFC 791 section 3.2).
+// fragment.h - splits an IPv4 packet without DF into fragments (RFC 791 section 3.2).
 //
 // Each fragment gets its own header. The payload is not copied: a fragment points into the original packet.
 #pragma once

@@ -36,8 +36,8 @@ constexpr size_t kMaxIpv4ErrorBytes = 576;
 bool may_send_error_about(const uint8_t* bytes, const Packet& packet);
 
 /// Writes an ICMP error about the packet at `bytes` into `out`, which must have space for kMaxIcmpErrorBytes. Returns
-/// the length of the error, or 0 if the rules forbid an error. `source` becomes the error's source address; its family
-/// must be that of the packet.
+/// the length of the error, or 0 if no error may be sent (may_send_error_about). `source` becomes the error's source
+/// address; its family must be that of the packet.
 ///
 /// An IPv4 error has TTL 8, identification 0 and no DF, like flanneld's net unreachable
 /// (pkg/backend/udp/proxy_amd64.c); an IPv6 error has hop limit 64. The error quotes as much of the packet as fits,
@@ -64,9 +64,9 @@ enum class IcmpKind : uint8_t {
 /// use up the errors for this node's containers.
 ///
 /// A secret hash assigns one of 4096 slots to each sender, so that an attacker cannot choose a sender address that
-/// shares a slot with a victim. A new sender takes over the slot with a full bucket. So a sender with many addresses
-/// gets more errors, but takes none from other senders. If 254 containers all send too much, 6% of them share a slot
-/// and exceed the limit.
+/// shares a slot with a victim. A new sender replaces the slot's previous sender, and starts with a full bucket. So a
+/// sender with many addresses gets more errors, but takes none from other senders. If 254 containers all send too much,
+/// 6% of them share a slot and exceed the limit.
 class IcmpLimit {
  public:
   static constexpr int64_t kSenderBurst = 50, kSenderEveryMs = 10;
@@ -74,8 +74,8 @@ class IcmpLimit {
 
   explicit IcmpLimit(uint64_t secret) : secret_(secret) {}
 
-  /// Takes the right to send one ICMP error about a packet of `sender`. `is_ours` is true if the sender is in this
-  /// node's subnet. Returns false if the sender's limit or the common limit is reached.
+  /// Takes one token for an ICMP error about a packet of `sender`. `is_ours` is true if the sender is in this node's
+  /// subnet. Returns false if the sender's limit or the common limit is reached.
   bool allows(const Address& sender, bool is_ours, int64_t now_ms) {
     return takes(name_of(sender, is_ours), static_cast<uint32_t>(now_ms)) &&
            (is_ours || others_.take(now_ms, kEveryMs, kBurst));
@@ -89,9 +89,9 @@ class IcmpLimit {
   /// old entry would look current for longer.
   static constexpr uint32_t kAheadMs = 1'024;
   /// Reduces a sender address to 32 bits: an IPv4 address itself, or a secret hash of an IPv6 address, which two
-  /// addresses may share. For senders outside this node's subnet only the upper 64 bits count, because a host can
-  /// choose the lower 64 bits freely. For containers of this node the lower bits count too, because their upper 64 bits
-  /// are equal.
+  /// addresses may share. For IPv6 senders outside this node's subnet the hash uses only the upper 64 bits, because a
+  /// host can choose the lower 64 bits freely. For containers of this node it uses all bits, because their upper 64
+  /// bits are equal.
   uint32_t name_of(const Address& sender, bool is_ours) const {
     if (sender.is_v4()) return sender.ipv4();
     uint64_t mixed = (sender.high() ^ secret_) * 0x9e3779b97f4a7c15ull;

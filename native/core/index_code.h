@@ -23,7 +23,7 @@ class IndexCode {
 
   /// Uses an all-zero key for the permutation, so that only `secret` hides the sessions' numbers.
   IndexCode(uint32_t secret = 0) : secret_(secret) {}
-  /// Uses `key`, a list of little-endian 32-bit words, for the permutation.
+  /// Permutes the indices with `key`, a list of little-endian 32-bit words. `secret` is XORed into each permuted index.
   IndexCode(uint32_t secret, std::span<const uint8_t, kKeyBytes> key) : secret_(secret) {
     for (size_t at = 0; at < key_.size(); at++) key_[at] = load_le32(&key[4 * at]);
   }

@@ -1,8 +1,8 @@
 // inspect.h - validates an IP packet from a peer, so that no malformed packet reaches the TUN.
 //
 // The checks are those of a router (RFC 1812 section 5.2.2), and checks of fragments, options and extension headers.
-// All of these are in the IP header, of which a superpacket has only one. Bytes beyond the length in the IP header are
-// cut off, as the kernel does (net/ipv4/ip_input.c, ip_rcv_core).
+// All of these are in the IP header, so one check suffices for a superpacket. Bytes beyond the length in the IP header
+// are trimmed, as the kernel does (net/ipv4/ip_input.c, ip_rcv_core).
 #pragma once
 
 #include <optional>
@@ -29,7 +29,7 @@ inline bool is_sound_fragment(const uint8_t* bytes, const Packet& packet) {
 
 /// True if the options of an IPv4 header (RFC 791 section 3.1) fit in it and contain no source route. With a source
 /// route the kernel would send the packet to a destination that the filter did not check (RFC 7126 sections 4.3 and
-/// 4.4). The kernel also refuses source routes, unless accept_source_route is set.
+/// 4.4). The kernel itself drops packets with source routes, unless accept_source_route is set.
 inline bool are_sound_options(const uint8_t* at, const uint8_t* end) {
   constexpr uint8_t kEnd = 0, kNothing = 1, kLooseRoute = 131, kStrictRoute = 137;
   while (at < end && *at != kEnd) {
@@ -45,7 +45,7 @@ inline bool are_sound_options(const uint8_t* at, const uint8_t* end) {
 }
 
 /// True for neighbour discovery messages (RFC 4861 section 4), which only hosts on the same link may send. This host
-/// must not get such messages from peers, because its kernel would obey them.
+/// must not get such messages from peers, because its kernel would act on them.
 inline bool is_of_a_link(const uint8_t* bytes, const Packet& packet, const Upper& upper) {
   constexpr uint8_t kRouterSolicitation = 133, kRedirect = 137;
   if (upper.protocol != IPPROTO_ICMPV6 || upper.later_fragment || upper.offset >= packet.total) return false;

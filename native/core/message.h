@@ -1,4 +1,4 @@
-// message.h - one message from the UDP socket: a datagram, or several datagrams that the kernel joined.
+// message.h - one message from the UDP socket: a datagram, or several datagrams that the kernel merged.
 #pragma once
 
 #include <algorithm>
@@ -14,12 +14,12 @@ namespace weft {
 struct Message {
   uint8_t* bytes;  ///< the first byte that was not taken yet; valid until the receiver's next batch
   size_t size;
-  /// The length in bytes of each joined datagram except the last (UDP_GRO); 0 if the kernel joined none. If another
+  /// The length in bytes of each merged datagram except the last (UDP_GRO); 0 if the kernel merged none. If another
   /// kernel of this machine sent a superpacket unsegmented, the value is the segment size of that superpacket. Only the
   /// encapsulation can distinguish the two cases.
   size_t joined_bytes;
-  Ecn ecn = kNotEct;  ///< the ECN mark of the outer header; the kernel joins only datagrams with equal marks
-  const SocketAddress* sender = nullptr;  ///< valid as long as `bytes`; the kernel joins only datagrams of one sender
+  Ecn ecn = kNotEct;  ///< the ECN mark of the outer header; the kernel merges only datagrams with equal marks
+  const SocketAddress* sender = nullptr;  ///< valid as long as `bytes`; the kernel merges only datagrams of one sender
   /// True if the sender's address is inside the cluster's network and belongs to no peer. weft must not answer to such
   /// an address, because the answer would go through the tunnel. Only encapsulations with sessions use this flag.
   bool is_from_inside = false;

@@ -1,6 +1,5 @@
 // mss.h - lowers the maximum segment size (MSS) in the SYN of TCP connections (RFC 9293 section 3.7.1), so that packets
-// fit the tunnel even if no ICMP error reaches the sender, because a container has a larger MTU or a firewall drops
-// ICMP.
+// fit the tunnel. This is needed if a container has a larger MTU, or if a firewall drops the ICMP errors to the sender.
 #pragma once
 
 #include "checksum.h"
@@ -14,7 +13,7 @@ inline size_t mss_header_bytes(const Packet& packet) {
   return (packet.version == 4 ? kIpv4HeaderBytes : kIpv6HeaderBytes) + kTcpHeaderBytes;
 }
 
-/// True for a SYN or a SYN-ACK whose TCP header is not after IPv6 extension headers.
+/// True for a SYN or a SYN-ACK without IPv6 extension headers.
 inline bool is_tcp_syn(const uint8_t* bytes, const Packet& packet) {
   return packet.protocol == IPPROTO_TCP && !packet.later_fragment &&
          packet.total >= packet.ip_bytes + kTcpHeaderBytes && (bytes[packet.ip_bytes + 13] & kSyn);

@@ -19,7 +19,7 @@ class PathMtu {
   static constexpr size_t kAlwaysFits = 500;
 
   /// The path MTU in bytes, including all headers; 0 if it is not known. For an IPv6 path the value is 20 bytes less
-  /// than the real MTU, because the IPv6 header is 20 bytes longer than the IPv4 header.
+  /// than the real MTU, so that callers can subtract the length of IPv4 headers for both families.
   size_t bytes() const { return read() & kBytes; }
   bool is_due(int64_t now_ms) const {
     const uint64_t word = read();
@@ -28,7 +28,7 @@ class PathMtu {
   void learn(size_t bytes, int64_t now_ms) {
     write((bytes < kBytes ? bytes : kBytes) | (read() & kAtOnce ? kDoubted : 0), now_ms);
   }
-  /// True if the path MTU explains that the kernel refused a datagram of `bytes` bytes: the datagram exceeds the known
+  /// True if the path MTU explains why the kernel rejected a datagram of `bytes` bytes: the datagram exceeds the known
   /// MTU, or the MTU is too old and will be queried again immediately. False if a query has just confirmed that the
   /// datagram fits.
   bool explains(size_t bytes, int64_t now_ms) {

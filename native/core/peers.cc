@@ -134,7 +134,7 @@ Endpoint* PeerTables::new_endpoint(const Endpoint& wanted) {
   return endpoint;
 }
 
-/// Removes the maps of prefix lengths that no subnet has any more, because each map costs every look-up a probe.
+/// Removes the maps of prefix lengths that no subnet has any more, because each map costs every look-up one hash probe.
 template <typename Key>
 void PeerTables::drop_empty(Lengths<Key>& lengths) {
   for (auto at = lengths.begin(); at != lengths.end();) {

@@ -2,8 +2,8 @@
 // changes it.
 //
 // The table has a hash map (paged_map.h) for each prefix length in use. A look-up tries the lengths from the longest to
-// the shortest. A network usually has one prefix length (SubnetLen), so a look-up is one multiplication and one probe,
-// however many peers there are. A published table never changes: each change makes a new table, which shares all
+// the shortest. A network usually has one prefix length (SubnetLen), so a look-up is one multiplication and one hash
+// probe, however many peers there are. A published table never changes: each change makes a new table, which shares all
 // unchanged pages with the previous table.
 #pragma once
 
@@ -232,8 +232,8 @@ class PeerTables {
   /// The map of subnets for each prefix length, the longest length first.
   template <typename Key>
   using Lengths = std::map<uint8_t, Subnets<Key>, std::greater<>>;
-  /// A peer table, with the pages and endpoints that the next table no longer uses. The table and these are freed once
-  /// no reader uses this table or an earlier one.
+  /// A peer table, with the pages and endpoints that the next table no longer uses. All are freed once no reader uses
+  /// this table or an earlier one.
   struct Kept {
     std::unique_ptr<const PeerTable> table;
     Garbage pages;

@@ -1,5 +1,5 @@
-// refusals.cc - the table that says how weft reacts to each errno with which the kernel refuses packets, and the memory
-// of such refusals.
+// refusals.cc - the table of weft's reactions to each errno with which the kernel rejects packets, and the record of
+// these errors.
 #include "refusals.h"
 
 #include <errno.h>
@@ -11,13 +11,13 @@ namespace weft {
 namespace {
 
 constexpr int kAnyError = 0;
-/// As `joined_by` of a rule: matches joined and single packets.
+/// The value of `joined_by` in a rule that matches merged and single packets.
 constexpr uint32_t kAnything = 0;
 
 struct Rule {
   Way way;
   int error;
-  /// The features of which at least one must have joined the packets for the rule to match; kAnything always matches.
+  /// The features of which at least one must have merged the packets for the rule to match; kAnything always matches.
   uint32_t joined_by;
   size_t above;  ///< the rule matches attempts with more packets than this
   Consequence consequence;
@@ -32,20 +32,19 @@ using enum Off;
 // clang-format off
 /// The first rule that matches an attempt and its errno applies.
 constexpr Rule kRules[] = {
-    // The columns are the refused call, its errno, the features that joined the packets, and the number of packets
-    // above which the rule applies. The reaction follows: the next attempt, the counter, and the feature that is turned
-    // off.
+    // The columns are the failed call, its errno, the features that merged the packets, and the number of packets above
+    // which the rule applies. The reaction follows: the next attempt, the counter, and the feature that is turned off.
     //
     // EIO: the route's device computes no checksums, or there is an xfrm policy (Linux 6.18, net/ipv4/udp.c,
     // udp_send_skb).
     {kPeers, EIO,       kUdpGso,      1,               {kSingly, k_udp_gso_refusals,  kFeature}},
     // EINVAL with more than kOldUdpSegments packets: the kernel supports fewer segments in one message. EINVAL with
-    // fewer packets: before Linux 6.14, segments longer than the path MTU. A blackhole route gives EINVAL too, even for
+    // fewer packets: before Linux 6.14, segments longer than the path MTU. A blackhole route gives EINVAL even for
     // single packets (net/ipv4/fib_semantics.c, fib_props).
     {kPeers, EINVAL,    kUdpGso,      kOldUdpSegments, {kSingly, k_udp_gso_refusals,  kLongRuns}},
     {kPeers, EINVAL,    kUdpGso,      1,               {kSingly, k_udp_gso_refusals,  kUnlessPath}},
     // EMSGSIZE: a datagram is longer than the path MTU. The kernel may still fragment single datagrams. The kernel
-    // refuses a joined message only after it has copied the message, so joining again would cost CPU time.
+    // rejects a merged message only after it has copied the message, so merging again would cost CPU time.
     {kPeers, EMSGSIZE,  kUdpGso,      1,               {kSingly, k_udp_gso_refusals,  kUnlessPath}},
     {kPeers, EMSGSIZE,  kAnything,    0,               {kDrop,   k_tx_drop_too_big}},
     {kPeers, EAGAIN,    kAnything,    0,               {kDrop,   k_tx_drop_socket_full}},
@@ -54,7 +53,7 @@ constexpr Rule kRules[] = {
     {kPeers, kAnyError, kAnything,    0,               {kDrop,   k_tx_drop_refused}},
     // EBADFD: the TUN was deleted, so the loop cannot continue.
     {kTun,   EBADFD,    kAnything,    0,               {kGiveUp, k_rx_drop_tun}},
-    // If the TUN is down, it refuses single packets too. In that case the refusal does not turn joining off.
+    // If the TUN is down, single packets fail with the same errno. In that case merging stays on.
     {kTun,   EINVAL,    kCoalesceUdp, kOldUdpSegments, {kSingly, k_coalesce_refusals, kLongRuns}},
     {kTun,   EINVAL,    kCoalesce,    1,               {kSingly, k_coalesce_refusals, kFeature}},
     {kTun,   kAnyError, kCoalesce,    1,               {kSingly, k_coalesce_refusals}},

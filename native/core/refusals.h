@@ -1,9 +1,9 @@
-// refusals.h - how weft reacts if the kernel refuses a message to a peer or a write to the TUN.
+// refusals.h - how weft handles errors of messages to peers and of writes to the TUN.
 //
-// weft either drops the packets, or sends the joined packets again one by one. If the kernel accepts the single
-// packets, weft joins later packets less or not at all. For the TUN this holds as long as the engine runs. For messages
-// it holds only for one peer and a limited time, because a route or device on the way to one peer says nothing about
-// other peers, and may change.
+// weft either drops the packets, or sends the merged packets again one by one. If the kernel accepts the single
+// packets, weft merges later packets less or not at all. For the TUN this limit stays as long as the engine runs. For
+// messages the limit applies only to one peer and for a limited time, because a route or device on the way to one peer
+// says nothing about other peers, and may change.
 #pragma once
 
 #include <array>
@@ -23,22 +23,22 @@ enum class Way : uint8_t { kPeers, kTun };
 
 struct Attempt {
   Way way;
-  uint32_t joined_by;  ///< the feature that joined the packets; 0 for a single packet
+  uint32_t joined_by;  ///< the feature that merged the packets; 0 for a single packet
   size_t packets;
 };
 
 enum class Then : uint8_t { kDrop, kSingly, kGiveUp };
-/// The effect of a refusal on later packets: none; UDP packets are joined only up to kOldUdpSegments; or the feature
-/// that joined the packets is turned off.
+/// The effect of a rejected message or write on later packets: none; UDP packets are merged only up to kOldUdpSegments;
+/// or the feature that merged the packets is turned off.
 enum class Off : uint8_t {
   kNothing,
   kLongRuns,
   kFeature,
-  kUnlessPath,  ///< the feature, unless the endpoint's path MTU explains the refusal
+  kUnlessPath,  ///< the feature, unless the endpoint's path MTU explains the error
 };
 
-/// How long a refusal is remembered for one endpoint, in ms. So weft joins packets again within a minute after the path
-/// to the endpoint was repaired.
+/// How long weft remembers that the kernel rejected merged packets to an endpoint, in ms. So weft merges packets again
+/// within a minute after the path to the endpoint was repaired.
 constexpr int64_t kRememberedMs = 30'000;
 
 struct Consequence {
@@ -49,17 +49,17 @@ struct Consequence {
 
 const Consequence& consequence_of(const Attempt& attempt, int error);
 
-/// Remembers which joined packets the kernel refused to one sender or writer. Only one thread at a time uses a Learnt.
-/// If the kernel refuses a feature completely, Learnt turns the feature off in the shared Features.
+/// Remembers which merged packets of one sender or writer the kernel rejected. Only one thread at a time uses a Learnt.
+/// If the kernel rejects a feature completely, Learnt turns the feature off in the shared Features.
 class Learnt {
  public:
   explicit Learnt(Features* features) : features_(features) {}
 
-  /// The maximum number of UDP packets to join in one write to the TUN.
+  /// The maximum number of UDP packets to merge in one write to the TUN.
   uint16_t udp_segments() const { return udp_segments_; }
 
-  /// The maximum number of datagrams to join in one message to `endpoint`. Calls `now_ms()` only if a refusal is
-  /// remembered.
+  /// The maximum number of datagrams to merge in one message to `endpoint`. Calls `now_ms()` only if a rejected message
+  /// is remembered.
   template <typename Clock>
   uint16_t udp_segments_to(const Endpoint& endpoint, Clock now_ms) const {
     if (used_ == 0) return kUdpSegments;
@@ -70,16 +70,16 @@ class Learnt {
     return others_until_ms_ > now ? 1 : kUdpSegments;
   }
 
-  /// Learns from a refused write to the TUN. `taken` is true if the kernel then accepted any of the single packets.
+  /// Learns from a failed write to the TUN. `taken` is true if the kernel then accepted any of the single packets.
   void learn(const Consequence& consequence, const Attempt& attempt, bool taken);
-  /// Learns from a refused message to `endpoint`. `taken` is true if the kernel then accepted any single datagram.
-  /// `bytes` is the length of the longest datagram with all headers.
+  /// Learns from a message to `endpoint` that the kernel rejected. `taken` is true if the kernel then accepted any
+  /// single datagram. `bytes` is the length of the longest datagram with all headers.
   void learn(const Consequence& consequence, bool taken, const Endpoint& endpoint, size_t bytes, int64_t now_ms);
 
  private:
-  /// The maximum number of endpoints that are remembered. If more endpoints refuse joined messages, the cause is a
-  /// policy of this host such as IPsec. weft then joins no messages to endpoints without an entry, because the kernel
-  /// would copy each refused message in vain.
+  /// The maximum number of endpoints that are remembered. If the kernel rejects merged messages to more endpoints, the
+  /// cause is a policy of this host such as IPsec. weft then merges no messages to endpoints without an entry, because
+  /// the kernel would copy each rejected message in vain.
   static constexpr size_t kMaxRefused = 64;
   struct Refused {
     SocketAddress to;

@@ -1,4 +1,4 @@
-// replay.h - remembers which packet counters of a key have arrived, so that a replayed packet is refused: a sliding
+// replay.h - remembers which packet counters of a key have arrived, so that a replayed packet is dropped: a sliding
 // window (RFC 6479).
 //
 // The window is as wide as all queues between two hosts can hold (docs/decisions/replay-window.md). All loop threads of
@@ -66,7 +66,8 @@ class ReplayWindow {
       at = next;
     }
   }
-  /// Loads a window that save() wrote; this window must be new. `in` refuses bytes that save() cannot have written.
+  /// Loads a window that save() wrote; this window must be new. Marks `in` as bad if save() cannot have written its
+  /// bytes.
   void load(SecretReader& in) {
     const auto next = in.get<uint64_t>(), size = in.get<uint64_t>();
     if (size < kFirstWords || size > kMostWords || !std::has_single_bit(size)) return in.refuse();
@@ -87,7 +88,7 @@ class ReplayWindow {
  private:
   static constexpr uint64_t kFirstWords = 16, kMostWords = kBits / 64, kFull = ~uint64_t{0};
 
-  /// The number of words that may contain a counter: all words after the counters have wrapped around the window.
+  /// The number of words that may contain a counter: all words of the window once the counters have wrapped around it.
   uint64_t used_words() const { return next_ / 64 < size_ ? (next_ + 63) / 64 : size_; }
 
   uint64_t* words() { return more_ ? more_.get() : first_.data(); }
@@ -101,7 +102,7 @@ class ReplayWindow {
     next_ = counter + 1;
   }
 
-  /// Moves the window to more memory. Without memory, the window keeps its width: it may refuse late packets, but never
+  /// Moves the window to more memory. Without memory, the window keeps its width: it may reject late packets, but never
   /// accepts a packet twice, even if it gets memory later.
   void grow(uint64_t size) {
     std::unique_ptr<uint64_t[]> more(new (std::nothrow) uint64_t[size]());

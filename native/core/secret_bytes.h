@@ -48,7 +48,7 @@ class SecretWriter {
   SecretBytes bytes_;
 };
 
-/// Reads untrusted bytes. After the first missing or refused value, all further values are zero, and is_good() returns
+/// Reads untrusted bytes. After the first missing or invalid value, all further values are zero, and is_good() returns
 /// false.
 class SecretReader {
  public:
@@ -63,7 +63,7 @@ class SecretReader {
     return value;
   }
   bool get_flag() { return get<uint8_t>() != 0; }
-  /// Returns the next `size` bytes. If fewer bytes are left, refuses the input and returns an empty span.
+  /// Returns the next `size` bytes. If fewer bytes are left, marks the input as bad and returns an empty span.
   std::span<const uint8_t> get_bytes(size_t size) {
     if (size > rest_.size()) return refuse(), std::span<const uint8_t>();
     const std::span<const uint8_t> bytes = rest_.first(size);
@@ -80,7 +80,7 @@ class SecretReader {
     rest_ = {};
   }
   bool is_good() const { return is_good_; }
-  /// True if all bytes were read and no value was missing or refused.
+  /// True if all bytes were read and no value was missing or invalid.
   bool is_whole() const { return is_good_ && rest_.empty(); }
 
  private:

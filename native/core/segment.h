@@ -1,4 +1,4 @@
-// segment.h - cuts a superpacket (TCP or UDP segments under one header) into single packets, and completes missing
+// segment.h - splits a superpacket (TCP or UDP segments under one header) into single packets, and completes missing
 // checksums.
 //
 // A TUN with TSO and USO delivers superpackets of up to 64 KiB. Each segment gets its own header. The payload is not

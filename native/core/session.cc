@@ -10,7 +10,8 @@ namespace {
 
 using Lock = std::lock_guard<std::mutex>;
 
-/// Reads a time in ms of the clock that all processes of a host share (CLOCK_BOOTTIME). Refuses a time in the future.
+/// Reads a time in ms of the clock that all processes of a host share (CLOCK_BOOTTIME). Marks the input as bad if the
+/// time is in the future.
 int64_t load_time(SecretReader& in, int64_t now_ms) {
   const auto at = in.get<int64_t>();
   if (at < 0 || at > now_ms) in.refuse();

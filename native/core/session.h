@@ -1,5 +1,5 @@
 // session.h - WireGuard's session with one peer: its keys, the packets that wait for keys, and its timers.
-// docs/design/wireguard-sessions.md explains why sessions and handshakes together are right.
+// docs/design/wireguard-sessions.md explains why sessions and handshakes together are correct.
 //
 // A handshake yields a pair of keys. A session has up to three pairs, one in each of these places:
 // - next: decrypts. The pair comes from a handshake that the peer initiated, and the peer has not used it yet.
@@ -10,8 +10,8 @@
 // pair from `next` when the first packet with it arrives, because only then do both ends surely have the pair (white
 // paper, section 5.4.6). The pair moves to `current`. But if this host has installed a pair of its own handshake since,
 // because both ends initiated simultaneously, it moves to `previous`. Then each end encrypts with the pair of its own
-// handshake, and decrypts with the second pair. The kernel (noise.c) keeps one pair fewer, and so loses packets in
-// flight in that case.
+// handshake, and decrypts with the pair of the other end's handshake. The kernel (noise.c) keeps one pair fewer, and so
+// loses packets in flight in that case.
 //
 // A pair is erased when another pair takes its place, and when it has expired. Until then, it can be used.
 //
@@ -105,8 +105,8 @@ class Session {
     size_t expired = 0;  ///< the number of waiting packets that were dropped because they had waited too long
   };
 
-  /// Installs a pair of keys. As long as this session exists, `number` must stand for these keys only. Only
-  /// JavaScript's thread may call set_keys(), forget(), send_to(), expect(), is_empty(), save() and load().
+  /// Installs a pair of keys. As long as this session exists, `number` must identify only these keys. Only JavaScript's
+  /// thread may call set_keys(), forget(), send_to(), expect(), is_empty(), save() and load().
   void set_keys(uint64_t number, const SessionKeys& keys, int64_t now_ms);
   /// Wipes all keys of the session and drops its waiting packets.
   void forget();
@@ -122,8 +122,8 @@ class Session {
   /// comes from the peer's record. The time of the last handshake request is not saved, so the next engine may request
   /// a handshake immediately.
   void save(SecretWriter& out) const;
-  /// Loads a session that save() wrote. `in` refuses invalid bytes. `next_number` returns a number for each pair of
-  /// keys. `take_share` reserves memory for a waiting packet, or returns false if no memory is left.
+  /// Loads a session that save() wrote. Marks `in` as bad if the bytes are invalid. `next_number` returns a number for
+  /// each pair of keys. `take_share` reserves memory for a waiting packet, or returns false if no memory is left.
   void load(SecretReader& in, const std::function<uint64_t()>& next_number,
             const std::function<bool(size_t, StagedBytes&)>& take_share, uint32_t slot, int64_t now_ms);
 

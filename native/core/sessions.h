@@ -2,8 +2,8 @@
 //
 // A peer's record names its session in the first 4 bytes of `encap`. A host with several subnets, or with an IPv4 and
 // an IPv6 subnet, has one session. The fifth byte says whether the peer sends from any port. Datagrams name a session
-// too: the index of a key pair contains the session's number, permuted with a key of this process (index_code.h). So
-// the session is found without a search, and an observer does not learn how many sessions there are.
+// by an index, which contains the session's number and is permuted with a key of this process (index_code.h). So the
+// session is found without a search, and an observer does not learn how many sessions there are.
 //
 // A session is created when a peer's record or a new key names it, and exists until the engine ends. If its peer is
 // removed, the session is wiped and its number may be reused. An engine that ends may save its sessions for its
@@ -191,7 +191,7 @@ class Sessions {
   std::atomic<bool> has_ready_{false};
   std::atomic<int64_t> next_look_ms_{0};
   std::array<Bucket, 2> looks_;  // the limits on verified MACs: [0] for senders that are not peers, [1] for peers
-  std::atomic<size_t> staged_bytes_{0};  // the memory of all waiting packets, also of those that a thread is sending
+  std::atomic<size_t> staged_bytes_{0};  // the memory of all waiting packets, including those that a thread is sending
   /// The sessions, in arrays of kChunk. These arrays never move, because threads use them while new arrays are added.
   std::array<std::atomic<Session*>, kMaxSessions / kChunk> chunks_{};
 };

@@ -17,7 +17,7 @@ namespace weft {
 /// The traffic between this host and one peer. Packets and bytes are those of inner packets, as in counters.h.
 struct Traffic {
   uint64_t tx_packets = 0, tx_bytes = 0;
-  uint64_t rx_packets = 0, rx_bytes = 0;  ///< the packets from the peer that the filter let in
+  uint64_t rx_packets = 0, rx_bytes = 0;  ///< the packets from the peer that the filter accepted
   /// When the last packet from the peer arrived, in ms of the monotonic clock; 0 for never.
   uint64_t last_received_ms = 0;
 };

@@ -1,4 +1,4 @@
-// unknown_senders.h - a small table, one per loop, of senders whose packets the filter refused, for JavaScript to
+// unknown_senders.h - a small table, one per loop, of senders whose packets the filter dropped, for JavaScript to
 // report.
 //
 // The loop's thread writes the table and JavaScript's thread empties it, without a lock. A hash of the sender's address

@@ -3,10 +3,10 @@
 // Waking a thread costs more than forwarding one packet, and a request with its answer wakes two threads on each host.
 // A polling thread calls sched_yield() between its checks, so the core goes to the program that sends the next packet,
 // and the thread is ready when the packet comes. In two cases polling is wrong, and the clock shows both:
-// - The last packets were far apart, so the next packet is not worth polling for. An idle host pays nothing, and a
+// - The last packets were far apart, so the next packet is not worth polling for. An idle host uses no CPU time, and a
 //   thread wastes at most 1 / kNearWindows of a core. While packets arrive at shorter intervals than the polling time,
-//   the thread does not sleep at all, and uses its core as far as no other program needs it. Refused packets do not
-//   count, so that senders who may not send cannot make a thread poll.
+//   the thread does not sleep at all, and uses its core as far as no other program needs it. Packets that the filter
+//   drops do not count, so that unknown senders cannot make a thread poll.
 // - Other programs need the core. A thread that yields to them waits for milliseconds, whereas a sleeping thread would
 //   preempt them when it wakes. After a yield that took too long, the thread does not poll for a while, and each
 //   further yield that takes too long doubles that time.
@@ -22,8 +22,8 @@ namespace weft {
 
 class Waiting {
  public:
-  /// If sched_yield() takes longer than kLateUs microseconds, other programs need the core. Programs that answer
-  /// requests need less time, and a time slice is longer.
+  /// If sched_yield() takes longer than kLateUs microseconds, other programs need the core. A program that only answers
+  /// a request yields sooner; a busy program keeps the core for a time slice, which is longer.
   static constexpr int64_t kLateUs = 300;
   static constexpr int64_t kShortestRestUs = 10'000;
   static constexpr int64_t kLongestRestUs = 1'000'000;

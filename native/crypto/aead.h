@@ -47,7 +47,7 @@ class Aead {
 
   /// The number of the key in use, as passed to use(); 0 if there is no key.
   uint64_t key_number() const { return key_number_; }
-  /// Sets the key for the following packets. As long as the process runs, `number` must always stand for the same key.
+  /// Sets the key for the following packets. As long as the process runs, `number` must always identify the same key.
   void use(uint64_t number, const Key& key);
   /// Wipes the key in use and everything that OpenSSL derived from the key. Frees and allocates memory, so it must not
   /// be called for each packet.
@@ -55,10 +55,10 @@ class Aead {
 
   /// Encrypts `bytes` in place, and writes the authentication tag into the kTagBytes of space after `bytes`. The nonce
   /// is four zero bytes and the little-endian counter. There is no additional authenticated data. Returns false if
-  /// OpenSSL refused; the bytes are undefined in that case.
+  /// OpenSSL failed; the bytes are undefined in that case.
   bool seal(uint64_t counter, std::span<uint8_t> bytes);
-  /// Decrypts `bytes`, a result of seal() that the tag follows, in place. Returns false if the tag is wrong; the bytes
-  /// are undefined in that case.
+  /// Decrypts `bytes` in place. `bytes` is a result of seal(), and its tag follows it. Returns false if the tag is
+  /// wrong; the bytes are undefined in that case.
   bool open(uint64_t counter, std::span<uint8_t> bytes);
 
  private:

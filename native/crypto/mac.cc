@@ -84,7 +84,7 @@ bool Mac::is_of(std::span<const uint8_t> message, std::span<const uint8_t, kByte
 }
 
 /// Checks a test vector twice, because the key must stay usable after a computation. The message is as long as the part
-/// of a handshake initiation that mac1 covers.
+/// of a handshake initiation over which mac1 is computed.
 bool Mac::knows_answer() {
   static constexpr uint8_t kAnswer[kBytes] = {0x74, 0x89, 0x8d, 0x91, 0xd3, 0x7a, 0xef, 0xbb,
                                               0xee, 0x96, 0x8f, 0x85, 0x85, 0x0c, 0x95, 0xf1};

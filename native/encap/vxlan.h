@@ -4,14 +4,14 @@
 // MAC addresses are static: a peer's MAC is in its record, and there is no ARP (pkg/backend/vxlan/device.go). Like the
 // kernel, weft drops a frame whose destination MAC is not this host's.
 //
-// If a kernel's vxlan device sends to a socket on the same machine, over veth or virtio, it skips work that it does for
-// a physical network. Observed with Linux 6.18:
+// If a kernel's vxlan device sends to a socket on the same machine, over veth or virtio, the device skips work that it
+// does for a physical network. Observed with Linux 6.18:
 // - TCP and UDP checksums contain only the pseudo-header's sum, because the packet never reaches a device that would
 //   complete them.
 // - A TCP superpacket arrives as one datagram without its segment size. weft assumes a size that fits every link of a
-//   container, because the kernel would drop larger segments after cutting them.
-// - A UDP superpacket arrives as one datagram too, and the kernel reports its segment size in place of the size of
-//   joined datagrams (UDP_GRO). The length in the inner packet's header shows which of the two it is.
+//   container, because the kernel would drop larger segments after it has segmented the superpacket.
+// - A UDP superpacket arrives as one datagram, and the kernel reports its segment size in place of the size of merged
+//   datagrams (UDP_GRO). The length in the inner packet's header shows whether the datagram is a superpacket.
 #pragma once
 
 #include <string_view>
@@ -78,15 +78,15 @@ class Vxlan {
     return frame.size() > kHeaderBytes && read_packet(frame.data() + kHeaderBytes, frame.size() - kHeaderBytes, packet);
   }
 
-  /// True if the message is a single packet, although the kernel reports several joined datagrams.
+  /// True if the message is a single packet, although the kernel reports several merged datagrams.
   static bool is_one(const Message& message) {
     Packet packet;
     return message.joined_bytes > 0 && message.joined_bytes < message.size &&
            read_inner({message.bytes, message.size}, packet) && kHeaderBytes + packet.total == message.size;
   }
 
-  /// Returns the work that the sender's kernel left undone, as the checksum field shows. If a complete checksum looks
-  /// like an incomplete one by chance, completing it again does not change it.
+  /// Returns the work that the sender's kernel left undone, as the checksum field shows. A complete checksum that
+  /// happens to look incomplete does not change when it is completed again.
   VirtioHeader undone(const uint8_t* bytes, const Packet& packet, size_t segment_bytes) const {
     const bool tcp = packet.protocol == IPPROTO_TCP;
     const size_t least = packet.ip_bytes + (tcp ? kTcpHeaderBytes : kUdpHeaderBytes);

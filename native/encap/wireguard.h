@@ -31,7 +31,7 @@ class Wireguard {
   /// ms are exact enough.
   static constexpr int kTickMs = 500;
 
-  /// The offset of the secret that is mixed into indices, in `own.encap`, whose numbers are little-endian. The next
+  /// The offset in `own.encap` of the secret that is mixed into indices; numbers there are little-endian. The next
   /// offsets are those of the keepalive interval in milliseconds (0: none), of the key of mac1 (derived from this
   /// host's public key), and of the key that permutes indices.
   static constexpr size_t kSecret = 0, kKeepalive = 4, kMacKey = 8, kIndexKey = 40;
@@ -40,8 +40,8 @@ class Wireguard {
     return {load_le32(&own.encap[kSecret]), std::span(own.encap).subspan<kIndexKey, IndexCode::kKeyBytes>()};
   }
 
-  /// The caller must have checked that Aead::create() succeeds. If Mac::create() fails, JavaScript gets all
-  /// initiations.
+  /// The caller must have checked that Aead::create() succeeds. If Mac::create() fails, this class cannot check mac1,
+  /// so it also passes initiations with a wrong mac1 to JavaScript.
   Wireguard(const OwnEnd& own, Sessions& sessions)
       : sessions_(&sessions),
         keepalive_ms_(load_le32(&own.encap[kKeepalive])),
@@ -76,8 +76,8 @@ class Wireguard {
     copy.assign(bytes.begin(), bytes.end());
     copy.resize(bytes.size() + kTrailerBytes);
     const bool kept = session->stage({std::move(copy), now_ms_, peer.slot, std::move(share)});
-    // Another thread may have installed keys and sent the waiting packets since begin_seal(), so this packet must be
-    // sent now.
+    // Another thread may have installed keys and sent the waiting packets since begin_seal(), so the packet that
+    // stage() kept must be sent now.
     if (kept && session->may_seal(now_ms_)) sessions_->make_ready(number);
     return kept ? Sealed::kept() : Sealed::drop(k_tx_drop_no_session);
   }
@@ -109,8 +109,8 @@ class Wireguard {
     const Session::Accepted accepted = session->accept(opening_->key_number(), counter, !packet.empty(), from, now_ms_);
     if (accepted.reason) return Opened::drop(*accepted.reason);
     if (accepted.wants_handshake) sessions_->mailbox().want(number);
-    // On confirmation JavaScript sets the peer's address to the source of its handshake, which is older than this
-    // packet. So call moved() after confirm().
+    // After a confirmation JavaScript sets the peer's address to the source of the handshake, which is older than the
+    // source of this packet. So call moved() after confirm().
     if (accepted.is_confirmed) {
       sessions_->mailbox().confirm(number);
       sessions_->make_ready(number);
@@ -134,8 +134,8 @@ class Wireguard {
       const uint32_t index = load_le32(&message[type == kResponse ? 8 : 4]), number = sessions_->number_of_index(index);
       const Session* session = sessions_->of(number);
       const auto answer = type == kResponse ? Session::Expected::kResponse : Session::Expected::kCookie;
-      // Only a host that has received this host's last handshake message knows the index in that message. So verifying
-      // the MAC too would prove nothing more.
+      // Only a host that has received this host's last handshake message knows the index in that message. So the MAC
+      // would prove nothing more.
       return session && session->expects(answer, index) ? post(kAsked, number) : k_rx_drop_handshake;
     }
     if (!sessions_->may_look(is_from_peer, now_ms_)) return k_rx_drop_handshake;

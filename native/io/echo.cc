@@ -93,7 +93,7 @@ Failure let_in_answers(int fd, const Protocol& protocol) {
 }
 
 /// Makes the kernel send requests unfragmented even if they exceed its path MTU, because the requests probe that MTU.
-/// The kernel still refuses a request that exceeds the device's MTU (net/ipv6/ip6_output.c, __ip6_append_data:
+/// The kernel still rejects a request that exceeds the device's MTU (net/ipv6/ip6_output.c, __ip6_append_data:
 /// ip6_sk_ignore_df).
 void forbid_fragments(int fd, const Protocol& protocol) {
   const int v4 = IP_PMTUDISC_PROBE, v6 = IPV6_PMTUDISC_PROBE;
@@ -139,7 +139,7 @@ Failure send_echo(const EchoSocket& echo, const Address& to, uint16_t sequence, 
   // (net/ipv4/ping.c).
   if (echo.raw) request.id = to_be16(static_cast<uint16_t>(getpid()));
   std::memcpy(packet.data(), &request, sizeof request);
-  // Compute the checksum for IPv4 only. The checksum of ICMPv6 covers the IP addresses, so the kernel writes it even
+  // Compute the checksum for IPv4 only. The checksum of ICMPv6 includes the IP addresses, so the kernel writes it even
   // for a raw socket (RFC 3542 section 3.1).
   if (echo.raw && protocol.family == AF_INET) {
     const uint16_t sum = static_cast<uint16_t>(~checksum_fold(checksum_add(0, packet.data(), packet.size())));
@@ -223,8 +223,8 @@ std::span<EchoAnswer> take_echoes(const EchoSocket& echo, std::span<EchoAnswer> 
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) break;  // no more messages, or the ICMP error for an earlier request, which gets no reply
     const size_t size = static_cast<size_t>(got);
-    // A raw IPv4 socket receives the IP header too; a raw IPv6 socket receives only the ICMPv6 message (RFC 3542
-    // section 3).
+    // A raw IPv4 socket receives the IP header with the message; a raw IPv6 socket receives only the ICMPv6 message
+    // (RFC 3542 section 3).
     const Protocol& protocol = from.family() == AF_INET6 ? kIcmpv6 : kIcmp;
     const bool has_header = echo.raw && protocol.family == AF_INET && size > 0;
     const size_t ip_bytes = has_header ? size_t{bytes[0]} % 16 * 4 : 0;

@@ -19,8 +19,8 @@ namespace weft {
 constexpr size_t kWordBytes = sizeof(void*);
 static_assert(sizeof(size_t) == kWordBytes && sizeof(long) == kWordBytes);
 
-// Counters are read and written by several threads without a lock. A processor without such accesses, such as ARMv6,
-// would call functions of libatomic, which lock. Compile for ARMv7 (`-march=armv7-a`).
+// Counters are read and written by several threads without a lock. A processor without 64-bit atomic accesses, such as
+// ARMv6, would call functions of libatomic, which lock. Compile for ARMv7 (`-march=armv7-a`).
 static_assert(__atomic_always_lock_free(sizeof(uint64_t), nullptr), "this processor has no 64-bit atomic accesses");
 static_assert(alignof(uint64_t) == 8, "an atomic access needs an aligned word");
 static_assert(std::endian::native == std::endian::little || std::endian::native == std::endian::big);
@@ -41,7 +41,7 @@ static_assert(offsetof(sockaddr_in6, sin6_scope_id) == 24);
 static_assert(sizeof(sockaddr_un) == 110 && offsetof(sockaddr_un, sun_path) == 2);
 static_assert(sizeof(ifreq) == (kWordBytes == 8 ? 40 : 32) && offsetof(ifreq, ifr_flags) == 16);
 
-// A time has 64 bits, so that it does not end in 2038 on 32-bit processors either. The layout is that of
+// A time has 64 bits even on 32-bit processors, so that it does not overflow in 2038. The layout is that of
 // __kernel_timespec (include/uapi/linux/time_types.h). Before glibc 2.34 a 32-bit program has 32-bit times.
 #if !defined(__GLIBC__) || __GLIBC__ > 2 || __GLIBC_MINOR__ >= 34
 static_assert(sizeof(time_t) == 8 && sizeof(timespec) == 16, "compile with -D_FILE_OFFSET_BITS=64 -D_TIME_BITS=64");

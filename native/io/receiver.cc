@@ -14,7 +14,7 @@ namespace weft {
 namespace {
 
 /// The space in bytes for the two control messages of a received message: the size of the datagrams that the kernel
-/// joined, and the TOS or traffic class.
+/// merged, and the TOS or traffic class.
 constexpr size_t kControlBytes = CMSG_SPACE(sizeof(int)) + CMSG_SPACE(sizeof(int));
 
 /// Returns how many messages the socket has dropped since it was opened. An earlier engine may have opened the socket.
@@ -25,9 +25,9 @@ uint32_t drops_of(int socket) {
   return memory[SK_MEMINFO_DROPS];
 }
 
-/// Reads the size of the datagrams that the kernel joined, and the ECN mark of the first of them. Linux 6.9 and later
-/// join only datagrams with the same TOS (net/ipv4/udp_offload.c, udp_gro_receive_segment), and so do stable versions
-/// since 5.15 with the fix of May 2024. On older kernels the mark of the first datagram counts for all joined
+/// Reads the size of the datagrams that the kernel merged, and the ECN mark of the first of them. Linux 6.9 and later
+/// merge only datagrams with the same TOS (net/ipv4/udp_offload.c, udp_gro_receive_segment), and so do stable versions
+/// since 5.15 with the fix of May 2024. On older kernels the mark of the first datagram counts for all merged
 /// datagrams.
 void read_controls(msghdr& header, Message& message) {
   for (cmsghdr* control = CMSG_FIRSTHDR(&header); control; control = CMSG_NXTHDR(&header, control)) {
@@ -61,7 +61,7 @@ Receiver::Receiver(int socket, size_t encap_bytes, CounterRow counters, Drops* d
       whole_(kMaxMessages) {
   // IP_RECVTOS and IPV6_RECVTCLASS make the kernel report ECN marks; one of the two options fits the socket's family.
   // The receiver sets them, and not the code that opens the socket, because an older version of weftd may have opened
-  // the socket. If the kernel refuses, outer ECN marks are not copied.
+  // the socket. If neither option can be set, outer ECN marks are not copied.
   const int on = 1;
   setsockopt(socket_, IPPROTO_IP, IP_RECVTOS, &on, sizeof on);
   setsockopt(socket_, IPPROTO_IPV6, IPV6_RECVTCLASS, &on, sizeof on);
@@ -85,8 +85,8 @@ size_t Receiver::receive(Failure& failure) {
     count = recvmmsg(socket_, messages_.data(), static_cast<unsigned>(kMaxMessages), MSG_DONTWAIT, nullptr);
   } while (count < 0 && errno == EINTR);
   if (count < 0) {
-    // All other errors, such as ECONNREFUSED, report that an earlier datagram could not be sent; the socket stays
-    // usable.
+    // Errors other than these three, such as ECONNREFUSED, report that an earlier datagram could not be sent; the
+    // socket stays usable.
     if (errno == EBADF || errno == ENOTSOCK || errno == EFAULT) failure = SystemError{"recvmmsg", errno};
     return 0;
   }

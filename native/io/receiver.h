@@ -32,7 +32,7 @@ class Receiver {
   /// Counts the messages that the kernel dropped since the last call because the socket's buffer was full. Queries the
   /// kernel instead of using SO_RXQ_OVFL, because of a kernel bug: if a TCP packet of this machine's kernel arrives in
   /// a message after a drop, SO_RXQ_OVFL kills the reading thread by a BUG of hardened usercopy (Linux 6.18; the fix of
-  /// CVE-2026-22977 covers another path).
+  /// CVE-2026-22977 is in another code path).
   void count_overflow();
 
  private:

@@ -1,5 +1,5 @@
-// sender.cc - joins datagrams into runs (the datagrams of one message), sends the runs, and reacts if the kernel
-// refuses a run.
+// sender.cc - merges datagrams into runs (the datagrams of one message), sends the runs, and handles the errors of a
+// run.
 #include "sender.h"
 
 #include <errno.h>
@@ -132,7 +132,7 @@ void Sender::send() {
     if (count > 0) {
       for (int i = 0; i < count; i++, sent++) count_sent(runs_[sent], runs_[sent].datagrams, runs_[sent].bytes);
     } else if (!again(socket, errno)) {
-      // The kernel refused the first of these messages, so handle that message alone. The loop then continues with the
+      // The kernel rejected the first of these messages, so handle that message alone. The loop then continues with the
       // messages after it.
       refused(runs_[sent++], errno);
     }
@@ -153,7 +153,7 @@ void Sender::refused(const Run& run, int error) {
   learnt_.learn(consequence, taken, *run.endpoint, kOuterBytes + run.datagram_bytes, now_ms());
 }
 
-/// Sends the datagrams of a refused run (datagrams that were joined into one message) one by one. Returns true if the
+/// Sends the datagrams of a rejected run (datagrams that were merged into one message) one by one. Returns true if the
 /// kernel accepted at least one datagram.
 bool Sender::send_singly(const Run& run) {
   bool taken = false;

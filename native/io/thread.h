@@ -43,8 +43,8 @@ class Thread {
     begun_.acquire();
     return {};
   }
-  /// Why the kernel refused the thread's nice value; empty if the kernel set it. The reason is EACCES if the process
-  /// lacks CAP_SYS_NICE and RLIMIT_NICE is too low.
+  /// The error of setting the thread's nice value; empty without an error. The errno is EACCES if the process lacks
+  /// CAP_SYS_NICE and RLIMIT_NICE is too low.
   Failure priority_refused() const {
     return priority_error_ == 0 ? Failure{} : SystemError{"setpriority", priority_error_};
   }

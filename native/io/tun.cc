@@ -98,7 +98,7 @@ Failure open_tun(const std::string& name, bool multi_queue, uint32_t wanted, Tun
   if (!fd) return SystemError{"open /dev/net/tun", errno};
   ifreq request{};
   name.copy(request.ifr_name, IFNAMSIZ - 1);
-  // Request offloads only together with the virtio header. TUNSETOFFLOAD succeeds without IFF_VNET_HDR too, but then
+  // Request offloads only together with the virtio header. TUNSETOFFLOAD also succeeds without IFF_VNET_HDR, but then
   // weft could not recognise the packets without a checksum.
   const bool header = wanted & kTunHeader;
   request.ifr_flags = IFF_TUN | IFF_NO_PI;

@@ -1,4 +1,4 @@
-// tun_writer.cc - calls writev, and reacts if the TUN refuses a write.
+// tun_writer.cc - calls writev, and handles the errors of a write.
 #include "tun_writer.h"
 
 #include <errno.h>
@@ -63,18 +63,19 @@ void TunWriter::refused(Coalescer& packets, size_t index, int error, Failure& fa
   }
   counters_.add(consequence.counted);
   const bool taken = write_singly(packets, index);
-  // weft learns from the kernel's refusal of packets that weft itself joined, but not from the refusal of a superpacket
-  // that another kernel made.
+  // weft learns from the error of a write that weft itself merged, but not from the error of a superpacket that another
+  // kernel made.
   if (!packets.is_uncut(index)) learnt_.learn(consequence, attempt, taken);
 }
 
-/// False if the TUN cannot accept write `index`, because the write lacks its checksum or is an unsegmented superpacket.
+/// False if the TUN cannot accept write `index`, because its packet has no complete checksum or is an unsegmented
+/// superpacket.
 bool TunWriter::takes(const Coalescer& packets, size_t index) const {
   if (packets.is_uncut(index)) return features_->has(packets.is_udp(index) ? kCoalesceUdp : kCoalesceTcp);
   return header_ || !packets.is_open(index);
 }
 
-/// Writes the packets of a refused write one by one. Returns true if the kernel accepted at least one packet.
+/// Writes the packets of a failed write one by one. Returns true if the kernel accepted at least one packet.
 bool TunWriter::write_singly(Coalescer& packets, size_t index) {
   bool taken = false;
   packets.each_packet(index, [&](std::span<uint8_t> header, std::span<uint8_t> payload) {

@@ -1,4 +1,4 @@
-// tun_writer.h - writes joined and single packets to a TUN, each with a virtio header before it.
+// tun_writer.h - writes merged and single packets to a TUN, each with a virtio header before it.
 #pragma once
 
 #include <span>
@@ -14,7 +14,7 @@
 namespace weft {
 
 /// Writes one complete packet, whose last part may be in `payload`. `header` is true if the TUN uses virtio headers.
-/// Returns false if the kernel refused the packet.
+/// Returns false if the write failed.
 bool write_packet(int tun, bool header, std::span<uint8_t> packet, std::span<uint8_t> payload = {});
 
 class TunWriter {
@@ -22,7 +22,7 @@ class TunWriter {
   TunWriter(int tun, Features* features, CounterRow counters, Drops* drops);
 
   CoalesceLimits limits() const;
-  /// Writes all packets of a Coalescer in order, joined or singly, and clears the Coalescer. Fails only if the TUN was
+  /// Writes all packets of a Coalescer in order, merged or singly, and clears the Coalescer. Fails only if the TUN was
   /// deleted.
   Failure write(Coalescer& packets);
 

@@ -61,8 +61,8 @@ Failure open_udp(const SocketAddress& address, Share share, int receive_buffer_b
 
 Failure open_sender(const SocketAddress& address, size_t worker, uint32_t wanted, UdpSocket& socket) {
   constexpr size_t kStride = 240;
-  // Give this socket the smallest receive buffer, because no code reads it. Otherwise datagrams sent to it would fill
-  // memory.
+  // Give this socket the smallest receive buffer, because weft never reads from the socket. Otherwise datagrams sent to
+  // it would fill memory.
   constexpr int kNothingBytes = 0;
   Failure failure;
   for (size_t port = to_be16(address.port()) + kStride + worker; port <= 0xffff; port += kStride) {

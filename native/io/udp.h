@@ -63,7 +63,7 @@ Failure open_udp(const SocketAddress& address, Share share, int receive_buffer_b
 /// workers.
 Failure open_sender(const SocketAddress& address, size_t worker, uint32_t wanted, UdpSocket& socket);
 
-/// Sends one datagram without blocking. Returns false if the kernel refused the datagram.
+/// Sends one datagram without blocking. Returns false if the system call failed.
 bool send_now(int socket, const SocketAddress& to, std::span<const uint8_t> datagram);
 
 /// Returns the address to which a UDP socket is bound; an empty address for any other descriptor.
@@ -71,7 +71,7 @@ SocketAddress bound_address(int socket);
 
 /// Makes the kernel choose the receiving socket of a datagram by its source port: among the sockets that share
 /// `address`, a datagram from port P + k goes to socket k modulo `workers`, where P is the port of `address`. All
-/// sockets must be open, and `first` must have been bound first. Returns false if the kernel refuses.
+/// sockets must be open, and `first` must have been bound first. Returns false if the kernel rejects the rule.
 bool spread_by_source(const Fd& first, const SocketAddress& address, size_t workers);
 
 }  // namespace weft

@@ -132,7 +132,7 @@ Failure receive_parcel(int connection, Parcel& parcel) {
       parcel.fds.emplace_back(fd);
     }
   }
-  // Descriptors or text that did not fit into the buffers are lost, so refuse the whole message.
+  // Descriptors or text that did not fit into the buffers are lost, so the whole message fails.
   if (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) return SystemError{"recvmsg", EMSGSIZE};
   text.resize(static_cast<size_t>(bytes));
   parcel.text = std::move(text);

@@ -27,8 +27,8 @@ Failure open_sockets(const OpenOptions& options, FamilySockets& result) {
     if (Failure failure = open_sender(options.bind_address, i, options.features, sender)) return failure;
     result.loops[i].sender = std::move(sender.fd);
   }
-  // If the kernel refuses this rule, it spreads datagrams by its own hash of addresses and ports. The kernel's hash is
-  // less even, but also keeps each flow in order.
+  // If the kernel rejects this rule, the kernel spreads datagrams by its own hash of addresses and ports. The kernel's
+  // hash is less even, but also keeps each flow in order.
   if (several) spread_by_source(result.loops[0].receiver, options.bind_address, options.workers);
   return {};
 }
@@ -47,7 +47,7 @@ Failure open_descriptors(const OpenOptions& options, Descriptors& result, Receiv
   }
   uint32_t granted = wanted & (kCoalesceTcp | kCoalesceUdp);
   granted |= tuns[0].features | opened.features;
-  // A kernel without USO neither sends nor accepts UDP superpackets on a TUN, so the engine must not join UDP packets
+  // A kernel without USO neither sends nor accepts UDP superpackets on a TUN, so the engine must not merge UDP packets
   // for it.
   if (!(granted & kTunUso) && (wanted & kTunUso)) granted &= ~kCoalesceUdp;
 

@@ -30,7 +30,7 @@ struct Path {
   Drops* tx_drops = nullptr;  ///< the packets that the egress dropped
   Drops* rx_drops = nullptr;
   FilterOptions filter = {};
-  UnknownSenders* unknown_senders = nullptr;  ///< the senders whose packets the filter refused
+  UnknownSenders* unknown_senders = nullptr;  ///< the senders whose packets the filter dropped
   IcmpLimits* icmp = nullptr;                 ///< shared by all loops
   size_t clamp_mtu = 0;  ///< the TUN's MTU, if weft lowers the MSS in SYNs to fit it; 0 if it does not
 };

@@ -3,11 +3,11 @@
 //   datagrams.
 // - decide: look up the endpoint of the inner destination. If there is none, write an ICMP error into the TUN. If the
 //   encapsulation routes, decrement the TTL.
-// - cut: turn a superpacket into pairs of header and payload slice, without copying the payload. Complete missing
+// - segment: turn a superpacket into pairs of header and payload slice, without copying the payload. Complete missing
 //   checksums.
 // - fit: if a packet exceeds the path MTU, segment it smaller, fragment it, or write an ICMP error into the TUN
 //   (docs/path-mtu.md).
-// - seal: the encapsulation adds its header and trailer and may encrypt the packet, or it refuses the packet.
+// - seal: the encapsulation adds its header and trailer and may encrypt the packet, or it drops the packet.
 // - send: pass all datagrams of the batch to the kernel (io/sender.h).
 //
 // Packets stay in the read buffer while their batch is processed, and no packet outlives its batch. No function
@@ -103,7 +103,7 @@ class Egress final : public Direction {
   static constexpr size_t kEnoughMade = 512;
   static constexpr size_t kMaxReadBytes = sizeof(VirtioHeader) + 65535;
   /// The maximum number of bytes that one call of room() requests: the headers of a datagram. An encapsulation with
-  /// sessions encrypts a datagram in one piece, so it also needs a share of the bytes that a batch reads.
+  /// sessions encrypts a datagram in one piece, so its calls also request space for the payload.
   static constexpr size_t kRoomBytes =
       kEncapBytes<Encap> + kMaxCutHeadersBytes + (HasSessions<Encap> ? kReadBudgetBytes / 1'024 : 0);
 
@@ -184,7 +184,7 @@ class Egress final : public Direction {
     if (alone) sender_.send();
   }
 
-  /// Cuts a superpacket into segments, and sends the segments to their peer.
+  /// Splits a superpacket into segments, and sends the segments to their peer.
   void cut(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet, const Outer& outer, size_t mtu) {
     const Endpoint& endpoint = outer.peer;
     Segmenter segments;
@@ -299,7 +299,7 @@ class Egress final : public Direction {
   }
 
   /// Sends an ICMP error about a packet from the TUN. For a superpacket the error quotes the first segment, because the
-  /// sender's system knows only segments.
+  /// sender's network stack knows only segments.
   void send_icmp(IcmpKind kind, const IcmpError& error, const VirtioHeader& virtio, uint8_t* bytes, Packet packet,
                  Counter counter) {
     const Address sender = source_of(bytes, packet);

@@ -3,7 +3,7 @@
 // - open: the encapsulation turns each datagram into a packet, a control message for JavaScript, a drop, or nothing.
 // - check: validate the inner packet (core/inspect.h), filter it by sender and destination (core/filter.h), copy the
 //   outer congestion mark (core/ecn.h), and decrement the TTL if the encapsulation routes.
-// - join: combine packets of one flow into superpackets (core/coalesce.h).
+// - merge: combine packets of one flow into superpackets (core/coalesce.h).
 // - write: write each packet with its virtio header to the TUN, in order (io/tun_writer.h).
 #pragma once
 
@@ -163,8 +163,8 @@ class Ingress final : public Direction {
       if (Failure gone = writer_.write(coalescer_)) failure = gone;
     }
     CoalesceLimits limits = limits_;
-    // Do not join UDP packets to this host itself: the kernel passes a superpacket only to sockets that requested
-    // UDP_GRO, which weftd cannot see.
+    // Do not merge UDP packets whose destination is this host: the kernel passes a superpacket only to sockets that
+    // requested UDP_GRO, which weftd cannot see.
     limits.udp = limits.udp && packet.protocol == IPPROTO_UDP && !is_for_host(bytes.data(), packet);
     coalescer_.add(bytes.data(), packet, limits, undone);
     return true;

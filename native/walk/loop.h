@@ -72,7 +72,8 @@ class Loop {
   ~Loop();
 
   Failure start();
-  /// Why the kernel refused the nice value of the thread; empty if the kernel accepted the value. Valid after start().
+  /// The error with which the kernel rejected the nice value of the thread; empty without an error. Valid after
+  /// start().
   Failure priority_refused() const { return thread_.priority_refused(); }
   void stop();
   /// Returns how many iterations the thread's loop has made, and then wakes the thread. If the thread does not hang, a

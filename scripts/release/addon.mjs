@@ -17,7 +17,10 @@ const targetOf = (root) => JSON.parse(readFileSync(join(root, 'binding.gyp'), 'u
 /** Matches the shared libraries that the addon may require: those of glibc, which every system has. */
 const OF_GLIBC = /^(?:lib(?:c|m|dl|pthread)\.so\.\d|ld[\w-]*\.so\.\d)$/
 
-/** Compiles and links the addon, and writes it to `target`. Throws if the addon requires another shared library or a newer glibc. */
+/**
+ * Compiles and links the addon, and writes it to `target`. Throws if the addon requires another shared library or a
+ * newer glibc.
+ */
 export async function buildAddon(root, architecture, target) {
   const { gnu, glibc } = architecture
   const system = sysroot(architecture)
@@ -39,7 +42,7 @@ export async function buildAddon(root, architecture, target) {
     '-pthread',
     `-ffile-prefix-map=${root}=.`,
     '-I',
-    // The headers are the same on every architecture.
+    // The headers of Node.js are the same on every architecture.
     join(nodeRelease(ARCHITECTURES[0]), 'include/node'),
     '-I',
     'node_modules/node-addon-api',
@@ -54,7 +57,8 @@ export async function buildAddon(root, architecture, target) {
     cwd: root,
   })
   const linker = ['-shared', '-static-libstdc++', '-static-libgcc', '-s', '-Wl,--build-id=none,--exclude-libs,ALL']
-  // On riscv64 GCC calls functions of libatomic for atomic accesses to bytes. The images do not have the shared library libatomic.so.1.
+  // On riscv64 GCC calls functions of libatomic for atomic accesses to bytes. The images do not have the shared library
+  // libatomic.so.1.
   await mustRun([...compiler, ...linker, ...objects, '-l:libatomic.a', '-o', target], root)
   const needed = execFileSync(`${gnu}-objdump`, ['-p', target], { encoding: 'utf8' })
   for (const [, library] of needed.matchAll(/^ +NEEDED +(\S+)$/gm))

@@ -1,8 +1,10 @@
-// architectures.mjs - the table of the architectures that weft is released for, with the names that other projects give each of them.
+// architectures.mjs - the table of the architectures that weft is released for, with the names that other projects give
+// each of them.
 //
-// flannel is released for the same six. On amd64 and arm64 the npm registry has current official builds of Node.js, so weft is one executable
-// file that contains Node.js. The registry's builds for armv7l, ppc64le and s390x end with Node.js 20.11, which is older than weft requires,
-// and it has none for riscv64. On these four, weft runs with the nodejs of Debian 13 (20.19).
+// flannel is released for the same six architectures. On amd64 and arm64 the npm registry has current official builds
+// of Node.js, so weft is one executable file that contains Node.js. The registry's builds for armv7l, ppc64le and s390x
+// end with Node.js 20.11, which is older than weft requires, and the registry has none for riscv64. On these four
+// architectures, weft runs with the nodejs of Debian 13 (20.19).
 
 /** The version of Node.js in weft's executables. Node.js is taken from packages of the npm registry. */
 export const NODE_VERSION = '24.21.0'
@@ -16,13 +18,15 @@ export const DEBIAN_NODE = '20.19'
  * @property {{ architecture: string, variant?: string }} platform The name in container images (Docker, Kubernetes).
  * @property {string} gnu The name in GNU's tools; the compiler is `${gnu}-g++`.
  * @property {string} [qemu] The program of qemu-user that runs programs of the architecture; amd64 needs none.
- * @property {string} [rpm] The name in RPM packages. It is missing if the release has no RPM package, because the RPM package contains the
- *   executable.
- * @property {string} [integrity] npm's checksum of the official Node.js. It is missing if Debian's nodejs is the runtime.
- * @property {readonly [number, number]} glibc The newest version of glibc that the addon may require. With the official Node.js the addon
- *   is linked to the C library of Debian 11, and requires no more than Node.js does. For Debian's nodejs it is linked to the C library of
- *   the cross compiler, because Debian's mirrors no longer have the other architectures of Debian 11. glibc 2.34 brought the functions for
- *   threads into that library, and 64-bit times on arm.
+ * @property {string} [rpm] The name in RPM packages. It is missing if the release has no RPM package, because the RPM
+ *   package contains the executable.
+ * @property {string} [integrity] npm's checksum of the official Node.js. It is missing if Debian's nodejs is the
+ *   runtime.
+ * @property {readonly [number, number]} glibc The newest version of glibc that the addon may require. With the official
+ *   Node.js the addon is linked to the C library of Debian 11, and requires no more than Node.js does. For Debian's
+ *   nodejs it is linked to the C library of the cross compiler, because Debian's mirrors no longer have the other
+ *   architectures of Debian 11. glibc 2.34 brought the functions for threads into that library, and 64-bit times on
+ *   arm.
  */
 
 /** @type {readonly Architecture[]} */

@@ -10,8 +10,8 @@ import { isPublic } from './documents.mjs'
 import { putProgram } from './program.mjs'
 
 /**
- * Returns the Debian packages that the program needs: the libraries of the Node.js in the executable, or Debian's Node.js; and `ip`, with
- * which weft makes network devices.
+ * Returns the Debian packages that the program needs: the libraries of the Node.js in the executable, or Debian's
+ * Node.js; and `ip`, with which weft makes network devices.
  */
 const dependsOf = ({ integrity, glibc }) =>
   [
@@ -32,8 +32,8 @@ const installedSize = (tree) =>
     .reduce((sum, size) => sum + size, 0)
 
 /**
- * Writes the Debian package to the file `target`. `build` is the program (program.mjs). `texts` are the contents of additional files, by their paths in the
- * package.
+ * Writes the Debian package to the file `target`. `build` is the program (program.mjs). `texts` are the contents of
+ * additional files, by their paths in the package.
  */
 export function buildDeb({ root, work, build, version, publisher, texts, target }) {
   const { architecture } = build
@@ -45,7 +45,8 @@ export function buildDeb({ root, work, build, version, publisher, texts, target 
     chmodSync(join(tree, path), mode)
   }
   putProgram(build, { tree, bin: 'usr/bin', lib: 'usr/lib/weft', names: ['weftd', 'weft'] })
-  // Put the systemd unit into /lib, because Debian 11 may have separate / and /usr, and systemd then does not search /usr/lib.
+  // Put the systemd unit into /lib, because Debian 11 may have separate / and /usr, and systemd then does not search
+  // /usr/lib.
   put('lib/systemd/system/weftd.service', readFileSync(join(root, 'deploy/weftd.service')))
   put('etc/default/weftd', readFileSync(join(root, 'deploy/deb/default')))
   for (const [path, text] of Object.entries(texts))

@@ -12,7 +12,7 @@ const FOLDER = 'usr/share/doc/weft'
 const TOP = ['README.md', 'ARCHITECTURE.md', 'SECURITY.md']
 
 /**
- * Returns the text of each document by its path in the package, without pictures, which the npm package lacks too.
+ * Returns the text of each document by its path in the package, without pictures, as in the npm package.
  * @param {string} root
  * @returns {Record<string, string>}
  */

@@ -15,8 +15,8 @@ import { nodeRelease, sysroot } from './inputs.mjs'
 const V8 = ['--max-semi-space-size=1', '--v8-pool-size=1']
 
 /**
- * Writes the executable to the file `target`. `work` is a folder for intermediate files, relative to `root`; its name is stored in the
- * executable, so it must not differ between builds.
+ * Writes the executable to the file `target`. `work` is a folder for intermediate files, relative to `root`; its name
+ * is stored in the executable, so the name must not differ between builds.
  * @param {{ root: string, work: string, architecture: import('./architectures.mjs').Architecture, version: string, code: string, lines: string,
  *   addon: string, target: string }} from
  */
@@ -31,7 +31,7 @@ export function buildExecutable({ root, work, architecture, version, code, lines
     main: path('weftd.cjs'),
     output: path('blob'),
     disableExperimentalSEAWarning: true,
-    useCodeCache: true, // only Node.js of the target architecture can make it
+    useCodeCache: true, // only Node.js of the target architecture can make the code cache
     execArgv: V8,
     execArgvExtension: 'none', // ignore NODE_OPTIONS, because users do not expect weftd to be Node.js
     assets: {

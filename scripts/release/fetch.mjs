@@ -1,5 +1,5 @@
-// fetch.mjs - downloads what the build of each architecture needs, before anything is compiled. So a release that lacks something fails
-// within minutes.
+// fetch.mjs - downloads what the build of each architecture needs, before anything is compiled. So a release whose
+// inputs cannot be downloaded fails within minutes.
 
 import { ARCHITECTURES } from './architectures.mjs'
 import { imageBase } from './image-base.mjs'
@@ -17,8 +17,8 @@ export function partial(chosen) {
 }
 
 /**
- * Downloads Debian's packages and Node.js for the architectures, unless the cache has them. Throws if something cannot be downloaded, and
- * names the option that leaves out the affected architectures.
+ * Downloads Debian's packages and Node.js for the architectures, unless the cache has them. Throws if something cannot
+ * be downloaded, and names the option that leaves out the affected architectures.
  * @param {readonly import('./architectures.mjs').Architecture[]} chosen
  * @param {(step: string) => void} onStep Is called with the name of each step.
  */

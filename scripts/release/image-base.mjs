@@ -1,6 +1,6 @@
-// image-base.mjs - collects the files of Debian for the container images: the programs that weft runs, their libraries, and the trusted
-// certificate authorities. The images have no package manager, because nobody installs packages in a container of weft. On
-// architectures without an executable they also have Debian's Node.js.
+// image-base.mjs - collects the files of Debian for the container images: the programs that weft runs, their libraries,
+// and the trusted certificate authorities. The images have no package manager, because users do not install packages in
+// a container of weft. On architectures without an executable they also have Debian's Node.js.
 
 import { execFileSync } from 'node:child_process'
 import {
@@ -40,7 +40,10 @@ const PACKAGES = [
 const PROGRAMS = ['bin/busybox', 'bin/ip', 'bin/setpriv', 'bin/wg', 'sbin/bridge', 'sbin/nft'].concat(
   ['nft', 'legacy'].map((kind) => `sbin/xtables-${kind}-multi`),
 )
-/** Node.js, and the parts of it that Debian has in files of their own, for the architectures on which it runs weft. */
+/**
+ * Debian's Node.js, and its parts that Debian has in separate files, for the architectures on which Debian's Node.js
+ * runs weft.
+ */
 const NODE = {
   packages: ['nodejs'],
   programs: ['bin/node'],
@@ -53,7 +56,7 @@ const OF_NODE = ['libc.so.6', 'libdl.so.2', 'libgcc_s.so.1', 'libm.so.6', 'libpt
 const TEXTS =
   /^(?:etc\/(?:debian_version|ethertypes|protocols|services|os-release)|usr\/lib\/os-release|usr\/share\/common-licenses\/.*|usr\/share\/doc\/[^/]+\/copyright|s?bin|lib(?:64)?)$/
 /**
- * Matches additional names of iptables' two executables that the images do not need, such as arptables and
+ * Matches the names (links) of iptables' two executables that are not needed in the images, such as arptables and
  * iptables-translate.
  */
 const OTHER_NAMES = /\/(?:arptables|ebtables|iptables-xml|ip6?tables(?:-\w+)?-translate|ip6?tables-apply)/
@@ -75,7 +78,10 @@ const librariesOf = (path) =>
     ([, name]) => name,
   )
 
-/** Returns the real paths below `root` of all programs, of iptables' extensions, and of the shared libraries that they need. */
+/**
+ * Returns the real paths below `root` of all programs, of iptables' extensions, and of the shared libraries that they
+ * need.
+ */
 function programsIn(root, gnu, names) {
   const libraries = join(root, 'usr/lib', gnu)
   const extensions = join(libraries, 'xtables')
@@ -122,14 +128,15 @@ function prune(root, folder, isKept) {
 }
 
 /**
- * Returns a folder with Debian's files for the image of one architecture. Its `var/lib/dpkg/status.d` lists the Debian packages of these
- * files, for programs that scan images for vulnerabilities.
+ * Returns a folder with Debian's files for the image of one architecture. Its `var/lib/dpkg/status.d` lists the Debian
+ * packages of these files, for programs that scan images for vulnerabilities.
  * @param {import('./architectures.mjs').Architecture} architecture
  */
 export const imageBase = ({ debian, gnu, integrity }) => {
   const node = integrity ? NO_NODE : NODE
   return made(`${DEBIAN}-image-${debian}`, (folder) => {
-    // Resolve symbolic links in the folder's own path, because the targets of links inside it are compared as real paths.
+    // Resolve symbolic links in the folder's own path, because the targets of links inside it are compared as real
+    // paths.
     const root = realpathSync(folder)
     const options = ['--variant=extract', `--arch=${debian}`, '--skip=cleanup/apt/cache']
     mmdebstrap(...options, `--include=${[...PACKAGES, ...node.packages].join(',')}`, DEBIAN, root)

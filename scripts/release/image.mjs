@@ -15,7 +15,10 @@ const TYPE = 'application/vnd.oci.image'
 const FAMILIES = ['iptables', 'ip6tables']
 const TOOLS = { 'install-conf': 'install-conf', 'mk-docker-opts.sh': 'docker-opts' }
 
-/** Empties the folder `tree` and puts the files of the image's second layer into it: weft, its addon, scripts and licenses. */
+/**
+ * Empties the folder `tree` and puts the files of the image's second layer into it: weft, its addon, scripts and
+ * licenses.
+ */
 function layTree({ root, tree, build }) {
   rmSync(tree, { recursive: true, force: true })
   const at = (path) => {
@@ -27,8 +30,8 @@ function layTree({ root, tree, build }) {
     chmodSync(join(tree, path), 0o755)
   }
   putProgram(build, { tree, bin: 'opt/weft/bin', lib: 'opt/weft/lib', names: ['weftd', 'weft', 'flanneld'] })
-  // The addon is a separate file. If it were inside the executable, the container would need a writable folder from which code may be
-  // loaded.
+  // The addon is a separate file. If it were inside the executable, the container would need a writable folder from
+  // which code may be loaded.
   if (build.executable !== undefined) program(build.addon, 'opt/weft/bin/weft.node')
   for (const name of ['weft', 'weftd']) symlinkSync(`../../../opt/weft/bin/${name}`, at(`usr/local/bin/${name}`))
   program(join(root, 'deploy/flanneld.sh'), 'opt/bin/flanneld')
@@ -66,8 +69,8 @@ function configOf({ version, publisher, architecture, digests }) {
     ...architecture.platform,
     os: 'linux',
     config: {
-      // The container's user is root, because root owns /run/flannel on the host. Of root's rights the container needs
-      // only CAP_NET_ADMIN, and the device /dev/net/tun.
+      // The container's user is root, because root owns /run/flannel on the host. The container needs the device
+      // /dev/net/tun and, of root's capabilities, only CAP_NET_ADMIN.
       Env: [
         'PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin',
         'FLANNELD_STATUS_SOCKET=/run/flannel/weftd.sock',
@@ -118,7 +121,8 @@ export function buildImage({ root, work, version, publisher, builds, target }) {
   })
   const mediaType = `${TYPE}.index.v1+json`
   const index = blob(json({ schemaVersion: 2, mediaType, manifests }), mediaType)
-  // podman and containerd name the imported image by these two annotations, each of which uses another format.
+  // podman and containerd take the name of an imported image from an annotation of the index. The first annotation is
+  // that of podman, the second that of containerd.
   const name = `${publisher.image}:${version}`
   const annotations = { 'org.opencontainers.image.ref.name': name, 'io.containerd.image.name': name }
   const named = { ...index, annotations }

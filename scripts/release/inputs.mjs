@@ -21,7 +21,9 @@ import { homedir } from 'node:os'
 import { dirname, isAbsolute, join, relative } from 'node:path'
 import { NODE_VERSION } from './architectures.mjs'
 
-/** Debian's mirrors have deleted the updates of its old releases, so only the packages of the release itself are used. */
+/**
+ * Debian's mirrors have deleted the updates of its old releases, so only the packages of the release itself are used.
+ */
 const MIRROR = 'http://deb.debian.org/debian'
 /** The oldest Debian release on which the executables run; it has glibc 2.31. */
 const OLDEST = 'bullseye'
@@ -50,10 +52,10 @@ export function made(name, make) {
   const work = mkdtempSync(join(cache, `new-${process.pid}-`))
   try {
     make(work)
-    chmodSync(work, 0o755) // it may become the root of a container
+    chmodSync(work, 0o755) // the folder may become the root of a container
     renameSync(work, folder)
   } catch (error) {
-    if (!existsSync(folder)) throw error // otherwise a simultaneous run was first
+    if (!existsSync(folder)) throw error // otherwise a simultaneous run has made the folder
   } finally {
     rmSync(work, { recursive: true, force: true })
   }
@@ -75,7 +77,10 @@ export function nodeRelease({ name, integrity }) {
   })
 }
 
-/** Runs mmdebstrap. If it fails, throws an error with its error lines, in which apt names each file that it could not download. */
+/**
+ * Runs mmdebstrap. If it fails, throws an error with its error lines, in which apt names each file that it could not
+ * download.
+ */
 export function mmdebstrap(...words) {
   const { status, stderr, error } = spawnSync('mmdebstrap', words, {
     encoding: 'utf8',
@@ -88,7 +93,10 @@ export function mmdebstrap(...words) {
   throw new Error(lines.length > 0 ? lines.join('\n') : `mmdebstrap failed: ${stderr.trim()}`)
 }
 
-/** Makes absolute symbolic links relative, because absolute links would lead to files of this machine instead of files in the folder. */
+/**
+ * Makes absolute symbolic links relative, because absolute links would lead to files of this machine instead of files
+ * in the folder.
+ */
 function relinkAll(root, folder) {
   for (const name of readdirSync(folder)) {
     const path = join(folder, name)
@@ -102,8 +110,9 @@ function relinkAll(root, folder) {
 }
 
 /**
- * Returns a folder with the C headers and libraries of the Debian release OLDEST, for the linker and for the emulator that runs foreign
- * programs. Returns undefined if the architecture is linked to the C library of the cross compiler.
+ * Returns a folder with the C headers and libraries of the Debian release OLDEST, for the linker and for the emulator
+ * that runs programs of other architectures. Returns undefined if the architecture is linked to the C library of the
+ * cross compiler.
  * @param {import('./architectures.mjs').Architecture} architecture
  */
 export function sysroot({ debian, integrity }) {

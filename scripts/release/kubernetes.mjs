@@ -1,5 +1,5 @@
-// kubernetes.mjs - writes the Kubernetes manifest and the Helm chart of a release, both of which refer to the container image of this
-// release by its digest, and select the nodes on whose architectures the image runs.
+// kubernetes.mjs - writes the Kubernetes manifest and the Helm chart of a release. Both refer to the container image of
+// the release by its digest, and select the nodes on whose architectures the image runs.
 
 import { execFileSync } from 'node:child_process'
 import { cpSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
@@ -14,8 +14,9 @@ function replaced(text, from, to, times) {
 }
 
 /**
- * Writes the manifest weft.yaml to the file `manifest`, and the packed Helm chart to the file `chart`. The chart's setting for the tag
- * includes the digest, so that a user who sets another tag does not keep the digest of this release.
+ * Writes the manifest weft.yaml to the file `manifest`, and the packed Helm chart to the file `chart`. The chart's
+ * setting for the tag includes the digest, so that a user who sets another tag does not keep the digest of this
+ * release.
  * @param {{ root: string, work: string, version: string, image: string, digest: string, architectures: readonly string[], manifest: string,
  *   chart: string }} from `architectures` are Kubernetes' names of the architectures that the image has.
  */

@@ -61,7 +61,10 @@ function releaseNotes() {
 }
 const read = (path) => readFileSync(join(root, path), 'utf8')
 
-/** Returns the license texts of all software in the executable; without Node.js's if Debian's nodejs runs weft, which has its own. */
+/**
+ * Returns the license texts of all software in the executable; without that of Node.js if Debian's nodejs runs weft,
+ * because its package has the license.
+ */
 function licences(packages, hasNode = true) {
   const textOf = ({ folder }) => {
     const file = readdirSync(join(root, folder)).find((name) => /^licen[cs]e/i.test(name))
@@ -123,7 +126,7 @@ function time() {
 const official = architectures.filter(({ integrity }) => integrity !== undefined)
 const progress = createProgress('release', { total: 6 + architectures.length * 3 + official.length * 2, pace: 'even' })
 try {
-  process.umask(0o022) // the modes of the package's folders
+  process.umask(0o022) // so that folders in the packages get mode 755
   if (!isVersion(version)) throw new Error(`package.json: ${JSON.stringify(version)} is not a version such as 0.2.0`)
   process.env.SOURCE_DATE_EPOCH = time()
   const { stdout, stderr, status } = git('status', '--porcelain')

@@ -33,8 +33,8 @@ export function dependencies(root) {
 }
 
 /**
- * Makes the package.json of the release. It has the exact versions of the bundled dependencies, and of all npm scripts
- * only the script that runs at installation.
+ * Makes the package.json of the release. It has the exact versions of the bundled dependencies, and no npm script
+ * except the script that runs at installation.
  */
 function manifest(root, publisher, packages) {
   const { devDependencies: _, ...own } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8'))
@@ -55,7 +55,8 @@ function manifest(root, publisher, packages) {
 }
 
 /**
- * Writes the npm package with the addons of all architectures to the file `target`, and returns the folder with its files.
+ * Writes the npm package with the addons of all architectures to the file `target`, and returns the folder with its
+ * files.
  * @param {{ root: string, work: string, publisher: typeof import('./publisher.json'), builds: readonly { architecture:
  *   import('./architectures.mjs').Architecture, addon: string }[], target: string }} from
  */

@@ -23,8 +23,9 @@ export function architecturesIn(list) {
 }
 
 /**
- * Reads the options. `image` is the image name for the manifest and the chart, or undefined for the name in publisher.json. `architectures`
- * are those to build: all, unless `--arch` names some of them. Throws an OptionError if an option is invalid.
+ * Reads the options. `image` is the image name for the manifest and the chart, or undefined for the name in
+ * publisher.json. `architectures` are those to build: all, unless `--arch` names some of them. Throws an OptionError if
+ * an option is invalid.
  * @param {readonly string[]} words
  */
 export function readOptions(words) {
@@ -35,8 +36,8 @@ export function readOptions(words) {
     throw new OptionError(`${error.message}; ${IMAGE}, or ${ARCH}`)
   }
   const { image, arch } = values
-  // The image name must contain no tag, because weft's version is appended as the tag. The pattern follows the grammar of image names in
-  // the project distribution/reference.
+  // The image name must contain no tag, because weft's version is appended as the tag. The pattern follows the grammar
+  // of image names in the project distribution/reference.
   const pattern = /^[a-z\d](?:[a-z\d.-]*[a-z\d])?(?::\d+)?(?:\/[a-z\d]+(?:(?:[._]|__|-+)[a-z\d]+)*)+$/
   if (image !== undefined && !pattern.test(image))
     throw new OptionError(`${JSON.stringify(image)} is not the name of an image without a tag; ${IMAGE}`)

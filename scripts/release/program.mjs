@@ -1,7 +1,8 @@
 // program.mjs - puts the program weft into the files of a package or of an image.
 //
-// Where Node.js has current official builds, the program is the executable. Elsewhere Debian's nodejs runs it, and the program is the folder
-// of the npm package with its dependencies and the addon of the architecture.
+// On architectures with current official builds of Node.js, the program is the executable. On the others Debian's
+// nodejs runs weft, and the program is the folder of the npm package with its dependencies and the addon of the
+// architecture.
 
 import { chmodSync, copyFileSync, cpSync, mkdirSync, symlinkSync } from 'node:fs'
 import { dirname, join, relative } from 'node:path'
@@ -11,7 +12,9 @@ const PARTS = ['bin', 'dist', 'node_modules', 'package.json']
 /** Dependencies that only a compilation of the addon or of TypeScript needs. */
 const TO_BUILD = ['node-addon-api', '@types', 'undici-types'].map((name) => join('node_modules', name))
 
-/** The names that the npm package has for an addon, which depend on the architecture and the C library (node-gyp-build). */
+/**
+ * The names that the npm package has for an addon, which depend on the architecture and the C library (node-gyp-build).
+ */
 export const prebuiltAddon = ({ name }) => `prebuilds/linux-${name}/weft.napi.glibc.node`
 
 /**

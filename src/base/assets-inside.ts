@@ -16,14 +16,14 @@ export const version: typeof beside.version = () => getAsset('version', 'utf8')
 export const runtime: typeof beside.runtime = () => process.execPath
 
 /**
- * The folders in which weftd tries to write the native addon to a file, in this order. There are several, because /tmp,
- * and in containers /dev/shm, may be mounted noexec, which forbids to load the addon from there.
+ * The folders in which weftd tries to write the native addon to a file, in this order. Some of these folders may be
+ * mounted noexec, such as /tmp, or /dev/shm in containers, and the kernel loads no library from a noexec mount.
  */
 const FOLDERS = [tmpdir(), '/tmp', '/dev/shm', '/run', '/var/tmp']
 
 /**
- * Writes the native addon to a file in the folder `parent` and loads the file. The file is unlinked before it is
- * loaded, so that no other program can replace the file and no file is left behind.
+ * Writes the native addon to a file in the folder `parent`, unlinks the file, and loads it through its open descriptor.
+ * So no other program can replace the file, and no file is left behind.
  */
 function loadFrom(parent: string, addon: Uint8Array): typeof Addon {
   const folder = mkdtempSync(join(parent, '.weft-'))
@@ -44,9 +44,9 @@ function loadFrom(parent: string, addon: Uint8Array): typeof Addon {
 }
 
 /**
- * Returns the path of the native addon's file next to the executable; undefined if there is no valid file, as
- * everywhere except in the container image. The image has the file, because a container's kernel may refuse to load a
- * file that weftd wrote itself.
+ * Returns the path of the native addon's file next to the executable; undefined if the file is missing or differs from
+ * `addon`. Only the container image has this file, because a container's kernel may refuse to load a file that weftd
+ * wrote itself.
  */
 function besideThis(addon: Uint8Array): string | undefined {
   const path = join(dirname(process.execPath), 'weft.node')

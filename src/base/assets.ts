@@ -1,9 +1,9 @@
 // assets.ts - loads the files of the package: its version, the native addon, the status page, and packages that are
 // needed only sometimes.
 //
-// All other files load no file by a path relative to the program, so a bundler only has to replace assets.ts. CommonJS
-// packages are loaded by require, because Node 20 parses all files of an imported package for its export names, which
-// takes a seventh of weftd's start time.
+// No other module of weft loads a file by a path relative to the program, so a bundler has to replace only assets.ts.
+// CommonJS packages are loaded by require, because Node 20 parses all files of an imported package for its export
+// names, which takes a seventh of weftd's start time.
 
 import { existsSync, readFileSync } from 'node:fs'
 import { readFile } from 'node:fs/promises'
@@ -18,8 +18,8 @@ import type * as Addon from '../../native/addon.d.ts'
 const require = createRequire(import.meta.url)
 
 /**
- * Returns the top folder of the package, both for src/base/ and for dist/src/base/. Returns the root folder `/` if no
- * package.json is found.
+ * Returns the top folder of the package, whether this module runs from src/base/ or from dist/src/base/. Returns the
+ * root folder `/` if no package.json is found.
  */
 function packageRoot(): string {
   let folder = dirname(fileURLToPath(import.meta.url))
@@ -71,8 +71,8 @@ export async function pageText(): Promise<string | undefined> {
 }
 
 /**
- * Returns the file and line of a stack frame with the file's folder, such as `loops/peers.js:12`, because several files
- * have the same name.
+ * Returns the file and line of a stack frame with the file's folder, such as `loops/peers.js:12`, because several
+ * source files of weft have the same name.
  */
 export function placeOf(frame: string): string | undefined {
   return /((?:[\w.-]+\/)?[\w.-]+\.[jt]s:\d+):\d+\)?$/.exec(frame)?.[1]

@@ -16,16 +16,16 @@ export type ErrorCode =
   | 'ADDRESS' // an address is not on this host
   | 'INTERFACE' // no external interface fits
   | 'COMMAND' // a required program failed or is not installed
-  | 'DEVICE' // the kernel refused something about a device
+  | 'DEVICE' // the kernel returned an error for a device
   | 'NO_DEVICE_TYPE' // the kernel has no device of this type
-  | 'STORE' // the store refused: wrong credentials, read-only, a malformed answer
+  | 'STORE' // the store returned an error or a malformed answer, for example for wrong credentials
   | 'OUT_OF_SUBNETS' // every subnet of the network is leased
   | 'FAULT' // the data path died
-  | 'FABRIC' // a cloud or a switch refused a route, or did not answer; it is tried again
-  | 'CONFIG_MISSING' // there is no network configuration yet; it is read again
-  | 'STORE_UNAVAILABLE' // the store cannot be reached now; it is tried again
-  | 'GAP' // the watch cannot continue at this revision; all leases are listed again
-  | 'LEASE_LOST' // this node has lost its lease; it acquires one again
+  | 'FABRIC' // a cloud or a switch rejected a route, or did not answer; weftd tries again
+  | 'CONFIG_MISSING' // the store has no network configuration yet; weftd reads it again
+  | 'STORE_UNAVAILABLE' // weftd cannot reach the store now, and tries again
+  | 'GAP' // the watch cannot continue at this revision; weftd lists all leases again
+  | 'LEASE_LOST' // this node has lost its lease, and acquires a lease again
 
 export class WeftError extends Error {
   override readonly name = 'WeftError'

@@ -7,8 +7,8 @@ import { WeftError } from './errors.ts'
 import { Secret } from './secret.ts'
 
 /**
- * The value of a flag. If the default of a flag is a Secret, a given value becomes a Secret that is printed by the same
- * rule.
+ * The value of a flag. A value that is given for a flag whose default is a Secret becomes a Secret, which is printed in
+ * the form of the default.
  */
 export type FlagValue = string | boolean | number | readonly string[] | Secret
 
@@ -168,9 +168,9 @@ export function unknownVariables(
 }
 
 /**
- * Sets each flag that is missing on the command line from the variable `PREFIX_NAME`, the flag's name in upper case
- * with `_` for `-`. An empty variable counts as unset. Calls `onBad` for an invalid value; the flag then keeps its
- * default.
+ * Sets each flag that is missing on the command line from the variable `PREFIX_NAME`, in which NAME is the flag's name
+ * in upper case with `_` for `-`. An empty variable counts as unset. Calls `onBad` for an invalid value; the flag then
+ * keeps its default.
  */
 export function applyEnvironment<Table extends FlagTable>(
   table: Table,

@@ -10,8 +10,8 @@ import { printable } from './text.ts'
 export interface Log {
   info(message: string): void
   /**
-   * Logs a warning. `normal` marks a warning that flanneld logs too and that means no fault; the status report does not
-   * list a warning with this mark.
+   * Logs a warning. `normal` marks a warning that means no fault, and that flanneld logs in the same case. The status
+   * report does not list a warning with this mark.
    */
   warn(message: string, what?: 'normal'): void
   error(message: string): void
@@ -39,8 +39,8 @@ export function formatLogLine(level: Level, atUs: number, pid: number, caller: s
 }
 
 /**
- * Returns the file and line that logged a message, in the format of klog with -add_dir_header. `stack` is the stack of
- * that call.
+ * Returns the file and line that logged a message, in the format of klog with -add_dir_header. `stack` is the stack
+ * trace of the call that logged the message.
  */
 function callerOf(stack: string | undefined): string {
   for (const frame of (stack ?? '').split('\n').slice(1)) {

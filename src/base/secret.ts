@@ -125,8 +125,8 @@ function urlsWithoutUser(text: string): string {
     const [scheme = ''] = /^\s*(?:[a-z][a-z\d+.-]*:)?\/\//i.exec(url) ?? []
     const end = url.lastIndexOf('@')
     const user = url.slice(scheme.length, end + 1)
-    // If this part of the list has an @, but no scheme and no colon before the @, it is the end of a password that
-    // contains a comma. So the parts before this part belong to the password and must not be shown.
+    // If a part of the list has an @, but no scheme, and no colon before the @, the part is the end of a password that
+    // contains a comma. So the parts before it belong to the password too and must not be shown.
     if (end >= 0 && scheme === '' && !user.includes(':')) shown.length = 0
     shown.push(end < 0 ? url : scheme + url.slice(end + 1))
   }

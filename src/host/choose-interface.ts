@@ -2,8 +2,8 @@
 //
 // The rules and texts are flanneld's (main.go, pkg/ipmatch/match.go, pkg/ip/iface.go), with three differences. Of
 // several default routes, weft uses the route with the lowest metric, as the kernel does. weft does not use a tentative
-// IPv6 address. If the interface has several addresses, the node uses its earlier address, or else the kernel's source
-// address.
+// IPv6 address. If the interface has several addresses, the node uses the address of its earlier run, or else the
+// source address that the kernel chooses.
 
 import { isWeftError, WeftError } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
@@ -55,8 +55,8 @@ const FIRST_START: Earlier = { addresses: async () => [], isOwn: () => false }
 
 export interface InterfaceWishes {
   /**
-   * The values of --iface: names or addresses of interfaces, in order of preference. An empty text, also in `patterns`,
-   * means the interface of the default route.
+   * The values of --iface: names or addresses of interfaces, in order of preference. An empty text means the interface
+   * of the default route; so does an empty text in `patterns`.
    */
   readonly ifaces: readonly string[]
   /**
@@ -132,8 +132,8 @@ const SAYS = {
 } as const
 
 /**
- * Returns the address with which a starting node begins. If the interface has several addresses, it is the address of
- * the node's earlier run, or else the kernel's source address.
+ * Returns the address that a starting node uses. If the interface has several addresses, returns the address of the
+ * node's earlier run, or else the source address that the kernel chooses.
  */
 async function addressToStartWith(
   { run, earlier }: Host,
@@ -160,7 +160,7 @@ async function addressToStartWith(
 
 /**
  * Describes all interfaces except loopback for an error message: each with its addresses, and with the reason why it
- * was not chosen. `otherwise` is the reason for an interface that would be suitable.
+ * was not chosen. `otherwise` is the reason that the message gives for an interface without a fault.
  */
 async function describeCandidates({ links, families, ipv6OffBy }: Host, otherwise: string): Promise<string> {
   const faultOf = async (link: Link, family: Family): Promise<string[]> => {
@@ -190,9 +190,9 @@ async function describeCandidates({ links, families, ipv6OffBy }: Host, otherwis
 }
 
 /**
- * Chooses the external interface, which must have an address of each family of the network. Throws WeftError INTERFACE,
- * with all interfaces and the reasons against them, if no interface fits now. Throws WeftError USAGE if the flags can
- * never be satisfied.
+ * Chooses the external interface, which must have an address of each family of the network. If no interface fits now,
+ * throws WeftError INTERFACE, which lists all interfaces and why each was not chosen. Throws WeftError USAGE if the
+ * flags can never be satisfied.
  */
 export async function chooseExternalInterface(
   run: Run,
@@ -204,7 +204,7 @@ export async function chooseExternalInterface(
 ): Promise<ExternalInterface> {
   const asked = byFamily(readPublicIp(wishes).filter((address) => families.includes(familyOf(address))))
   const ipv6OffBy = async ({ name }: Link): Promise<string | undefined> => {
-    const { dotted, getSysctl } = await import('./sysctl.ts') // few hosts need it
+    const { dotted, getSysctl } = await import('./sysctl.ts') // few hosts need this module
     const setting = `net/ipv6/conf/${name}/disable_ipv6`
     return (await (readSysctl ?? getSysctl)(setting)) === '1' ? dotted(setting) : undefined
   }
@@ -340,9 +340,9 @@ async function lacking({ ipv6OffBy }: Host, link: Link, family: Family, message:
 }
 
 /**
- * Chooses the external interface in a dual-stack network while the host lacks one family. Chooses an interface that
- * fits one family, and adds the interface's addresses of the second family except link-local ones. Throws WeftError
- * INTERFACE if no interface fits either family.
+ * Chooses the external interface in a dual-stack network while the host lacks addresses of one family. Chooses an
+ * interface that fits one family, and adds the interface's addresses of the second family except link-local ones.
+ * Throws WeftError INTERFACE if no interface fits either family.
  */
 export async function chooseForSome(
   run: Run,
@@ -385,8 +385,8 @@ function withOthers(
 }
 
 /**
- * Returns the default route that the kernel uses, which is the route with the lowest metric. Skips routes without a
- * device, of type blackhole or unreachable.
+ * Returns the default route that the kernel uses, which is the route with the lowest metric. Skips routes that have no
+ * device, such as blackhole and unreachable routes.
  */
 export async function defaultRoute(
   run: Run,

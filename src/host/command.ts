@@ -60,7 +60,7 @@ export interface RunOptions {
 }
 
 /**
- * Runs a program and returns its stdout. Rejects with WeftError PERMISSION if the kernel refused with EPERM, and
+ * Runs a program and returns its stdout. Rejects with WeftError PERMISSION if the program failed with EPERM, and
  * COMMAND for any other failure.
  */
 export const run: Run = (file, args, { input, env, signal, patient = false } = {}) =>
@@ -80,7 +80,7 @@ export const run: Run = (file, args, { input, env, signal, patient = false } = {
         Object.defineProperty(error, 'stdout', { value: stdout })
         reject(commandError(file, args, error, stderr))
       })
-      child.stdin?.on('error', () => {}) // the program ended without reading; its exit code matters
+      child.stdin?.on('error', () => {}) // the program ended without reading its input; its exit code matters
       if (input !== undefined) child.stdin?.end(input)
     } catch (error) {
       // Node.js throws, instead of calling back, if fork fails with ENOMEM or E2BIG, or if an argument contains a zero

@@ -51,8 +51,8 @@ interface DaemonFiles {
 }
 
 /**
- * Finds the files of a running daemon. Returns undefined for a weftd that holds no lock, because it still waits for
- * another weftd to stop and does not forward packets.
+ * Finds the subnet file and the lock file of a running daemon. Returns undefined for a weftd that holds no lock: this
+ * weftd still waits for another weftd to stop, and does not forward packets.
  */
 export async function filesOf({ pid }: RunningDaemon, proc = '/proc'): Promise<DaemonFiles | undefined> {
   const root = `${proc}/${pid}/root`

@@ -12,8 +12,8 @@ export interface Echo {
    */
   send(to: Address, sequence: number, bytes?: number): void
   /**
-   * Returns an echo request as an IP packet, which the caller sends inside a datagram over the family `outer`. This
-   * socket receives the answer to the request.
+   * Returns an echo request as an IP packet. The caller sends the packet inside a datagram of the family `outer`, and
+   * this socket receives the answer to the request.
    */
   packet(to: Address, sequence: number, outer: Family): Uint8Array
   close(): void

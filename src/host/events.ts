@@ -74,7 +74,7 @@ export function createChangeFilter(): (line: string) => boolean {
   }
 }
 
-/** A watch for changes of the host that starts before weftd knows the families of the network. */
+/** Watches this host for changes, from a time when weftd does not know the families of the network yet. */
 interface HostWatch {
   /** Watches `families` from now on. Before the first call the host watch reports only changes of IPv4. */
   readonly follow: (families: readonly Family[]) => void
@@ -110,8 +110,8 @@ export function createHostWatch(onChange: () => void, log: Log, signal: AbortSig
 }
 
 /**
- * Returns the command that reports changes of the neighbours and forwarding entries of some devices. `names` returns
- * the present names of these devices, because the reports name the device.
+ * Returns the command that reports changes of the neighbours and forwarding entries of the devices that `names`
+ * returns. `names` is called for each report, because a device may be renamed.
  */
 export const entriesOf = (names: () => readonly string[]): Watched => ({
   monitor: ['ip', 'monitor', 'neigh'],

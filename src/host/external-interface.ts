@@ -1,5 +1,5 @@
-// external-interface.ts - the interface that carries the datagrams: its state now, by its index, whatever its name, and
-// its addresses, the best first. choose-interface.ts chooses this interface.
+// external-interface.ts - reads the state of the external interface, which it finds by index even after a rename, and
+// ranks its addresses. choose-interface.ts chooses this interface.
 //
 // weftd does not use a tentative IPv6 address, because no socket can be bound to it. An address that another program
 // adds later, such as a virtual IP, must not become the node's address.
@@ -89,8 +89,8 @@ export class AddressHold {
   }
 
   /**
-   * Makes `address` the address to which the node returns, because `address` is better than the address with which the
-   * node started.
+   * Makes `address` the address to which the node returns after it had to use another address. `address` is better than
+   * the address with which the node started.
    */
   settle(address: Address): void {
     this.#home[familyOf(address)] = address
@@ -296,7 +296,7 @@ export const mtuChange = (before: ExternalInterface, now: ExternalInterface): st
  * search takes linear time.
  */
 export async function compile(pattern: string): Promise<(text: string) => boolean> {
-  const { RE2JS } = await import('re2js') // few hosts need it
+  const { RE2JS } = await import('re2js') // few hosts need this package
   try {
     const expression = RE2JS.compile(pattern)
     return (text) => expression.matcher(text).find()
@@ -313,8 +313,8 @@ export function externalText({ hold, ...external }: ExternalInterface): object {
 }
 
 /**
- * The names that the kernel accepts for an interface (net/core/dev.c, dev_valid_name); `ip` refuses any other name with
- * an error.
+ * The names that the kernel accepts for an interface (net/core/dev.c, dev_valid_name); `ip` returns an error for any
+ * other name.
  */
 const LINK_NAME = /^(?!\.{1,2}$)[^\s/:]{1,15}$/
 

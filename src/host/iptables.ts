@@ -13,8 +13,8 @@ export const WAIT = ['--wait'] as const
 export const isNfTables = (text: string): boolean => text.includes('nf_tables')
 
 /**
- * Returns true for iptables 1.6.2 or later, which has the options --random-fully and iptables-restore --wait. `text` is
- * the output of `iptables --version`.
+ * Returns true for iptables 1.6.2 or later, which has the option --random-fully, and whose iptables-restore has --wait.
+ * `text` is the output of `iptables --version`.
  */
 export function isIptables162(text: string): boolean {
   const [major = 0, minor = 0, patch = 0] = (/v(\d+)\.(\d+)\.(\d+)/.exec(text) ?? []).slice(1).map(Number)

@@ -236,7 +236,7 @@ export const renamed = (before: string, now: string): string =>
 
 /**
  * Creates a device of a type such as `vxlan`. `common` are options that every type has, `own` are options of the type.
- * Rejects with WeftError NO_DEVICE_TYPE if the kernel does not support the type, and COMMAND for any other refusal.
+ * Rejects with WeftError NO_DEVICE_TYPE if the kernel does not support the type, and COMMAND for any other error.
  */
 export async function addDevice(
   run: Run,

@@ -13,8 +13,8 @@ export interface NeighbourTable {
    */
   readonly entries: number
   /**
-   * The kernel's limits for the number of entries, `net.ipv4.neigh.default.gc_thresh1` to `gc_thresh3`; undefined in a
-   * network namespace other than the host's, which cannot read them.
+   * The kernel's limits for the number of entries, `net.ipv4.neigh.default.gc_thresh1` to `gc_thresh3`; undefined
+   * outside the host's network namespace, because other namespaces do not have these settings.
    */
   readonly thresholds: readonly [number, number, number] | undefined
 }

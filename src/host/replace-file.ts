@@ -21,7 +21,8 @@ const last = new Map<string, Promise<void>>()
 /**
  * Replaces a file atomically: writes a temporary file next to `path`, syncs it to disk, and renames it to `path`.
  * `mode` applies regardless of the umask. If several calls write the same path, the last call wins. Rejects with the
- * file system's error, and for a device, a socket or a pipe, because replacing /dev/null would break the host.
+ * file system's error. Also rejects if `path` is a device, a socket or a pipe, because replacing /dev/null would break
+ * the host.
  */
 export function replaceFile(path: string, data: Data, mode: number): Promise<void> {
   const write = (): Promise<void> => replaceNow(path, data, mode)

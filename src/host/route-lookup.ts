@@ -26,7 +26,7 @@ export interface KernelRoute {
   readonly table: string | undefined
 }
 
-/** The kernel's answer to a route lookup: a route, or the reason why the kernel refuses the packet. */
+/** The kernel's answer to a route lookup: a route, or the reason why the kernel rejects the packet. */
 export type RouteAnswer = { readonly route: KernelRoute } | { readonly refused: string }
 
 interface JsonAnswer {
@@ -57,8 +57,8 @@ const toRoute = ({ dev = '', gateway, type = 'unicast', table }: JsonAnswer): Ke
 })
 
 /**
- * Looks up the routes of these packets by one command, and returns the answers in the same order. If the kernel refuses
- * a packet, looks up the packet's route again, alone, to get the reason.
+ * Looks up the routes of these packets by one command, and returns the answers in the same order. If the kernel has no
+ * route for a packet, or rejects the packet, looks up its route again, alone, to get the reason.
  */
 export async function lookUpRoutes(
   run: Run,

@@ -23,7 +23,7 @@ export function raiseSession(nice: number): void {
     if (Number(session) !== process.pid || readFileSync(FILE, 'utf8').trim().endsWith(` nice ${nice}`)) return
     writeFileSync(FILE, String(nice))
   } catch {
-    // Ignore the failure. Either the kernel has no autogroups, or this process lacks the permission, which weftd logs
-    // later when it sets the priority of its forwarding threads.
+    // Ignore the failure. Either the kernel has no autogroups, or this process lacks the permission. weftd logs a
+    // missing permission later, when it sets the priority of its forwarding threads.
   }
 }

@@ -1,4 +1,5 @@
-// address.ts - addresses and networks of both families. An IPv4 address is a number, an IPv6 address a bigint.
+// address.ts - the types and functions for IPv4 and IPv6 addresses and networks. An IPv4 address is a number, an IPv6
+// address a bigint.
 
 import {
   formatIpv4,

@@ -24,13 +24,13 @@ import type { Node } from './node.ts'
 /** The time limit of one query in ms, from the first packet sent to the last packet received. */
 const PATIENCE_MS = 1_500
 /**
- * The interval in ms of the timer ticks that count the time limit of a query. While this node's event loop is busy,
- * ticks stop too, so that answers do not seem late. A query ends in any case after twice its time limit.
+ * The interval in ms of the timer ticks that count the time limit of a query. A busy event loop makes no ticks, so this
+ * node's own delays do not count against the time limit. A query ends in any case after twice its time limit.
  */
 const TICK_MS = 100
 /**
- * The maximum number of queries that run simultaneously without making each other late. A query that has taken SLOW_MS
- * does not count any more, as long as at most MOST_UNDER_WAY queries run.
+ * The maximum number of queries that run simultaneously, so that they do not delay each other's answers. A query that
+ * has taken SLOW_MS does not count any more, as long as at most MOST_UNDER_WAY queries run.
  */
 const AT_ONCE = 32
 const SLOW_MS = 50

@@ -1,5 +1,5 @@
 // choose.ts - creates the subnet manager, the backend and the engine that the flags and the network configuration name.
-// It loads only the code of these three.
+// It loads no code of other subnet managers, backends and engines.
 
 import { WeftError } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
@@ -64,7 +64,7 @@ export async function createStore(options: KeyStoreOptions, log: Log): Promise<S
 
 async function createEtcd(options: KeyStoreOptions, log: Log): Promise<Store> {
   const { EtcdStore } = await import('../control/store/etcd/etcd.ts')
-  // Remove a user name from the URL of an endpoint and do not use it, as flanneld does.
+  // Remove the user name from the URL of an endpoint, because weftd, like flanneld, does not use it.
   const endpoints = String(options['etcd-endpoints']).split(',')
   const [certFile, keyFile, caFile] = [options['etcd-certfile'], options['etcd-keyfile'], options['etcd-cafile']]
   const isPlain = (endpoint: string): boolean =>
@@ -193,7 +193,7 @@ async function startEngineOf(
   }
   const { NativeEngine } = await import('../path/engine/native-engine.ts')
   const started = new NativeEngine(config, { workers, nice, pollUs, without })
-  // Set the priority in the background, so that the first packet does not wait for it.
+  // Raise the priority of this process's session in the background, so that the first packet does not wait for it.
   if (engine === 'native' && nice !== 0)
     void import('../host/session-priority.ts').then(({ raiseSession }) => raiseSession(nice))
   return started

@@ -68,8 +68,8 @@ class PathPart {
   /** The families of this planned data path in which the node has a subnet. */
   readonly families: readonly Family[]
   /**
-   * The text before error messages and names of threads, which names the data path; empty if the node has only one data
-   * path.
+   * The text that names the data path at the beginning of its error messages and thread names; empty if the node has
+   * only one data path.
    */
   readonly prefix: string
   /**
@@ -81,7 +81,7 @@ class PathPart {
   external: ExternalInterface | undefined
   /** Why this data path does not carry its families; undefined if it carries them. */
   lacking: string | undefined
-  /** The number of entries that this data path has in the list `next` of `drops`. */
+  /** The number of positions that this data path takes in the list `next` of the report that `drops` returns. */
   places = 0
   /** The running check of the data path, or a completed check whose result `takeCheck` has not returned yet. */
   #check: Work<readonly string[]> | undefined
@@ -122,7 +122,7 @@ class PathPart {
 
   /**
    * Gives the applied peers to the data path. `wanted` returns the peers of the last `apply`, or undefined after
-   * `close`. A call during a running transfer makes another transfer follow.
+   * `close`. A call while a transfer runs starts a second transfer after it.
    */
   transfer(wanted: () => Applied | undefined, touched: ReadonlySet<string> | undefined): Work<void> {
     const pending = this.#pending ?? new Set<string>()
@@ -142,7 +142,7 @@ class PathPart {
         if (applied) await path?.apply(applied.leases, applied.ownKey, touched)
       }
     } catch (error) {
-      if (this.path === path) this.#pending = 'all' // it is not known which peers the path has
+      if (this.path === path) this.#pending = 'all' // weftd does not know which peers the path has
       throw error
     } finally {
       if (this.path === path) this.#transfer = undefined
@@ -176,7 +176,7 @@ type Drops = ReturnType<Engine['drops']>
 const trafficOf = async (path: DataPath): Promise<ReadonlyMap<string, PathTraffic>> =>
   (await path.counting?.traffic()) ?? new Map()
 
-/** Returns the families of the external interface's addresses to which the planned data path is bound. */
+/** Returns the families in which the planned data path is bound to an address of the external interface. */
 const boundTo = ({ external }: PlannedPath): readonly Family[] => (external?.isBound ? external.families : [])
 
 export class DataPaths {
@@ -222,7 +222,10 @@ export class DataPaths {
   #isRenamed = false
   /** The families whose address was missing from the external interface at the last check, each with the reason. */
   #gone: ByFamily<string> = {}
-  /** The path MTUs that the search set last, by family. A data path that is opened again needs them too. */
+  /**
+   * The path MTUs that the search for the longest packet (loops/path-search.ts) set last, by family. A data path that
+   * is opened again needs them too.
+   */
   readonly #limits: { [F in Family]?: ReadonlyMap<string, number> } = {}
   #applied: Applied | undefined
   /**
@@ -345,20 +348,20 @@ export class DataPaths {
   }
 
   /**
-   * The families that the network has but no data path carries, each with the reason. At least one other family is
-   * carried.
+   * The families that the network has but no data path carries, each with the reason. At least one family is carried.
    */
   get lacking(): ByFamily<string> {
     const ours = this.#parts.flatMap(({ families, lacking }) =>
       lacking === undefined ? [] : families.map((family) => [family, lacking] as const),
     )
-    // Each data path that carries both families reports a missing family in its own `lacking`.
+    // A data path for both families reports the family that it cannot carry now in its own `lacking`.
     return { ...Object.assign({}, ...this.#paths().map((path) => path.adapting?.lacking)), ...Object.fromEntries(ours) }
   }
 
   /**
    * Returns the families whose address was missing from the external interface at the last `resync`, each with the
-   * reason. Their sockets stay open, because the family works again when the interface has its address again.
+   * reason. The sockets of these families stay open, because a family works again as soon as the interface has its
+   * address again.
    */
   gone(): ByFamily<string> {
     return this.#gone
@@ -379,7 +382,7 @@ export class DataPaths {
 
   /**
    * True while a data path lacks peers that were applied, because the data path is slow or has failed. The next `apply`
-   * gives it the missing peers too.
+   * also gives the missing peers to this data path.
    */
   get isBehind(): boolean {
     return this.#carried().some(([part]) => part.isBehind)
@@ -462,8 +465,8 @@ export class DataPaths {
   }
 
   /**
-   * Describes a change after which all data paths must be opened again: another MTU, or the external interface's first
-   * address in a family of which the node lacked a subnet.
+   * Describes a change after which all data paths must be opened again: another MTU of the external interface, or the
+   * interface's first address in a family in which the node has no subnet yet.
    */
   #changeForAll(now: ExternalInterface): string | undefined {
     const before = this.#plannedFor
@@ -491,9 +494,9 @@ export class DataPaths {
   }
 
   /**
-   * Adapts the open data paths to the backend's last `prepare`; `attrs` are the attributes that the lease now
-   * publishes. Opens missing data paths and leaves open data paths unchanged. If a data path cannot be opened, logs the
-   * reason; it stays missing.
+   * Adapts the open data paths to the result of the backend's last `prepare`; `attrs` are the attributes that the lease
+   * now publishes. Opens missing data paths and leaves open data paths unchanged. If a data path cannot be opened, logs
+   * the reason; it stays missing.
    */
   renew(attrs: LeaseAttrs): Promise<void> {
     return this.#next(async () => {
@@ -582,8 +585,8 @@ export class DataPaths {
   }
 
   /**
-   * Returns a sample of the public keys in handshakes that belong to no peer; undefined if the data paths do not see
-   * handshakes.
+   * Returns a sample of the public keys that other hosts used in handshakes, but that belong to no peer; undefined if
+   * the data paths do not see handshakes.
    */
   get unknownKeys(): (() => readonly UnknownKey[]) | undefined {
     if (!this.#can('handshakes')) return undefined
@@ -592,7 +595,7 @@ export class DataPaths {
 
   /**
    * Returns the length in bytes of the longest packet of a family that reaches this peer's host without fragmentation.
-   * Returns undefined unless the known path MTU makes this length less than `mtu`.
+   * Returns undefined if the path MTU is not known, or if this length is not less than `mtu`.
    */
   pathMtu(peer: Lease, family: Family): number | undefined {
     return this.#pathOf(family)?.observing?.pathMtu(peer, family)
@@ -604,8 +607,8 @@ export class DataPaths {
     if (!first || !this.#can('observing')) return undefined
     const searchOf = (family: Family): PathSearching | undefined => this.#pathOf(family)?.observing?.pathSearch
     return {
-      // If each family has its own data path, each has its own overhead. In that case the caller takes the overhead
-      // from the table of backends.
+      // If each family has its own data path, each data path has its own overhead. In that case the caller takes the
+      // overhead from the table of backends.
       ...(this.#parts.length === 1 && first.overhead !== undefined ? { overhead: first.overhead } : {}),
       knownMtu: (key, family) => {
         const bytes = searchOf(family)?.knownMtu(key, family)
@@ -675,7 +678,10 @@ export class DataPaths {
     return this.#observed().flatMap(([, { fastPath }]) => fastPath ?? [])[0]
   }
 
-  /** Passes the open data paths on to the next process; undefined if `close` keeps the devices too. */
+  /**
+   * Passes the open data paths on to the next process; undefined if that is not necessary, because `close` leaves the
+   * devices in place.
+   */
   get handover(): HandoverSide | undefined {
     if (!this.#can('handover')) return undefined
     return {

@@ -14,7 +14,7 @@ const TEXTS: ReadonlyMap<string, string> = new Map(
 
 const hex = (bytes: Uint8Array): string => Buffer.from(bytes).toString('hex')
 
-/** Reports the dropped packets that the engine has kept since the report that returned `after` as its `next`. */
+/** Reports the packets that the engine dropped since an earlier report; `after` is the `next` of that report. */
 export function dropsReportOf(
   { ownership: { dataPath }, config, names }: Pick<Node, 'ownership' | 'config' | 'names'>,
   after: DropsReport['next'],

@@ -124,7 +124,10 @@ export async function endUnusedNode(node: Node): Promise<void> {
   await giveNewLeaseBack(node, node.lease)
 }
 
-/** Deletes this node's lease from the store. Returns the value for Superseded.isLeaseBack. */
+/**
+ * Deletes this node's lease from the store. Returns true if the store deleted the lease, false if it did not, and
+ * undefined if the subnet manager cannot delete leases.
+ */
 async function giveLeaseBack({ manager, config, lease, claimed, log }: Node): Promise<boolean | undefined> {
   if (!manager.holder(config).release) {
     log.info('This node has left; its lease ends with the node of the cluster')

@@ -1,4 +1,5 @@
-// exit-or-wait.ts - decides whether a failure ends the process or is waited out, and waits for facts that a node needs.
+// exit-or-wait.ts - decides whether weftd exits after a failure or waits until the failure is over, and waits for facts
+// that a node needs.
 //
 // The start and the loops use the same rule. An operator's mistake ends the process, as it ends flanneld, but only
 // while weftd forwards no packets. While weftd forwards packets, it logs the mistake and tries again, because the
@@ -18,9 +19,9 @@ const RETRY_MAX_MS = 30_000
 const PASSING: readonly ErrorCode[] = ['STORE_UNAVAILABLE']
 
 /**
- * Decides whether a failure ends the process (`exit`) or is waited out (`wait`). A failure whose code is in `passing`
- * ends by itself, and so does the failure of a program that did not answer in time. An error that is not a WeftError is
- * a defect of weft.
+ * Decides whether a failure ends the process (`exit`), or whether weftd tries again later (`wait`). A failure is
+ * temporary if its code is in `passing`, or if a program did not answer in time. An error that is not a WeftError is a
+ * defect of weft.
  */
 export function exitOrWait(error: unknown, isForwarding: boolean, passing = PASSING): 'exit' | 'wait' {
   if (!isWeftError(error)) return 'exit'
@@ -28,8 +29,8 @@ export function exitOrWait(error: unknown, isForwarding: boolean, passing = PASS
 }
 
 /**
- * Returns if a running node must wait until the failure ends. Throws the failure if the failure must end the process.
- * After a stop, throws the signal's reason.
+ * Returns if a running node must try again after the failure. Throws `error` if the failure must end the process. After
+ * a stop, throws the signal's reason.
  */
 export function throwUnlessWaiting(error: unknown, signal: AbortSignal): asserts error is WeftError {
   signal.throwIfAborted()
@@ -52,7 +53,7 @@ interface Task<T> {
   /** The beginning of the log line about a failure. */
   readonly failure: string
   readonly find: () => Promise<T>
-  /** The error codes of failures that end by themselves. */
+  /** The codes of the errors that count as temporary. */
   readonly passing?: readonly ErrorCode[]
   readonly onFailure?: (error: WeftError) => void
 }
@@ -96,8 +97,8 @@ export async function waitFor<T>(name: string, task: Omit<Task<T>, 'onFailure'>,
 }
 
 /**
- * Runs a part of the start. If the part fails while the node forwards with the last known state, or tries to, runs it
- * again; otherwise rejects.
+ * Runs a part of the start. If the part fails while the node forwards with the last known state, or tries to do so,
+ * runs the part again; otherwise rejects.
  */
 export function whileForwarding<T>(
   node: NewNode,

@@ -71,8 +71,8 @@ export async function externalBefore(node: NewNode): Promise<ExternalInterface |
 
 /**
  * Waits for the external interface, because at boot its route, its address or the device itself may appear later than
- * this daemon. Accepts an interface that the node used in an earlier run without a default route. If that interface
- * still has its earlier address, the node uses this address.
+ * this daemon. Accepts the interface of the node's earlier run even if this interface has no default route. If that
+ * interface still has its earlier address, the node uses this address.
  */
 export async function waitForInterface(
   options: NodeOptions,
@@ -103,8 +103,8 @@ export async function waitForInterface(
       const same = await asBefore(before, families, found)
       if (same === undefined || (same === 'gone' && now >= end)) return found
       if (same !== 'gone') {
-        // Log the chosen interface if it is not `found`, the interface that weftd would choose without knowledge of
-        // earlier runs, because chooseExternalInterface has logged only `found`.
+        // chooseExternalInterface has logged only `found`, the interface that weftd would choose without knowledge of
+        // earlier runs. So log the chosen interface if it is a different one.
         if (!isDeepStrictEqual(same.address, found.address))
           once(`Going on with ${textOf(same)}, as this node did before`)
         return same
@@ -143,7 +143,7 @@ const textOf = ({ name, address }: ExternalInterface): string =>
 /**
  * Returns the earlier interface in its present state. Returns `gone` if all its addresses are missing for the moment.
  * Returns undefined if there was no earlier interface, if it belonged to another network, or if `found` is a different
- * interface or has different addresses that an operator gave.
+ * interface, or if the operator gave other addresses for `found`.
  */
 async function asBefore(
   before: ExternalInterface | undefined,

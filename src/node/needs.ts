@@ -83,7 +83,10 @@ async function requirePart(
   if (sides.length > 0 && failures.length === sides.length) throw failures[0]
 }
 
-/** Checks that a program is installed. A program that starts but refuses the option `--version` counts as installed. */
+/**
+ * Checks that a program is installed. A program that starts but does not know the option `--version` counts as
+ * installed.
+ */
 async function requireProgram(program: string, { run }: NeedsHost): Promise<void> {
   await run(program, ['--version']).catch((error: unknown) => {
     if (notInstalled(error) !== undefined) throw error
@@ -96,7 +99,7 @@ async function requireSide(
   { run, isForwarding, tunNames }: NeedsHost,
 ): Promise<void> {
   checkMtu(family, mtu, external)
-  // A route through a TUN that this process inherited from its earlier run is this node's own route.
+  // A route through a TUN device that this process inherited from its earlier run is this node's own route.
   const isOwn = (name: string): boolean =>
     tunNames.includes(name) || (device !== undefined && !device.name.includes('%d') && name === device.name)
   if (network && !isForwarding) await checkForeignRoute(run, network, isOwn)
@@ -228,7 +231,7 @@ async function requirePort(
   const listens =
     wireguard && (await run('wg', ['show', wireguard.ifname ?? '', 'listen-port']).catch(() => String(port)))
   // Without the program `wg` the port of the WireGuard device is not known, and the device may have this port. A
-  // predecessor in another container may have the port too, but is not visible from this container.
+  // predecessor that has the port may run in another container, where this process cannot see it.
   if (listens?.trim() !== String(port) && before !== undefined) throw portError(needed, undefined)
 }
 

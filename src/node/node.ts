@@ -91,7 +91,7 @@ interface Membership {
   readonly health?: Health
 }
 
-/** The facts that the start finds before the node acquires its lease. */
+/** The parts of a node that weftd determines at its start before the node acquires its lease. */
 export type NodeParts = Membership & Omit<PathFacts, 'lease' | 'attrs'>
 
 /**
@@ -122,8 +122,8 @@ interface NodeState {
   known: LastKnown | undefined
   view: PeerView
   /**
-   * Says which peers the next check must apply again: `all` if the data path refused the peers, `rest` if a part of the
-   * data path lacks some peers.
+   * Says which peers the next check must apply again: `all` if setting the peers of the data path failed, `rest` if a
+   * part of the data path lacks some peers.
    */
   unapplied: 'all' | 'rest' | undefined
   /** The key of this node's own lease when weftd last applied peers; undefined before the first time. */
@@ -201,7 +201,7 @@ interface NodeState {
   readonly cameAt: Map<string, number>
 }
 
-/** A node that may not know all facts yet. */
+/** A node that may still lack its network configuration, lease and store. */
 export interface NewNode extends NodeBase, NodeState, Partial<PathFacts>, Partial<Membership> {}
 
 /** A node that knows enough to forward. */
@@ -212,7 +212,7 @@ export interface Node extends NodeBase, NodeState, PathFacts, Membership {}
 
 export const canForward = (node: NewNode): node is ForwardingNode => node.lease !== undefined
 
-/** Creates the node of this process, which knows no facts yet. */
+/** Creates the node of this process, without network configuration and lease. */
 export function createNode(base: NodeBase, ownership = new Ownership(base.log)): NewNode {
   return {
     ...base,

@@ -26,7 +26,7 @@ export async function warnOfRoutesLeft(
     if (netsOverlap(netsOf([network]), now)) continue
     const routes = await routesWithin(run, network).catch((error: unknown) => {
       if (!isWeftError(error)) throw error
-      return [] // a kernel without the family has none
+      return [] // a kernel without the family has no routes
     })
     const left = routes.filter(({ gateway, device }) => gateway !== undefined && device === name)
     const names = left.slice(0, NAMED).map(({ destination, gateway }) => `${destination} via ${gateway}`)

@@ -24,8 +24,8 @@ export const openPath = (
 ): Promise<DataPaths> => openDataPaths({ backend, lease: { ...lease, attrs }, leases, others, signal, log })
 
 /**
- * Returns true if the backend can use the TUN `left` of the earlier run, which may have been renamed since. Any other
- * TUN would block the backend and keep the route.
+ * Returns true if the backend can use the TUN device `left` of the earlier run, which may have been renamed since. Any
+ * other TUN device would conflict with the backend's device, and keep the route to the network.
  */
 export const goesOnWith = ({ tunNames }: Backend, left: string): boolean =>
   tunNames?.some((name) => isNamedBy(name, left) || !hasBackendName(left)) === true
@@ -48,8 +48,8 @@ export const isFor = (
 
 /**
  * Gives the node the facts from the store. Continues with the open data path if it fits these facts, otherwise opens a
- * new data path. `clear` removes obstacles when no process forwards any more. If the new data path cannot be opened,
- * the node keeps its earlier facts.
+ * new data path. `clear` removes conflicting devices and routes when no process forwards any more. If the new data path
+ * cannot be opened, the node keeps its earlier facts.
  */
 export async function openNode(
   node: NewNode,
@@ -71,11 +71,11 @@ export async function openNode(
     Object.assign(node, facts, { attrs, pathLease: facts.lease })
     return dataPath
   }
-  // Without a data path, a successor has taken the data path over, so wait until this process owns it again.
+  // If no data path is open, a successor has taken it over, so wait until this process owns it again.
   while (!canForward(node) || node.lease !== facts.lease || !ownership.dataPath) {
     await ownership.untilOurs(signal)
-    // While the store did not answer, this host's address may have changed, and the open data path follows it. The
-    // peers need the new address.
+    // This host's address may have changed while the store did not answer. The open data path already uses the new
+    // address, and the peers must learn it.
     if (ownership.dataPath && isFor(node, parts)) {
       const backend = amended(node.backend, parts.manager, log)
       attrs = await backend.prepare(signal)
@@ -86,7 +86,7 @@ export async function openNode(
     if (canForward(node) && node.lease !== facts.lease)
       log.warn('The last known state is out of date; the data path is opened again')
     await ownership.replace(open).catch((error: unknown) => {
-      ownership.recheck.ring() // the loop of the data path opens the last known one again, instead of none
+      ownership.recheck.ring() // the loop of the data path opens the last known data path again
       throw error
     })
   }
@@ -95,8 +95,8 @@ export async function openNode(
 
 /**
  * Reads the leases and the underlay choices that the predecessor writes to the file of the last known state when it
- * receives `meet`. If an ended process left descriptors, reads those of that process, because the sessions and packets
- * in these descriptors belong to its peers. Otherwise returns undefined.
+ * receives `meet`. If an ended process left descriptors, reads the leases and choices of that process, because the
+ * sessions and packets in the descriptors belong to its peers. Otherwise returns undefined.
  */
 async function knownBefore(
   { options, store, log }: NewNode,

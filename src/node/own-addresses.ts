@@ -35,7 +35,7 @@ const NO_NAME = /^(localhost(\..*)?|\(none\)|)$/
 export interface OwnAddressesParts {
   readonly manager: SubnetManager
   readonly subnet: Nets
-  /** The last known state of the same store, if there is one. */
+  /** The last known state, if it came from the store that this process uses. */
   readonly known: Pick<LastKnown, 'lease' | 'external'> | undefined
   readonly log: Log
   readonly signal: AbortSignal
@@ -62,14 +62,14 @@ export function ownAddresses({ manager, subnet, known, log, signal, ...given }: 
   let names: Promise<ReadonlyMap<string, string>> | undefined
 
   /**
-   * Returns the host names in the store, by their public IPs as text. Returns an empty map if the store refuses to list
-   * them.
+   * Returns the host names in the store, by their public IPs as text. Returns an empty map if the store returns an
+   * error.
    */
   const namesOf = (): Promise<ReadonlyMap<string, string>> =>
     (names ??= (async () => {
       if (!manager.claims) return new Map<string, string>()
       const query = async (till: AbortSignal) => manager.claims?.(undefined, till)
-      // Ignore a refusal: an etcd user that was created for flanneld may be allowed to read only the leases.
+      // Ignore the error: an etcd user that was created for flanneld may be allowed to read only the leases.
       const claims = await queryPatiently("this host's name", query, log, signal).catch((error: unknown) => {
         throwUnlessWaiting(error, signal)
         log.warn(`This node may not recognise its lease if its address changed: ${describeError(error)}`)

@@ -133,7 +133,11 @@ export class Ownership {
     return this.#forOther(() => this.#takeBack())
   }
 
-  /** Stops forwarding for good. If this process forwards, calls `keep` with the open paths, which `keep` must close. */
+  /**
+   * Stops forwarding for good. If this process forwards and its data path can be handed over, calls `keep` with the
+   * descriptors of the open paths. `keep` may give copies of the descriptors to the next process, and must close the
+   * descriptors in this process.
+   */
   end(keep: (paths: readonly OpenPath[]) => Promise<void>): Promise<void> {
     return this.#inTurn(() => this.#end(keep))
   }

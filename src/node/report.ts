@@ -114,7 +114,7 @@ function leavingOf({ state }: Ownership, signal: AbortSignal): string | undefine
   return signal.aborted || state.is === 'ended' ? 'it stops' : undefined
 }
 
-/** Returns the facts from which all reports about the node are made. */
+/** Returns the state of the node at this moment, from which weftd makes all reports about the node. */
 export function snapshotOf(node: Node, peers = peersSeen(node)): Snapshot {
   const { lease, view, ownership, threads, following, manager, options } = node
   return {
@@ -316,7 +316,7 @@ const probedOf = ({ probes }: Node): AllProbed => ({ ipv4: probes?.ipv4?.results
 
 /**
  * Returns the status of each peer. Reads path MTUs from the kernel only if the number of peers is at most `mostPaths`,
- * or for peers with a narrow path.
+ * or for peers that full-size packets do not reach.
  */
 function peersOf(
   node: Node,

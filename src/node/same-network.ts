@@ -59,8 +59,8 @@ export async function waitForSameNetwork(
  */
 export function refuseToMove({ publicIp }: LeaseAttrs, before: KeyAndIp | undefined): void {
   const own = addressText(publicIp)
-  // A node that had only IPv6 keeps its IPv6 subnet when it gets its first IPv4 subnet, so the same IPv6 address is
-  // enough.
+  // A node that had only IPv6 keeps its IPv6 subnet when it gets its first IPv4 subnet, so it is enough that the IPv6
+  // public address is unchanged.
   if (!before || listed(publicIp).some((address) => formatAddress(address) === before.publicIp)) return
   throw new WeftError(
     'DEVICE',

@@ -54,8 +54,8 @@ export type Option = {
 )
 
 /**
- * The options of a backend, by the names of their settings in the code. Options may be nested; the settings are then
- * nested in the same way.
+ * The options of a backend in the network configuration. Each key is the name of the property that has the option's
+ * value in weft's code. If options are nested, the properties with their values are nested in the same way.
  */
 export interface Options {
   readonly [name: string]: Option | Options

@@ -51,7 +51,7 @@ export function refusalOf(
       why: 'this address serves only the health checks; the page and the status are served at 127.0.0.1 on the host itself, and at the address of --status-ip',
     }
   // Accept only the host's own names. Otherwise an attacker could make a domain name resolve to this host's address
-  // (DNS rebinding), and a page under that name would have the same origin as this server and could read the status.
+  // (DNS rebinding). A page under that name would have the same origin as this server, and could read the status.
   if (!isThisHost(host, ownName))
     return { status: 421, why: "use an IP address, localhost or this host's own name in the URL" }
   if (isOtherSite({ host, ...browser })) return { status: 403, why: 'requests from pages of other sites are refused' }
@@ -89,8 +89,8 @@ function keyOf(address: string | undefined): Address | undefined {
 }
 
 /**
- * Returns true if requests can reach this host at `statusIp`: it means all addresses, or it is one of the host's
- * addresses `own`.
+ * Returns true if requests can reach this host at `statusIp`: it is empty or unspecified (all addresses), a loopback
+ * address, or one of the host's addresses `own`.
  */
 export const isReachableAt = (statusIp: string, own: readonly string[]): boolean =>
   statusIp === '' ||

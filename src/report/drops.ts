@@ -18,7 +18,10 @@ export interface DroppedPacket {
   readonly direction: 'out' | 'in'
   /** The name of the drop counter that counted this packet; the member `reasons` of the report explains the counter. */
   readonly reason: string
-  /** The number of dropped packets in this entry. It is more than 1 for a superpacket, which joins several segments. */
+  /**
+   * The number of dropped packets in this entry. It is more than 1 for a superpacket, which consists of several merged
+   * segments.
+   */
   readonly packets: number
   readonly length: number
   /**

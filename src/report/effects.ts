@@ -36,7 +36,8 @@ function peersEffect({ peers, config }: Pick<Seen, 'peers' | 'config'>): string 
     !having(peer, 'stored') && having(peer, 'silent') && isSendingOnly(peer, peers?.probeSeconds ?? null)
   const lost = of((peer) => having(peer, 'silent', 'stored') && !isDoubtful(peer))
   const [doubtful, cut] = [of(isDoubtful), of((peer) => having(peer, 'narrow'))]
-  // While an operator changes the backend, some nodes still publish the old type.
+  // List the backend types of peers that differ from this node's type: while an operator changes the backend, some
+  // nodes still publish the old type.
   const own = config?.backendType ?? ''
   const isOther = (peer: PeerStatus): boolean => having(peer, 'stored') && peer.type !== kindOf(own)?.published
   const others = own === '' ? [] : (peers?.list ?? []).filter(isOther)

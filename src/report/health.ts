@@ -79,7 +79,7 @@ interface About {
 
 /**
  * How long weftd caches a status, as a multiple of the time that computing it took, so that requests cannot keep weftd
- * busy. weftd does not cache a status that took less than QUICK_MS, as with up to some thousands of peers.
+ * busy. weftd does not cache a status that took less than QUICK_MS, which is usual with up to some thousands of peers.
  */
 const REST = 10
 const QUICK_MS = 20
@@ -99,7 +99,7 @@ const NO_DAEMON: About = {
 
 const NOTHING_YET: Beginning = { isForwarding: false, leaving: undefined, waitsFor: 'starting' }
 
-/** Creates the health of a daemon that has no node yet. The daemon replaces the members when it has a node. */
+/** Creates the Health object of a daemon that has no node yet. The daemon replaces the members when it has a node. */
 export function createHealth({ daemon, events, page = async () => undefined }: About = NO_DAEMON): Health {
   let latest: { readonly until: number; readonly status: Promise<Status> } | undefined
   async function make(): Promise<Status> {
@@ -179,7 +179,7 @@ async function answerInFull(
     }
     case '/metrics': {
       if (!isRead(method)) return NOT_ALLOWED
-      const { formatMetrics } = await import('./metrics.ts') // a daemon that is not scraped does not load it
+      const { formatMetrics } = await import('./metrics.ts') // a daemon that is not scraped does not load metrics.ts
       return { status: 200, ...(await formatMetrics(await health.status())) }
     }
     case '/network.json':

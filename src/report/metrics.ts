@@ -50,8 +50,8 @@ const ofPeers =
     })
   }
 /**
- * Returns both families in a dual-stack network, and no family in other networks, because the metrics without a family
- * label suffice in these.
+ * Returns both families in a dual-stack network, and no family in other networks, because in a network with one family
+ * the metrics without a family label suffice.
  */
 const dualStackFamilies = ({ dataPath }: Status): readonly Family[] =>
   dataPath?.families.length === FAMILIES.length ? FAMILIES : []

@@ -268,7 +268,8 @@ const othersOf = (queried: readonly QueriedNode[], nodes: readonly NetworkNode[]
   })
 
 /**
- * Returns the findings about paths on which only some of the packets are lost: too many probes, or all long packets.
+ * Returns the findings about paths that lose only some of the packets: paths with many lost probes, and paths that lose
+ * all long packets.
  */
 const pathFindings = (
   nodes: readonly NetworkNode[],
@@ -293,8 +294,8 @@ const clocksOf = (queried: readonly QueriedNode[], nodes: readonly NetworkNode[]
   })
 
 /**
- * Returns the findings about nodes that did not return their state, except nodes that no node reaches, which are
- * covered by `node-dead` and `node-cut-off`.
+ * Returns the findings about nodes that did not return their state, except nodes that no node reaches, which
+ * `node-dead` and `node-cut-off` report.
  */
 function silenceFindings(
   queried: readonly QueriedNode[],

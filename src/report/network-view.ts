@@ -39,15 +39,16 @@ export interface NetworkReport {
   readonly nodes: readonly NetworkNode[]
   /**
    * A row for each querying node, with a cell for each probed node. A row is null if its node did not return its state,
-   * and a cell is null if nothing is known about its pair. The whole matrix is null if there are too many nodes.
+   * and a cell is null if nothing is known about its pair of nodes. The whole matrix is null if there are too many
+   * nodes.
    */
   readonly matrix: readonly (readonly (Cell | null)[] | null)[] | null
   readonly findings: readonly NetworkFinding[]
 }
 
 /**
- * Says which fraction of all pairs of nodes reach each other. Nodes with different backends cannot use each other's
- * leases, and do not probe each other.
+ * Says which fraction of the probed pairs of nodes reach each other. Nodes with different backends do not probe each
+ * other, so their pairs do not count.
  */
 export const wholeText = (
   { nodes, matrix, whole }: Pick<NetworkReport, 'nodes' | 'matrix' | 'whole'>,
@@ -159,7 +160,8 @@ const ANSWERS: Readonly<Record<AnswerKind, string>> = {
 }
 
 /**
- * Returns a node's state in one or two words, and a tone: `good` or `dim` if the node has no problem, otherwise `bad`.
+ * Returns a node's state in one or two words, and how it is coloured: `good` or `dim` if the node has no problem,
+ * otherwise `bad`.
  */
 export function lookOf({ answer, state, seenBy, reachedBy, sees, reaches }: NetworkNode): readonly [Tone, string] {
   if (answer === 'told') {

@@ -6,8 +6,8 @@ import { readingOf, type Impairment, type State } from './states.ts'
 import { hungThread, type Threads } from './threads.ts'
 
 /**
- * How many seconds after the last comparison with the store leases count as possibly out of date: three times the usual
- * interval of comparisons.
+ * The time in seconds after which leases that were not compared with the store count as possibly out of date: three
+ * times the usual interval of comparisons.
  */
 const UNFOLLOWED_S = 180
 
@@ -40,8 +40,8 @@ export interface Snapshot {
   /** The number of peers for which strongSwan's charon has no keys. `unusable` does not count these peers. */
   readonly keyless: number
   /**
-   * The number of peers that answer short packets but not long ones, while the kernel sends no ICMP error to the
-   * senders of long packets.
+   * The number of peers that answer short packets but not long ones, while the senders of long packets get no ICMP
+   * error.
    */
   readonly narrow: number
   /** The number of peers that weftd keeps although the store no longer has their leases. */

@@ -168,8 +168,8 @@ const IMPAIRED: Readonly<Record<Cause, Reading>> = {
 export const STATE_NAMES = ['starting', 'forwarding', 'working', 'impaired', 'leaving'] as const satisfies StateName[]
 
 /**
- * Returns the table's row for a state. If several causes impair the node, joins their texts and uses the worst of their
- * other values.
+ * Returns the table's row for a state. If several causes impair the node, joins the texts and the findings of their
+ * rows, and takes the worst results of /livez, /readyz and weft_working.
  */
 export function readingOf({
   state,

@@ -241,14 +241,16 @@ describe('deploy/charts/weft', () => {
       return document.toJS() as KubeObject
     })
   }
-  /** Returns the objects by kind and name, without the label with which only flannel's manifest marks its pods. */
+  /** Returns the objects by kind and name, without the labels and annotations that only the manifest or only the chart has. */
   const byName = (objects: readonly KubeObject[]): Record<string, unknown> =>
     Object.fromEntries(
       objects.map((each) => {
         const plain = JSON.parse(
           JSON.stringify(each)
             .replaceAll(/,?"k8s-app":"flannel"/g, '')
-            .replaceAll('{,', '{'),
+            .replaceAll(/,?"(app\.kubernetes\.io\/[\w-]+|helm\.sh\/chart|checksum\/net-conf)":"[^"]*"/g, '')
+            .replaceAll('{,', '{')
+            .replaceAll(/,?"(labels|annotations)":\{\}/g, ''),
         ) as KubeObject
         const data =
           each.kind === 'ConfigMap'
@@ -342,7 +344,6 @@ describe('deploy/charts/weft', () => {
       drop: ['ALL'],
       add: ['NET_ADMIN', 'NET_RAW'],
     })
-    expect(() => render({ netpol: { enabled: true } })).toThrow('netpol is not part of weft')
   })
 
   it.each([
@@ -407,6 +408,93 @@ describe('deploy/charts/weft', () => {
     })
     // Without a port the probes use the pod's own weftd.
     holds(render({ flannel: { healthz: { port: 0 } } }))
+  })
+
+  it('has the labels that Kubernetes recommends on every object, and selects no pod with them', () => {
+    const objects = render({ netpol: { enabled: true }, flannel: { backend: 'wireguard', psk: 'a' } })
+    const labels = {
+      'app.kubernetes.io/name': 'weft',
+      'app.kubernetes.io/instance': 'flannel',
+      'app.kubernetes.io/managed-by': 'Helm',
+      'helm.sh/chart': expect.stringMatching(/^flannel-\d/),
+    }
+    expect(objects).toHaveLength(12)
+    for (const { kind, metadata } of objects) expect(metadata, kind).toMatchObject({ labels })
+    expect(find(objects, 'DaemonSet')).toMatchObject({ spec: { template: { metadata: { labels } } } })
+    for (const object of objects.filter(({ kind }) => kind === 'DaemonSet'))
+      expect(JSON.stringify((object as unknown as { spec: { selector: unknown } }).spec.selector)).not.toContain('k8s')
+  })
+
+  it('restarts its pods by a checksum if the network configuration changes', () => {
+    const checksum = (values: Values): unknown => {
+      const daemonSet = find(render(values), 'DaemonSet') as unknown as {
+        spec: { template: { metadata: { annotations: Record<string, string> } } }
+      }
+      return daemonSet.spec.template.metadata.annotations['checksum/net-conf']
+    }
+    const usual = checksum({})
+    expect(usual).toMatch(/^[\da-f]{64}$/)
+    expect(checksum({ flannel: { resources: null } })).toBe(usual)
+    const changed = [
+      { flannel: { backend: 'udp' } },
+      { podCidr: '10.9.0.0/16' },
+      { weft: { backend: { VerifySource: 'off' } } },
+      { flannel: { cniConf: '{}' } },
+    ].map(checksum)
+    expect(new Set([usual, ...changed]).size).toBe(5)
+  })
+
+  it('sets the security contexts, volumes, digest and history from the values', () => {
+    const digest = `sha256:${'a'.repeat(64)}`
+    const objects = render({
+      flannel: { image: { digest }, flannel_cni: { image: { digest } } },
+      weft: {
+        podSecurityContext: { seLinuxOptions: { type: 'spc_t' }, appArmorProfile: { type: 'Unconfined' } },
+        containerSecurityContext: { runAsUser: 0 },
+        extraVolumes: [{ name: 'certs', hostPath: { path: '/etc/pki' } }],
+        extraVolumeMounts: [{ name: 'certs', mountPath: '/etc/pki' }],
+        revisionHistoryLimit: 0,
+      },
+    })
+    const pod = podOf(objects)
+    expect(pod.securityContext).toEqual({
+      seccompProfile: { type: 'RuntimeDefault' },
+      seLinuxOptions: { type: 'spc_t' },
+      appArmorProfile: { type: 'Unconfined' },
+    })
+    for (const { securityContext, image } of [...pod.initContainers, ...pod.containers]) {
+      expect(securityContext).toMatchObject({ runAsUser: 0, allowPrivilegeEscalation: false })
+      expect(image).toMatch(new RegExp(`:[^:@]+@${digest}$`))
+    }
+    expect(pod.containers[0].securityContext['capabilities']).toEqual({ drop: ['ALL'], add: ['NET_ADMIN'] })
+    expect(pod.volumes).toContainEqual({ name: 'certs', hostPath: { path: '/etc/pki' } })
+    expect(pod.containers[0].volumeMounts).toContainEqual({ name: 'certs', mountPath: '/etc/pki' })
+    expect(find(objects, 'DaemonSet')).toMatchObject({ spec: { revisionHistoryLimit: 0 } })
+    for (const values of [
+      { weft: { containerSecurityContext: { capabilities: { add: ['SYS_ADMIN'] } } } },
+      { weft: { containerSecurityContext: { privileged: true } } },
+      { flannel: { image: { digest: 'sha256:abc' } } },
+    ])
+      expect(() => render(values)).toThrow()
+  })
+
+  it("runs flannel's companion for network policies in pods of its own, with the values of flannel's chart", () => {
+    const named = (objects: readonly KubeObject[], name: string) =>
+      objects.filter(({ metadata }) => metadata.name === name)
+    expect(named(render(), 'kube-network-policies')).toEqual([])
+    const objects = render({ netpol: { enabled: true, image: { tag: 'v1.1.1' } } })
+    const [account, daemonSet] = named(objects, 'kube-network-policies')
+    expect(account!.kind).toBe('ServiceAccount')
+    const [container] = podOf([daemonSet!]).containers
+    expect(container).toMatchObject({
+      image: 'registry.k8s.io/networking/kube-network-policies:v1.1.1',
+      args: ['--hostname-override=$(MY_NODE_NAME)', '--v=2'],
+      securityContext: { privileged: true },
+    })
+    expect(rightsOf(named(objects, 'flannel-network-policies'))).toContain('watch networkpolicies')
+    expect(find(objects, 'DaemonSet')).toBeDefined()
+    const own = objects.filter(({ metadata }) => !/network-policies/.test(metadata.name))
+    holds(own)
   })
 
   it('sets the labels, images and account of its pods from the values', () => {

@@ -50,7 +50,7 @@ describe('a peer record', () => {
   it('has the offsets in the table of peers.ts', () => {
     const { bytes, isGone, isFromKnownPort, ...offsets } = layout.peerRecord
     const text = readFileSync(join(packageRoot, 'src/path/engine/peers.ts'), 'utf8')
-    const written = [...text.matchAll(/^\/\/ +(\d+) +\d+ {2}/gm)].map(([, offset]) => Number(offset))
+    const written = [...text.matchAll(/^\/\/ - Offset (\d+), \d+ bytes?:/gm)].map(([, offset]) => Number(offset))
     expect(written).toEqual(Object.values(offsets).toSorted((a, b) => a - b))
     expect([bytes, isGone, isFromKnownPort]).toEqual([64, 1, 2])
   })

@@ -59,7 +59,7 @@ const TEXTS: Partial<Readonly<Record<Reader, Readonly<Record<string, string>>>>>
     'by-host': 'an impaired node (cause: host)',
     'not-whole': 'silent peers',
     store: 'an unreachable store',
-    repairs: 'repairs',
+    repairs: 'repairs that weftd made',
     slow: 'a slow peer',
     loss: 'lost probes',
     narrow: 'a small path MTU',
@@ -74,7 +74,7 @@ const TEXTS: Partial<Readonly<Record<Reader, Readonly<Record<string, string>>>>>
     'in:firewall': 'the step `firewall` of incoming packets',
   },
   events: {
-    repaired: 'a repair',
+    repaired: 'a repair that weftd made',
     twin: 'another node with the same address',
     'lease-lost': 'a lost lease',
     'config-gone': 'a missing configuration',
@@ -131,7 +131,7 @@ function saidTable(all: readonly Reports[]): string {
       const first =
         reader === undefined || seconds === undefined
           ? 'no tool can detect the fault on this host'
-          : `${READER_NAMES[reader]} reports first, ${seconds.toFixed(1)} s after the fault`
+          : `${READER_NAMES[reader]} is the first to report the fault, ${seconds.toFixed(1)} s after the fault began`
       const fault = `\`${reports.name}\` (${FAULTS[reports.name].title})`
       return row([fault, HOSTS[side], texts.join('; ') || NOTHING, first])
     }),
@@ -181,7 +181,8 @@ export function reportsOf(page: string): { name: string; side: string; reports: 
       const words = Object.fromEntries(
         READERS.map((reader) => [reader, wordsOf(reader)]),
       ) as unknown as SideReports['words']
-      const [, tool, seconds] = /^(.+) reports first, ([\d.]+) s after the fault$/.exec(first) ?? []
+      const [, tool, seconds] =
+        /^(.+) is the first to report the fault, ([\d.]+) s after the fault began$/.exec(first) ?? []
       const reader = READERS.find((each) => READER_NAMES[each] === tool)
       const side = SIDES.find((each) => HOSTS[each] === host) ?? host
       return { name, side, reports: { words, seconds: reader === undefined ? {} : { [reader]: Number(seconds) } } }

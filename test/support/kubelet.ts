@@ -2,16 +2,15 @@
 // server. kubelet starts, probes and ends them with the same code.
 
 import type { ChildProcess } from 'node:child_process'
-import { createHash } from 'node:crypto'
-import { mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs'
+import { mkdirSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { vi } from 'vitest'
 import { ended, output } from '../../lab/command.ts'
 import { EVENT_MS, type Host } from '../../lab/lab.ts'
+import { PAUSE, writePause } from './image-archive.ts'
 import type { KubeObject } from './kube-manifest.ts'
 
 const PORT = 10255
-const PAUSE = 'localhost/pause:1'
 
 interface ContainerStatus {
   readonly name: string
@@ -61,32 +60,6 @@ export const soon = <T>(check: () => T | Promise<T>): Promise<T> =>
 export const isReady = (status: PodStatus | undefined): boolean =>
   status?.conditions?.some(({ type, status: is }) => type === 'Ready' && is === 'True') ?? false
 
-/** Builds an image that does nothing, for the sandboxes. */
-async function makePause(folder: string): Promise<string> {
-  const at = (name: string): string => join(folder, name)
-  mkdirSync(at('layer'), { recursive: true })
-  writeFileSync(at('pause.c'), '#include <unistd.h>\nint main(void) { for (;;) pause(); }\n')
-  await output(['gcc', '-static', '-Os', '-o', at('layer/pause'), at('pause.c')])
-  await output(['tar', '-C', at('layer'), '-cf', at('layer.tar'), '.'])
-  const digest = createHash('sha256')
-    .update(readFileSync(at('layer.tar')))
-    .digest('hex')
-  const architecture = process.arch === 'x64' ? 'amd64' : process.arch
-  const config = {
-    architecture,
-    os: 'linux',
-    config: { Entrypoint: ['/pause'] },
-    rootfs: { type: 'layers', diff_ids: [`sha256:${digest}`] },
-  }
-  writeFileSync(at('config.json'), JSON.stringify(config))
-  writeFileSync(
-    at('manifest.json'),
-    JSON.stringify([{ Config: 'config.json', RepoTags: [PAUSE], Layers: ['layer.tar'] }]),
-  )
-  await output(['tar', '-C', folder, '-cf', at('pause.tar'), 'manifest.json', 'config.json', 'layer.tar'])
-  return at('pause.tar')
-}
-
 /** `program` is kubelet's path; `archives` are images as `docker save` writes them. */
 export async function startKubelet(
   program: string,
@@ -95,7 +68,7 @@ export async function startKubelet(
   archives: readonly string[],
 ): Promise<Kubelet> {
   const at = (name: string): string => join(folder, name)
-  for (const name of ['pods', 'containerd', 'kubelet', 'pause']) mkdirSync(at(name), { recursive: true })
+  for (const name of ['pods', 'containerd', 'kubelet']) mkdirSync(at(name), { recursive: true })
   const address = at('containerd.sock')
   writeFileSync(
     at('containerd.toml'),
@@ -152,7 +125,7 @@ export async function startKubelet(
     output(['ctr', '--address', address, '--namespace', 'k8s.io', ...words], { timeoutMs: 600_000 })
   const containerd = start(['containerd', '--config', at('containerd.toml')])
   await soon(() => ctr('version'))
-  for (const archive of [await makePause(at('pause')), ...archives]) await ctr('images', 'import', archive)
+  for (const archive of [await writePause(at('pause')), ...archives]) await ctr('images', 'import', archive)
 
   const kubelet = start([
     program,

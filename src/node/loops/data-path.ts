@@ -1,5 +1,5 @@
-// data-path.ts - the loop that repairs the device of the data path, and opens missing families. It opens the whole data
-// path again if the data path died or if the node got another lease.
+// data-path.ts - the loop that repairs the device of the data path, and opens the data paths of families that have
+// none. It opens the whole data path again if the data path died or if the node got another lease.
 
 import { describeError, messageOf } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
@@ -31,8 +31,9 @@ const CALM_MS = 30_000
 const REPAIRS_A_MINUTE = 60
 
 /**
- * Keeps the data path open and repaired. A node runs this loop only once: from the time when the node forwards with the
- * last known state, or when all loops start. The loop stops when the node stops, and leaves the data path open.
+ * Keeps the data path open and repaired. A node runs this loop only once: it starts as soon as the node forwards with
+ * the last known state, and otherwise together with all loops. The loop stops when the node stops, and leaves the data
+ * path open.
  */
 export const keepDataPath = (node: ForwardingNode): Promise<never> => (node.keepingPath ??= keep(node))
 
@@ -55,7 +56,7 @@ async function keep(node: ForwardingNode): Promise<never> {
     diedYoung = performance.now() - openedAt < REOPEN_RETRY_MS ? diedYoung + 1 : 0
     const calm = seldom(log)
     await ownership.untilOurs(signal)
-    if (ownership.dataPath && ownership.dataPath !== dataPath) continue // the start opened one for the facts of the store
+    if (ownership.dataPath && ownership.dataPath !== dataPath) continue // the start has opened another data path
     // Only log a failure to close the data path, because the code that opens the next data path removes the objects
     // that are left.
     const notClosed = (error: unknown): void => calm.error(`Cannot close the data path: ${describeError(error)}`)
@@ -89,12 +90,12 @@ async function prepareAgain(node: ForwardingNode): Promise<void> {
   const { backend } = node
   const before = backend.external.name
   const attrs = await backend.prepare(node.signal)
-  if (node.backend !== backend) return // the store had other facts meanwhile
+  if (node.backend !== backend) return // the node got another backend meanwhile
   node.attrs = attrs
   const now = backend.external.name
   if (before !== now) {
     node.log.info(renamed(before, now))
-    node.learnt.ring() // the file for the next process has the name too
+    node.learnt.ring() // the last known state has this name
   }
   if (!leasesEqual(node.lease, { ...node.lease, attrs })) node.leaseDoubt.ring() // to publish the new attributes
 }
@@ -137,7 +138,7 @@ async function lookAfter(
   let renewing: Promise<void> | undefined
   for (;;) {
     const rang = await ownership.recheck.wait(signal, isCalm ? CALM_MS : RESYNC_MS)
-    if (ownership.dataPath !== dataPath) return // another process made this one close it
+    if (ownership.dataPath !== dataPath) return // another process made this process close the data path
     if (ownership.state.is === 'lent') continue // the successor owns the device
     if (fault) {
       log.error(`The data path stopped: ${messageOf(fault)}. Opening it again.`)
@@ -148,7 +149,7 @@ async function lookAfter(
     isCalm = false
     try {
       const repaired = await withLatePromise(LATE_MS, (late) => dataPath.resync(late))
-      if (tunNames !== dataPath.tunNames?.join()) node.learnt.ring() // the file for the next process names the TUN
+      if (tunNames !== dataPath.tunNames?.join()) node.learnt.ring() // the last known state names the TUN devices
       tunNames = dataPath.tunNames?.join()
       const gone = dataPath.gone()
       logGone(gone)
@@ -172,10 +173,11 @@ async function lookAfter(
       renewing = renew(node, dataPath, calm).finally(() => (renewing = undefined))
       renewing.catch(() => {}) // it rejects only if the process stops, and then this function ends too
     }
-    // Wait only a limited time, so that a family that opens slowly does not delay the checks of the family that is
-    // open.
+    // Wait only a limited time: if opening the data path of one family takes long, the open data path must still be
+    // checked.
     await withLatePromise(LATE_MS, (late) => Promise.race([renewing, late]))
-    // Before all loops run, weftd may not watch the host, because the watch begins with the first query of the store.
+    // Until all loops run, changes of the host may go unnoticed, because weftd watches the host only from its first
+    // query of the store on.
     isCalm &&= isRunning(node) && !node.unapplied && !dataPath.unreported && !dataPath.isOutdated
     // Search for leftovers at most once per RESYNC_MS, because starting and ending containers change the host all the
     // time.
@@ -212,8 +214,8 @@ function createGoneLog(log: Log): GoneLog {
 }
 
 /**
- * Adapts the data path to the host's present addresses: opens missing families, and does not change the families that
- * are open.
+ * Adapts the data path to the host's present addresses: opens the data paths of missing families, and does not change
+ * the open data paths.
  */
 async function renew(node: ForwardingNode, dataPath: DataPaths, log: Log): Promise<void> {
   try {

@@ -24,8 +24,8 @@ const DOUBT_LOOKS = 3
  */
 const CALM_LOOKS = 2
 /**
- * The number of checks after which a write of this node's lease counts as written by another host. By then this node
- * has repeated a renewal whose answer was lost.
+ * The number of checks that must find the same unknown value of this node's lease before weftd concludes that another
+ * process wrote it. A renewal of this node whose answer was lost does not last as long, because this node repeats it.
  */
 const FOREIGN_LOOKS = 3
 

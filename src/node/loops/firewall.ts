@@ -116,7 +116,7 @@ async function reportLate(node: Pick<Node, 'log' | 'signal' | 'rulesTrouble'>, e
       calm.warn(`The firewall's rules are not set yet${why}; everything else goes on without them`)
     }
   } catch {
-    // A rejection means that the rules are set or that the daemon stops. Neither needs a log line.
+    // Ignore the rejection of `pause`: either the rules are set, or the daemon stops. Neither needs a log line.
   }
 }
 

@@ -1,4 +1,4 @@
-// give-back.ts - returns memory that only the start needed to the kernel, some time after the start.
+// give-back.ts - some time after the start, returns to the kernel the memory that weftd needed only for its start.
 
 import { createBell, pause } from '../../host/bell.ts'
 import type { Node } from '../node.ts'

@@ -32,8 +32,8 @@ const RENEW_JITTER = 0.1
  */
 const UNWRITTEN_MS = 3_600_000
 /**
- * If this node's lease is in doubt again within DISPUTE_MS milliseconds, weftd pauses before it writes the lease. The
- * pause doubles from DISPUTE_PAUSE_MIN_MS to DISPUTE_PAUSE_MAX_MS.
+ * If another process changes or deletes this node's lease twice within DISPUTE_MS milliseconds, weftd pauses before it
+ * writes the lease again. The pause doubles from DISPUTE_PAUSE_MIN_MS to DISPUTE_PAUSE_MAX_MS.
  */
 const DISPUTE_MS = 600_000
 const DISPUTE_PAUSE_MIN_MS = 100
@@ -157,7 +157,8 @@ export async function keepLease(node: Node): Promise<never> {
 
 /**
  * Returns true if the successor has written its own lease: with other attributes, or for other families and so under
- * another key. If this process wrote its lease again, both processes would overwrite each other until the hand-over.
+ * another key. If this process wrote its lease again, both processes would overwrite each other's lease until the
+ * hand-over.
  */
 function isSuccessors({ ownership, view, lease }: Node): boolean {
   if (!ownership.hasSuccessor) return false
@@ -179,7 +180,7 @@ async function timed(write: () => Promise<OwnLease>): Promise<OwnLease> {
   return { ...lease, endsAt: expiresAt === undefined ? undefined : expiresAt - Math.max(before, monotonicZero()) }
 }
 
-/** Pauses for `ms` milliseconds, or for a shorter time if the lease is gone. */
+/** Pauses for `ms` milliseconds, or for at most GONE_PAUSE_MAX_MS if the store does not have this node's lease. */
 async function pauseBefore(node: Node, ms: number): Promise<void> {
   const began = performance.now()
   for (;;) {
@@ -201,9 +202,9 @@ function renewalWaitMs({ options, lease }: Node): number | undefined {
 }
 
 /**
- * Waits until the lease is in doubt, or until `waitMs` have passed by the wall clock or by the monotonic clock. Both
- * clocks are needed: the monotonic clock and timers stop while the host is suspended, and the wall clock can be set
- * back. Returns true if the lease is in doubt.
+ * Waits until another process has changed or deleted this node's lease in the store, or until `waitMs` milliseconds
+ * have passed by the wall clock or by the monotonic clock. Both clocks are needed: the monotonic clock and timers stop
+ * while the host is suspended, and the wall clock can be set back. Returns true if the lease was changed or deleted.
  */
 async function untilDue({ leaseDoubt, signal }: Node, waitMs: number | undefined): Promise<boolean> {
   if (waitMs === undefined) return leaseDoubt.wait(signal)

@@ -1,4 +1,4 @@
-// leftovers.ts - removes devices and routes of other backends that are in the way of this node's data path. Reports all
+// leftovers.ts - removes devices and routes of other backends that conflict with this node's data path. Reports all
 // other routes that bypass the data path.
 
 import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
@@ -155,7 +155,8 @@ async function clear(
       earlier,
       ownDevices: [],
       routesToHosts: false,
-      // If no earlier backend made routes to hosts, no route to a host is a leftover.
+      // If no backend that publishes the earlier type makes routes to peers' hosts, no route to a peer's host is a
+      // leftover.
       routesByOthers: !kinds.some(({ routes }) => routes === 'peers'),
       external: backend.external?.name,
       ranges: { ipv4: config.ipv4, ipv6: config.ipv6 },
@@ -296,8 +297,8 @@ const routesText = (bypasses: readonly Bypass[]): string => {
 }
 
 /**
- * Sets `node.pastPath`, and logs the lines that are new. The part of a line before its first colon may be shown to
- * everyone.
+ * Sets `node.pastPath`, and logs the lines that are new. Clients that may not read the full status see only the part of
+ * a line before its first colon.
  */
 function setPastPath(node: Node, lines: readonly string[]): void {
   const before = node.pastPath.map(({ line }) => line)

@@ -123,11 +123,11 @@ class Sampler {
   /** The counters of the data path during the last minutes. */
   readonly #recent: Recent
   readonly #watch: PeerWatch
-  /** The counters at the last sample of the node's own values. */
+  /** The counters at the last sample of the whole node. */
   #last: Totals | undefined
-  /** The time of the last sample of the node's own values, in ms of performance.now(). */
+  /** The time of the last sample of the whole node, in ms of performance.now(). */
   #stepAt = performance.now()
-  /** The time of the last sample of the peers' values, in ms of performance.now(). */
+  /** The time of the last sample of the single peers, in ms of performance.now(). */
   #peerStepAt: number
   /** The traffic of each peer at the last sample of the peers' values. */
   #before: { readonly at: number; readonly traffic: Traffic } | undefined

@@ -21,7 +21,7 @@ const LOOK_MS_A_NAME = 3
 const NEW_MS = 2_000
 /**
  * The interval in ms at which weftd reads all names. Between these reads weftd reads only the names that were written
- * since, which does not show deletions.
+ * since the last read, and does not notice deletions.
  */
 const WHOLE_MS = 3_600_000
 

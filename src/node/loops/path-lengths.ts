@@ -2,9 +2,9 @@
 // which length, and evaluates the answers. Pure.
 //
 // This is Packetization Layer Path MTU Discovery (RFC 8899), in which the peer's kernel answers. A length counts as too
-// long if no request of that length was answered, but small requests that were sent with it were. Without the small
-// requests, a peer that is down, or a path that loses packets of any length, would look like a path that loses long
-// packets.
+// long if the peer answered no request of that length, but answered small requests that were sent at the same time.
+// Without the small requests, a peer that is down, or a path that loses packets of any length, would look like a path
+// that loses long packets.
 
 import type { Address } from '../../net/address.ts'
 import { lengthsUpTo } from '../../net/lengths.ts'
@@ -17,15 +17,15 @@ const TRIES = 3
 const TRY_EVERY_MS = 1_000
 /**
  * The number of requests of the greatest length. It exceeds TRIES, so that a path which loses one packet in twenty does
- * not count as narrow.
+ * not count as a path that loses long packets.
  */
 const TRIES_OF_LONGEST = 5
 /** The maximum number of requests of one length. Each lost small request adds two requests. */
 const MOST_TRIES = 15
 /**
- * The interval in ms at which weftd tries a length that passed again (RFC 8899 section 5.1.1, CONFIRMATION_TIMER). If
- * the length does not pass any more, only the requests are lost, and no data. RAISE_EVERY_MS is the interval at which
- * weftd tries a greater length (PMTU_RAISE_TIMER).
+ * The interval in ms at which weftd checks a length that has passed before (RFC 8899 section 5.1.1,
+ * CONFIRMATION_TIMER). If packets of this length are lost by now, the check loses only its requests, and no data.
+ * RAISE_EVERY_MS is the interval at which weftd tries a greater length (PMTU_RAISE_TIMER).
  */
 const CONFIRM_EVERY_MS = 10_000
 /**
@@ -66,7 +66,8 @@ export interface PathLength {
   /** True if the longest packet that containers may send reaches the peer. */
   readonly isWhole: boolean
   /**
-   * The length in bytes of the longest packet that reaches the peer; undefined while the search on a narrow path runs.
+   * The length in bytes of the longest packet that reaches the peer; undefined if full-size packets do not reach it and
+   * the search still runs.
    */
   readonly bytes: number | undefined
   /** The time when the path became narrow, or began to carry full-size packets, in ms of the caller's clock. */
@@ -118,7 +119,10 @@ export class PathSearch {
   readonly #come: Known[] = []
   /** The number of peers at the beginning of `#come` that were already handled. */
   #taken = 0
-  /** The length in bytes of the longest packet that reaches each peer with a narrow path, by lease key. */
+  /**
+   * For each peer that full-size packets do not reach, by lease key: the length in bytes of the longest packet that
+   * reaches the peer.
+   */
   readonly #limits = new Map<string, number>()
   readonly #waiting = new Map<
     number,
@@ -185,7 +189,10 @@ export class PathSearch {
     else this.#conclude(peer, search, true, now)
   }
 
-  /** Returns the longest packet that reaches each peer with a narrow path, by lease key. */
+  /**
+   * Returns, for each peer that full-size packets do not reach, the length of the longest packet that reaches it, by
+   * lease key.
+   */
   limits(): ReadonlyMap<string, number> {
     return new Map(this.#limits)
   }

@@ -30,7 +30,7 @@ function searchedOf(peer: PathPeer | undefined, family: Family): Omit<SearchedPe
 interface Searching {
   readonly family: Family
   isForbidden: boolean
-  /** The running search, and the facts with which it was started. */
+  /** The running search, with the data path, the source address and the MTU for which it was started. */
   running:
     | {
         readonly dataPath: DataPaths
@@ -103,7 +103,7 @@ function openFor(searching: Searching, dataPath: DataPaths | undefined, node: No
   } catch (error) {
     if (!FORBIDDEN.has((error as NodeJS.ErrnoException).code)) return // the address may not exist yet
     searching.isForbidden = true
-    if (!dataPath.pathSearch?.limit) return // probes.ts logs this refusal
+    if (!dataPath.pathSearch?.limit) return // probes.ts logs this error
     log.warn(
       `"ProbePathMTU" is ignored (${messageOf(error)}): it needs a net.ipv4.ping_group_range that includes the group of ` +
         'weftd, or CAP_NET_RAW',

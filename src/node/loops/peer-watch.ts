@@ -17,7 +17,9 @@ const USUAL_TIMES = 1.5
 /** The number of samples from which the usual round trip is known. WEIGHT is the weight of each later sample. */
 const LEARNT_FROM = 10
 const WEIGHT = 1 / 16
-/** If the round trip stays longer for NEW_USUAL_MS milliseconds, the longer round trip becomes the usual one. */
+/**
+ * If the round trip exceeds the usual one for NEW_USUAL_MS milliseconds, the longer round trip becomes the usual one.
+ */
 const NEW_USUAL_MS = 3_600_000
 /** For how many ms after a peer fell silent its packets may still arrive because they were already on their way. */
 const ON_ITS_WAY_MS = 2_000
@@ -101,7 +103,9 @@ export class PeerWatch {
     }
   }
 
-  /** Creates the state of a new peer from the last events, which an earlier process may have written. */
+  /**
+   * Creates the state of a new peer from the peer's last recorded events, which an earlier process may have written.
+   */
   #begin(looked: Looked): State {
     const { publicIp } = looked
     const sinceOf = (kinds: readonly PeerEventKind[], kind: PeerEventKind): Since | undefined => {
@@ -158,7 +162,10 @@ export class PeerWatch {
     }
   }
 
-  /** Adds events when the path to a peer becomes narrow, or is whole again. */
+  /**
+   * Adds events when the path to a peer begins to lose long packets (`narrow`), or carries full-size packets again
+   * (`whole`).
+   */
   #lookAtLength(state: State, looked: Looked, now: number): void {
     const { length, probed } = looked
     if (!length || probed?.isAnswering === false) return

@@ -20,7 +20,7 @@ export async function keepPeers(node: Node): Promise<never> {
     key === node.lease.key || (isOfOneNode(attrs, node.attrs) && netsOverlap(subnet, node.lease.subnet))
   const say = { ...WORDS, ...node.backend.words }
   log.info('Watching for new subnet leases')
-  signal.addEventListener('abort', () => log.info('evts chan closed'), { once: true }) // flanneld's line at its end
+  signal.addEventListener('abort', () => log.info('evts chan closed'), { once: true }) // flanneld logs this at its end
   const following = followLeases(manager.source, {
     log,
     signal,
@@ -52,8 +52,8 @@ export async function keepPeers(node: Node): Promise<never> {
       for (const lease of removed) if (!isOwn(lease)) log.info(say.removed(lease))
       node.learnt.ring()
     }
-    // Compare this node's own lease after every report. A lease that was deleted before the first listing was never
-    // among the known leases, and new attributes may not be written yet because the store was unreachable.
+    // Compare this node's own lease with the store's after every report, even if the report does not name the lease:
+    // the lease may have been deleted before the first listing, or the store may lack its new attributes.
     const own = leases.get(node.lease.key)
     if (!own || isOwnUnreadable || !leasesEqual(own, { ...node.lease, attrs: node.attrs })) node.leaseDoubt.ring()
   }
@@ -117,7 +117,8 @@ export async function applyPeers(node: Applying, touched?: ReadonlySet<string>):
     const { dataPath } = ownership
     await withLatePromise(LATE_MS, async (late) => dataPath?.apply(view, lease.key, where, late))
     const isBehind = dataPath?.isBehind === true
-    // If the data path refused the complete set of peers before, this call with a part of the set does not complete it.
+    // If the last complete set of peers could not be set, this call, which sets only a part of the peers, does not make
+    // the set complete.
     if (!where || node.unapplied !== 'all') node.unapplied = isBehind ? 'rest' : undefined
     if (isBehind && before !== 'rest') ownership.recheck.ring()
     const news = before === 'rest' && !isBehind ? undefined : where

@@ -30,8 +30,8 @@ const ONE_OUTAGE_MS = 60_000
 /** The maximum number of probes per second, which limits the load of this host with many peers. */
 export const ASKED_A_SECOND = 50
 /**
- * weftd probes a new peer within SOON_MS milliseconds, and after that at a random time in the interval, so that it does
- * not probe peers simultaneously which appeared simultaneously.
+ * weftd probes a new peer within SOON_MS milliseconds, and after that at a random time in the interval. Otherwise weftd
+ * would probe peers that appeared simultaneously always simultaneously.
  */
 const SOON_MS = 1_000
 /** The number of different ICMP sequence numbers (RFC 792). */
@@ -54,8 +54,8 @@ export interface Probed {
   /** The time when the last probe was answered or counted as lost, in ms of the caller's clock. */
   readonly at: number
   /**
-   * The time when the first probe since the last answer was lost, that is, when it was sent, in ms of the caller's
-   * clock. Undefined if no probe was lost since the last answer.
+   * The time when weftd sent the first lost probe since the last answer, in ms of the caller's clock. Undefined if no
+   * probe was lost since the last answer.
    */
   readonly unansweredSince: number | undefined
 }
@@ -129,8 +129,9 @@ export class ProbeSchedule {
   }
 
   /**
-   * Records a sign that a peer's host is up. If weftd probes the peer less often, restores the usual interval and
-   * probes the peer soon. `heardAt` is the time of the sign; a sign that is older than the last probe is ignored.
+   * Records a sign that a peer's host is up. If weftd probes the peer at more than the usual interval, restores the
+   * usual interval and probes the peer soon. `heardAt` is the time of the sign; a sign that is older than the last
+   * probe is ignored.
    */
   wake(key: string, now: number, heardAt = Infinity): void {
     const peer = this.#known.get(key)

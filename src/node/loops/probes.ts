@@ -21,7 +21,7 @@ const HEARD_MS = 3_000
  * not notice packets from the peer.
  */
 const MOST_UNHEARD_MS = 60_000
-/** The error codes with which the kernel refuses echo requests of a process without the permission. */
+/** The error codes of the kernel for echo requests from a process that lacks the permission. */
 export const FORBIDDEN: ReadonlySet<string | undefined> = new Set(['EPERM', 'EACCES'])
 
 /** The probes over one inner family. */
@@ -55,7 +55,7 @@ export async function probePeers(node: Node): Promise<never> {
       if (open.length === 0) continue
       const now = performance.now()
       // Usually read only the changed peers, because reading thousands of peers each second costs too much. Read all
-      // peers every KEEP_MS, because the kernel may now accept a route that it refused before.
+      // peers every KEEP_MS, because the kernel may now accept a route to a peer for which it returned an error before.
       const isOther = dataPath !== given.dataPath
       const unseen = takeUnseen(node.unprobed)
       if (!isOther && unseen && dataPath?.peer) {
@@ -71,8 +71,8 @@ export async function probePeers(node: Node): Promise<never> {
       await lively(open)
       for (const { probes, socket } of open)
         for (const { address, sequence } of probes.due(now)) if (socket) send(socket.echo, address, sequence)
-      // If a peer loses probes over one family, probe the peer over its second family too, so that a host that is down
-      // is not reported as a fault of only one family.
+      // If a peer loses probes over one family, also probe the peer over its second family: if the peer's host is down,
+      // the report must not show a fault of one family only.
       for (const { family, probes } of open)
         for (const key of probes.takeDoubted())
           for (const other of open) if (other.family !== family) other.probes.soon(key, now)
@@ -150,7 +150,7 @@ function openFor(probing: Probing, source: Address | undefined, { openEcho, log 
   }
 }
 
-/** Sends an echo request. A request that the kernel refuses to send counts as a lost probe. */
+/** Sends an echo request. A request for which the kernel returns an error counts as a lost probe. */
 export function send(echo: Echo, to: Address, sequence: number, bytes = 0): void {
   try {
     echo.send(to, sequence, bytes)

@@ -87,7 +87,9 @@ interface State {
   backAt: number
 }
 
-/** `intervalMs` returns the interval between probes of a peer. */
+/**
+ * Creates the choices of the underlay families. `intervalMs` returns the interval in ms between the probes of a peer.
+ */
 export function createUnderlayChoices(intervalMs: () => number): UnderlayChoices {
   const states = new Map<string, State>()
 
@@ -143,8 +145,8 @@ const isWhole = (probed: Probed | undefined): probed is Probed =>
   probed?.isAnswering === true && probed.unansweredSince === undefined
 
 /**
- * Returns true if a family has answered every probe since `since`, and the silent family lost probes before and after
- * that time.
+ * Returns true if the peer certainly answers over one family but not over the other: since the time `since` the peer
+ * has answered every probe over the working family, but not every probe over the silent family.
  */
 const isProof = (silent: Probed, probed: Probed | undefined, since: number | undefined): boolean =>
   probed !== undefined &&

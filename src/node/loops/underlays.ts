@@ -81,7 +81,7 @@ export async function chooseUnderlays(node: Node): Promise<never> {
       for (const key of probes.first.resting())
         if (FAMILIES.some((family) => node.probes?.[family]?.result(key)?.isAnswering))
           for (const which of BOTH) probes[which].wake(key, now)
-      // After a lost probe over one family, probe over the second family too, which shows whether the peer is down.
+      // After a lost probe over one family, also probe over the second family, which shows whether the peer is down.
       for (const which of BOTH) for (const key of probes[which].takeDoubted()) probes[otherThan(which)].soon(key, now)
       for (const { key } of targets) {
         const answers = { first: probes.first.result(key), other: probes.other.result(key) }
@@ -106,7 +106,7 @@ function sourceOf(dataPath: DataPaths | undefined): Address | undefined {
 
 /**
  * Opens the sockets for probes over both families. Returns undefined if the source address does not exist yet, or if
- * the kernel forbids echo requests, which probes.ts logs.
+ * this process may not send echo requests; probes.ts logs that.
  */
 function openFor(dataPath: DataPaths, source: Address, everyMs: number, { openEcho }: Node): Probing | undefined {
   const { underlays } = dataPath

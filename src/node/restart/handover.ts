@@ -1,7 +1,8 @@
 // handover.ts - how this process gets the data path of its host, and how it later hands the path to the next process.
-// - enter: takes the lock. If the lock is free, this process owns the data path: it forwards with the last known state
-//   immediately, and serves successors. If another process has the lock, that process is the predecessor and continues
-//   to forward. If the predecessor ends early, this process forwards with the last known state.
+// - enter: takes the lock of the subnet file (rendezvous.ts). If the lock is free, this process owns the data path: it
+//   forwards with the last known state immediately, and serves successors. If another process has the lock, that
+//   process is the predecessor and continues to forward. If the predecessor ends early, this process forwards with the
+//   last known state.
 // - opening: is called before the node opens its data path. The node then continues with the path that this process has
 //   opened, or `take` gets the path from the predecessor.
 // - settle: is called when the node runs. The predecessor ends, and then this process serves successors.
@@ -25,7 +26,8 @@ import type { About } from './protocol.ts'
 import type { Lock, Rendezvous } from './rendezvous.ts'
 
 /**
- * How long, in ms, the process that has the lock may be unreachable, because it does not listen yet or is about to end.
+ * How long, in ms, the process that has the subnet file's lock may be unreachable, because it does not listen yet or is
+ * about to end.
  */
 const MEET_MS = 5_000
 const MEET_RETRY_MS = 50
@@ -68,8 +70,8 @@ export interface HandoverParts {
 }
 
 /**
- * Takes the lock, or connects to the process that has it. Resolves when the process that forwards is known: this
- * process, if it has a last known state, or another process.
+ * Takes the lock of the subnet file, or connects to the process that has this lock. Resolves when the process that
+ * forwards is known: this process, if it has a last known state, or another process.
  */
 export async function enterHandover(parts: HandoverParts): Promise<Handover> {
   const handover = new Handover(parts)
@@ -87,9 +89,9 @@ export class Handover {
   private lock: Lock | undefined
   private predecessorNow: Predecessor | undefined
   private earlierRun: EarlierRun | undefined
-  /** The inherited paths that no backend has taken yet. */
+  /** The data paths that this process inherited from the previous one, and that no backend has taken yet. */
   private untaken: readonly OpenPath[] = []
-  /** The subnets for which the inherited paths were opened; undefined if they are not known. */
+  /** The subnets for which the previous process opened its data paths; undefined if they are not known. */
   private subnetsBefore: Nets | undefined
   /** The task that tries to forward with the last known state, until the node opens its own data path. */
   private standing: Promise<void> = Promise.resolve()
@@ -124,7 +126,7 @@ export class Handover {
     return this.wasSuccessor
   }
 
-  /** True if the data path returns to the predecessor when this process ends now. */
+  /** True if the data path would return to the predecessor if this process ended now. */
   get isOnLoan(): boolean {
     return this.predecessorNow !== undefined && !this.predecessorNow.isGone && !this.isSettled
   }
@@ -168,7 +170,8 @@ export class Handover {
     this.isOpening = true
     this.open()
     await this.standing
-    // `about` also makes the predecessor write its current state to the file of the last known state.
+    // Besides returning the description, `about` makes the predecessor write its current state to the file of the last
+    // known state.
     const about = this.predecessorNow && !this.lock ? await this.predecessorNow.about() : undefined
     if (about?.lease) this.subnetsBefore = parseLeaseKey(about.lease.key)
   }
@@ -190,7 +193,7 @@ export class Handover {
     const before = this.predecessorNow
     if (!before) return
     before.end()
-    // The predecessor has the lent paths open too. So the device and the port belong to this process alone only after
+    // The predecessor still has the lent paths open. So the device and the port belong to this process alone only after
     // the predecessor has ended.
     const late = setTimeout(() => {
       if (before.pid > 0 && this.parts.rendezvous.kill(before.pid))
@@ -208,8 +211,8 @@ export class Handover {
   }
 
   /**
-   * Closes the inherited paths that no backend took, and closes the lock last. If this process never forwarded
-   * (`wasIdle`), removes the lock file, because the process left no state for the next process.
+   * Closes the inherited paths that no backend took, and releases the subnet file's lock last. If this process never
+   * forwarded (`wasIdle`), removes the lock file, because the process left no state for the next process.
    */
   close(wasIdle: boolean): void {
     this.isClosed = true
@@ -263,7 +266,8 @@ export class Handover {
   }
 
   /**
-   * Takes the lock, or connects to the process that has the lock. Tries again while that process is starting or ending.
+   * Takes the lock of the subnet file, or connects to the process that has this lock. Tries again while that process is
+   * starting or ending.
    */
   private async claim(): Promise<void> {
     const { rendezvous, stopping } = this.parts
@@ -273,7 +277,7 @@ export class Handover {
       const met = await this.meet()
       if (met && this.lock) {
         // The process that listens at the socket is ending: a process releases its lock before it closes its socket.
-        // Give the lock back, and try again after that process has ended.
+        // Release the lock, and try again after that process has ended.
         this.lock.close()
         this.lock = undefined
         met.close()
@@ -320,7 +324,7 @@ export class Handover {
     )
   }
 
-  /** Called when this process has the lock, or is connected to the process that has the lock. */
+  /** Called when this process has the lock of the subnet file, or is connected to the process that has it. */
   private async begin(): Promise<void> {
     this.earlierRun = await this.parts.earlierRun()
     if (!this.predecessorNow) {
@@ -364,8 +368,8 @@ export class Handover {
   }
 
   /**
-   * Keeps the lock that the predecessor sent. If the predecessor sent no lock, waits until the predecessor releases the
-   * lock, which it does last.
+   * Keeps the subnet file's lock if the predecessor sent it. Otherwise waits until the predecessor, as the last step of
+   * its end, releases the lock.
    */
   private async takeLock(fd: number | undefined): Promise<void> {
     const { rendezvous, stopping } = this.parts
@@ -409,7 +413,8 @@ export class Handover {
       this.untaken = this.untaken.filter((each) => each !== path)
       return path
     }
-    // The backend opens a new path, so close each path that has the new path's device or port, in both processes.
+    // The backend opens a new path. So close each path that has the new path's device or port, in this process and in
+    // the predecessor.
     closeAll(fdsOf(this.untaken.filter((each) => isInTheWay(each, wanted))))
     this.untaken = this.untaken.filter((each) => !isInTheWay(each, wanted))
     await this.releasePredecessor()
@@ -462,8 +467,8 @@ const isForSubnets = (before: Nets | undefined, { subnets = {} }: WantedPath): b
   })
 
 /**
- * Returns true if a new path would equal this path, except for the sockets at later addresses of `bindAddresses`, which
- * the new owner opens or closes.
+ * Returns true if a new path would equal this path, except for the sockets at the addresses after the first one of
+ * `bindAddresses`. The new owner opens or closes these sockets.
  */
 function fits(path: OpenPath, { tunName, bindAddresses, port, workers, without }: WantedPath): boolean {
   return (

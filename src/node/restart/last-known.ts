@@ -68,8 +68,8 @@ function realFolder(path: string): string {
 }
 
 /**
- * Returns a name that identifies a store. The name has the prefix or the folder, but not the endpoints, which may
- * change.
+ * Returns a name that identifies a store. The name has the prefix in etcd or the path of the lease directory. It does
+ * not have the endpoints of etcd, which may change.
  */
 export function storeNameOf(
   options: Pick<StoreOptions, 'lease-dir' | 'etcd-prefix' | 'kube-subnet-mgr' | 'kube-api-url' | 'kubeconfig-file'>,

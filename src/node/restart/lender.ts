@@ -31,9 +31,9 @@ export interface Lender {
   release(): Promise<void>
   /** Forwards again after `lend` or `release`. `why` is the end of a sentence that begins with "the successor". */
   takeBack(why: string): Promise<void>
-  /** Returns the descriptor of the lock; undefined if this process has no lock file. */
+  /** Returns the descriptor of the subnet file's lock; undefined if this process has no lock file. */
   lock(): number | undefined
-  /** Kills a process that hangs. Returns false if this process cannot reach it. */
+  /** Kills the hanging process with the id `pid`. Returns false if this process may not kill it. */
   kill(pid: number): boolean
 }
 
@@ -121,7 +121,7 @@ class Conversations {
         }
         closeAll(received.fds)
         const reply = await this.answer(received.text, connection)
-        // If this process is stopping, do not send the path, because the path ends with this process.
+        // If this process is stopping, do not send the data path, because the data path ends with this process.
         if (this.stopping.aborted) return
         if (reply instanceof Superseded) {
           isOver = true
@@ -211,7 +211,7 @@ class Conversations {
       try {
         connection.send(messageFor({ takenBack: true }))
       } catch {
-        // Sending fails if the successor has ended, and then nobody needs the message.
+        // Ignore the error: sending fails if the successor has ended, and then no process needs the message.
       }
     }
     connection.close()
@@ -255,14 +255,14 @@ function superseded(how: 'end' | 'leave', connection: Connection): Superseded {
       const { isLeaseBack } = reason
       connection.send(messageFor({ ended: true, ...(isLeaseBack === undefined ? {} : { isLeaseBack }) }))
     } catch {
-      // Sending fails if the other process has ended, and then nobody needs the message.
+      // Ignore the error: sending fails if the other process has ended, and then no process needs the message.
     }
     connection.close()
   })
   return reason
 }
 
-/** Waits until a killed process has ended. Skips the messages that this process sent before it was killed. */
+/** Waits until a killed process has ended. Skips the messages that the killed process sent before its end. */
 async function untilGone(connection: Connection, stopping: AbortSignal): Promise<void> {
   const until = performance.now() + KILL_MS
   for (let leftMs = KILL_MS; leftMs > 0; leftMs = until - performance.now()) {

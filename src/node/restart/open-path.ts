@@ -58,7 +58,10 @@ interface Unchecked {
   readonly [name: string]: unknown
 }
 
-/** Returns true if the value describes a loop that has sockets in exactly the given families. */
+/**
+ * Returns true if the value describes the descriptors of one forwarding thread, with sockets in exactly the given
+ * families.
+ */
 function isLoop(value: unknown, families: ReadonlySet<Family>): boolean {
   const { tun, sockets } = (value ?? {}) as Unchecked
   const of = (sockets ?? {}) as Unchecked

@@ -11,8 +11,8 @@ import { ANSWER_MS, LEAVE_MS, messageFor, parse, STILL_MS, type About, type Hand
 export const predecessorAt = (connection: Connection): Predecessor => new Predecessor(connection)
 
 /**
- * The running daemon, as its successor sees it. Each request throws WeftError DEVICE if the daemon hangs or refuses,
- * and returns undefined if the daemon has ended.
+ * The running daemon, as its successor sees it. Each request throws WeftError DEVICE if the daemon hangs or rejects the
+ * request, and returns undefined if the daemon has ended.
  */
 export class Predecessor {
   /** The process id of the daemon; 0 if it runs in a PID namespace that this process cannot see. */
@@ -58,8 +58,8 @@ export class Predecessor {
   }
 
   /**
-   * Makes the daemon stop forwarding, and returns its open paths and the lock's descriptor. Returns undefined if the
-   * daemon refuses to pass its paths on.
+   * Makes the daemon stop forwarding, and returns its open paths and the descriptor of the subnet file's lock. Returns
+   * undefined if the daemon refuses to pass its paths on.
    */
   async takePaths(): Promise<{ readonly paths: readonly OpenPath[]; readonly lock: number | undefined } | undefined> {
     const parcel = await this.request('path')
@@ -74,7 +74,7 @@ export class Predecessor {
     return undefined
   }
 
-  /** Makes the daemon stop forwarding and close its paths. Resolves with the lock's descriptor. */
+  /** Makes the daemon stop forwarding and close its paths. Resolves with the descriptor of the subnet file's lock. */
   async release(): Promise<number | undefined> {
     const parcel = await this.request('release')
     if (!parcel) return undefined
@@ -213,7 +213,7 @@ export class Predecessor {
   }
 }
 
-/** Splits the descriptors of an answer into the lock's descriptor and the rest. */
+/** Splits the descriptors of an answer into the descriptor of the subnet file's lock and the rest. */
 function unpack({ text, fds }: Parcel): { readonly lock: number | undefined; readonly rest: readonly number[] } {
   const hasLock = parse(text)['lock'] === 1 && fds.length > 0
   return { lock: hasLock ? fds[0] : undefined, rest: hasLock ? fds.slice(1) : fds }

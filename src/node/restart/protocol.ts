@@ -65,7 +65,7 @@ export type Stage =
 export type HandoverEvent = 'meet' | 'path' | 'release' | 'still' | 'end' | 'leave' | 'gone' | 'silent'
 
 /**
- * The next stage of a hand-over, by stage and event. The predecessor refuses all other events. When the stage changes
+ * The next stage of a hand-over, by stage and event. The predecessor rejects all other events. When the stage changes
  * from `lent` or `released` to `alone`, the predecessor takes the path back.
  */
 export const NEXT: { readonly [From in Stage]: { readonly [What in HandoverEvent]?: Stage } } = {

@@ -107,8 +107,8 @@ export function rendezvousAt(options: SubnetFile, warn: (message: string) => voi
     }
   }
   /**
-   * Returns the error for a lock file that cannot be opened. If this user may not even write to the file's folder,
-   * weftd has not run as this user before.
+   * Returns the error for a lock file that cannot be opened. The error distinguishes two cases: this user may not write
+   * to the file's folder, or another user's weftd made the file.
    */
   function forbidden(error: unknown): WeftError {
     const folder = dirname(lockPath)

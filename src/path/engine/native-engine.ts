@@ -70,7 +70,10 @@ export class NativeEngine implements Engine {
   /** True while the threads forward; false while the descriptors are lent to another process, and after `stop`. */
   #runs = true
   #lending: Promise<OpenPath | undefined> = Promise.resolve(undefined)
-  /** The descriptors that were passed on and not taken back. */
+  /**
+   * The descriptors of the TUN device and the sockets, from the time when this object releases them for another process
+   * until `#runAgain` starts threads on them again. Undefined at other times.
+   */
   #lent: OpenPath | undefined
   /** The running or completed call of `stop`; undefined if `stop` was not called. */
   #stopped: Promise<void> | undefined

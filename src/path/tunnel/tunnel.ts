@@ -209,8 +209,8 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
    */
   readonly #inTurn = createTurn()
   /**
-   * True if the last `apply` failed, so that weftd does not know which peers are set. In that case `peers` lists no
-   * peers.
+   * True if the last `apply` failed, so that weftd does not know which peers the engine has. In that case `peers` lists
+   * no peers.
    */
   #isUnapplied = false
   /** The name of the TUN device as of the last `resync`. */

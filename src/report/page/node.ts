@@ -70,7 +70,7 @@ export function createNodeView() {
   }
 }
 
-/** Shows the ring and, inside the ring, the percentage of the network that this node reaches. */
+/** Shows the percentage of the network that this node reaches, as a ring and as a number inside the ring. */
 function showWhole({ peers }: Status): void {
   const whole = peers ? knownWhole(peers) : undefined
   setText(byId('whole'), or(whole, percent))

@@ -70,7 +70,8 @@ export async function giveLeaseBack(
       }
       const { publicIp } = lease.attrs
       const owners = listed(publicIp).map(formatAddress)
-      // The node's last known public IP may belong to another host now, which has published a different lease with it.
+      // Compare the lease in the store with the last known lease, because another host may have this node's former
+      // public IP now, with a lease of its own.
       const isUnchanged = known !== undefined && leasesEqual(lease, known.lease)
       const are = await Promise.all(owners.map(async (address) => given.has(address) || isHosts(address)))
       if (!isUnchanged && !are.every(Boolean)) {
@@ -99,8 +100,8 @@ export async function giveLeaseBack(
 }
 
 /**
- * Deletes this host's entries with its name (claims) from the store. By these entries hosts with the same public IP
- * notice each other.
+ * Deletes this host's claims, which are the entries with its host name, from the store. By these entries hosts with the
+ * same public IP notice each other.
  */
 async function unclaim(store: Store, owners: readonly string[], signal: AbortSignal): Promise<void> {
   const { values } = await store.claims(undefined, signal)

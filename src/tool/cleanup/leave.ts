@@ -47,8 +47,8 @@ async function isLeaseLeft({ node, store }: Pick<CutOptions, 'node' | 'store'>, 
 }
 
 /**
- * Logs that the daemon has left the network. `isBack` says whether the daemon deleted its lease; undefined if it had no
- * lease, or if its version is too old to report that.
+ * Logs that the daemon has left the network. `isBack` says whether the daemon deleted its lease; undefined if the
+ * daemon had no lease, or if its version is too old to report the deletion.
  */
 function tellEnd(pid: number | undefined, isBack: boolean | undefined, log: Log): void {
   const who = `The weftd that ran here (pid ${pid ?? 'unknown'})`

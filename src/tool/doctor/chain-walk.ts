@@ -1,8 +1,8 @@
 // chain-walk.ts - decides from a firewall's rules whether the firewall would accept a packet, without changing or
 // testing the firewall. Pure.
 //
-// A rule is decided if this code can evaluate its conditions. A rule with other conditions (a mark, a set) may or may
-// not match, so the verdict is uncertain. filter-walk.ts reads the rules of iptables, nft-walk.ts those of nftables.
+// This code evaluates the usual conditions of rules. A rule with any other condition (a mark, a set) may or may not
+// match, so the verdict is uncertain. filter-walk.ts reads the rules of iptables, nft-walk.ts those of nftables.
 import { familyOf, hostNet, netContains, parseAddress, parseNet, type Address, type Family } from '../../net/address.ts'
 
 export interface FilteredPacket {
@@ -67,8 +67,8 @@ export function allOf(conditions: readonly Holds[]): Holds {
 /** Evaluates the rules of a base chain, and of the chains to which they jump, for a packet. */
 export function walkChain(chains: ReadonlyMap<string, Chain>, start: string, packet: FilteredPacket): Verdict {
   /**
-   * The verdicts (true: accepted) of the rules that may match. `open` is true if a rule that may match would leave its
-   * chain before the chain ends.
+   * The verdicts (true: accepted) of the rules that may match. `open` is true if a rule that may match would end the
+   * evaluation of its chain without a verdict.
    */
   const possible = new Set<boolean>()
   let open = false

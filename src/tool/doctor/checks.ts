@@ -47,7 +47,9 @@ export const CHECKS: readonly Check[] = [
 const CLOCK_MS = 60_000
 /** The lifetime of a new lease in ms: 24 hours, as in flanneld. */
 const LEASE_MS = 24 * 3_600_000
-/** The age in seconds of the last comparison with the store above which the doctor reports stale leases. */
+/**
+ * If the last comparison of the leases with the store is older than STALE_S seconds, the doctor reports stale leases.
+ */
 const STALE_S = 180
 
 function checkDaemon({ status, silence, isForbidden, isRoot, unit }: Facts): Finding[] {
@@ -259,7 +261,7 @@ function peersHere(facts: Facts): Finding[] | undefined {
  */
 const peersByStatus = (facts: Facts): Finding[] | undefined => checkPeers(facts, isRefusing(facts))
 
-/** Returns true if the drop counters show that this host's kernel refuses to send packets to other nodes. */
+/** Returns true if the drop counters show that this host's kernel rejects packets to other nodes with an error. */
 const isRefusing = (facts: Facts): boolean =>
   (checkDrops(facts) ?? []).some(({ detail }) => detail.startsWith('tx_drop_refused'))
 
@@ -291,8 +293,8 @@ function checkDrops({ status, silence }: Facts): Finding[] | undefined {
   const { recent, device, features = [] } = status?.dataPath ?? {}
   if (!recent) return undefined
   const { drops, packets, seconds } = recent
-  // True if the kernel can join UDP datagrams for the TUN device, but the device's setting for joining
-  // (rx-udp-gro-forwarding) is off.
+  // True if the kernel can merge UDP datagrams for the TUN device (GRO), but the device's setting rx-udp-gro-forwarding
+  // is off.
   const mayJoin = features.includes('tun-uso') && !features.includes('coalesce-udp')
   const advice = mayJoin
     ? `; if these are UDP packets, \`ethtool -K ${device} rx-udp-gro-forwarding on\` makes weftd join them, so that fewer are lost, but packet filters on this host then see several datagrams as one packet`
@@ -302,8 +304,8 @@ function checkDrops({ status, silence }: Facts): Finding[] | undefined {
     const isFault = number > Math.max(FAULT_DROP_COUNT, packets * FAULT_DROP_SHARE)
     return isFault ? `${name}: ${number} in the last ${Math.round(seconds)} s` : undefined
   }
-  // With WireGuard the keys prove that the sender is a node of the network. So this drop counter means packets with a
-  // source address outside that node's subnet.
+  // With WireGuard the keys prove that the sender is a node of the network. So the counter `rx_drop_unknown_sender`
+  // counts packets with a source address outside that node's subnet.
   const provesSender = kindOf(status?.config?.backendType ?? '')?.provesSender === true
   const outside = provesSender ? faultText('rx_drop_unknown_sender') : undefined
   // If hosts use different lease directories by mistake, the hosts of each directory form a network of their own.

@@ -60,7 +60,7 @@ export interface Question {
   readonly destination: Address
   readonly status: Status
   readonly facts: Facts
-  /** The kernel's route for the packet; undefined if the kernel has no route or refuses the packet. */
+  /** The kernel's route for the packet; undefined if the kernel has no route or rejects the packet. */
   readonly route: Route | undefined
   /** The text of the policy rule that selected the route, if the route is not in the main table. */
   readonly byRule?: string | undefined
@@ -133,15 +133,15 @@ export function explain(question: Question): readonly Step[] {
 }
 
 /**
- * Returns the step for a packet to a container of this node that a route of the kernel leads to another host. Returns
- * undefined if no route leads the packet to another host.
+ * Returns the step that reports a wrong route for a packet to a container of this node: a route to another host.
+ * Returns undefined if the packet's route does not lead to another host.
  */
 function ledAway({ destination, status, facts, route }: Question): Step | undefined {
   const { subnet } = status.node ? placeIn(status.node, familyOf(destination)) : { subnet: undefined }
   const gateway = route?.gateway === undefined ? undefined : parseAddress(route.gateway)
   if (!route || gateway === undefined || !subnet || netContains(subnet, gateway)) return undefined
-  // True if a route inside this node's subnet leads the packet to this gateway, so that a program made the route for
-  // this packet. A default route does not count.
+  // True if the packet's route has a destination inside this node's subnet, which means that a program made the route
+  // for this packet. A default route does not count.
   const isMadeForIt = facts.routes.some((each) => {
     const net = parseNet(each.destination)
     return net && netContains(net, destination) && each.gateway === route.gateway && netContains(subnet, net.address)
@@ -334,7 +334,7 @@ function forwarded({ source, destination, facts, status, route }: Question, isOu
 }
 
 /**
- * Explains why the kernel refuses a packet. Returns undefined if the kernel forwards no packets at all, because another
+ * Explains why the kernel rejects a packet. Returns undefined if the kernel forwards no packets at all, because another
  * step reports that.
  */
 function refusal({ refused, facts, destination }: Question): string | undefined {

@@ -41,7 +41,8 @@ export interface Facts {
    */
   readonly tunProblem: string | undefined
   /**
-   * True if this process is root but lacks CAP_NET_ADMIN. A weftd in the same container then lacks the capability too.
+   * True if this process is root but lacks CAP_NET_ADMIN. Then a weftd in the same container lacks the capability as
+   * well.
    */
   readonly lacksNetAdmin: boolean
   readonly isForwarding: boolean
@@ -66,7 +67,7 @@ export interface Facts {
   readonly storeAheadMs: number | undefined
   /** Which peers answered the probes that weft doctor has just sent, by lease and family. */
   readonly answers: AllAnswers
-  /** Why weft doctor could not probe any peer; undefined if it could. */
+  /** Why weft doctor could not probe any peer; undefined if it could probe at least one. */
   readonly whyUnprobed: string | undefined
   /** The result of an attempt to reach a silent peer's host without the data path, by lease. */
   readonly reaches: ReadonlyMap<string, Reach>

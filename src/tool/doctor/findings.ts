@@ -356,7 +356,7 @@ export const FINDINGS = {
     level: 'failure',
     means:
       "handshakes of a peer have an older timestamp than an earlier handshake of that peer: the peer's clock was set back, and this node does not answer until the clock has caught up",
-    fix: "correct the peer's clock (`timedatectl set-ntp true`). If the clock is right now but was ahead before, give the peer a new key: on the peer's host delete its key file and the `.time` files in the same folder, and restart weftd",
+    fix: "correct the peer's clock (`timedatectl set-ntp true`). If the peer's clock is correct now but ran ahead earlier, give the peer a new key: on the peer's host delete its key file and the `.time` files in the same folder, and restart weftd",
   },
   'key-unusable': {
     check: 'handshakes',

@@ -50,7 +50,10 @@ export const keepsFromLeaving = (facts: Facts): boolean => {
 
 interface Dropped extends Finding {
   readonly chain: FilteredPacket['chain']
-  /** The packet that the firewall drops. `base` is the nftables chain that drops it. The remedy names both. */
+  /**
+   * The packet that the firewall drops. `base` is the nftables chain that drops it. The remedy names the packet and the
+   * chain.
+   */
   readonly packet: FilteredPacket
   readonly base: BaseChain | undefined
   readonly side: OwnSide
@@ -301,8 +304,8 @@ const rulesShown: readonly ((side: OwnSide, facts: Facts) => boolean | undefined
 const hasRules = (side: OwnSide, facts: Facts): boolean => rulesShown.some((isShown) => isShown(side, facts) === true)
 
 /**
- * Finds a family whose rules of weft are missing in the output of a tool, although the output shows weft's rules of the
- * second family.
+ * Finds a family for which a tool's output lacks weft's rules, although the output shows weft's rules for the second
+ * family.
  */
 function missingRules(sides: readonly OwnSide[], facts: Facts): Finding[] {
   return sides

@@ -53,7 +53,7 @@ function isWrong(
 }
 
 /**
- * Finds the policy rule by which the kernel chose a routing table or refused a packet: the first rule that matches the
+ * Finds the policy rule by which the kernel chose a routing table or rejected a packet: the first rule that matches the
  * packet.
  */
 export const ruleFor = (
@@ -101,7 +101,8 @@ function findingsOf(
     `configure the program that made the rule to leave out the network, or make the kernel use the main table first: \`ip ${isIpv4Net(network) ? '' : '-6 '}rule add pref ${Math.max(1, rule.priority - 1)} to ${formatNet(network)} lookup main\``
   if ('refused' in answer) {
     const rule = ruleFor(rules, query, ({ action }) => action !== undefined && REFUSING.has(action))
-    // The kernel's error EXDEV means that strict reverse path filtering (net.ipv4.conf.*.rp_filter) refused the packet.
+    // The kernel's error EXDEV means that strict reverse path filtering (net.ipv4.conf.*.rp_filter) rejected the
+    // packet.
     const isReverse = /cross-device/i.test(answer.refused)
     const why = isReverse ? 'rp_filter: the route back uses another interface' : answer.refused
     const fix = isReverse

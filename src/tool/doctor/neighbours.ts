@@ -6,8 +6,8 @@ import type { Facts } from './facts.ts'
 import type { Finding } from './findings.ts'
 
 /**
- * The fraction of the hard limit of the neighbour table above which the kernel may refuse many new neighbours at a
- * time.
+ * The fraction of the hard limit of the neighbour table above which the kernel may be unable to add many new entries at
+ * a time.
  */
 const FULL_SHARE = 0.9
 

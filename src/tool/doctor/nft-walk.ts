@@ -175,8 +175,8 @@ const STATEMENTS: Readonly<Record<string, number>> = {
 }
 
 /**
- * Returns the number of words of the statement that begins at index `at`. Returns 0 if no known statement without a
- * comparison begins at this index.
+ * Returns the number of words of the statement that begins at index `at`. Returns 0 if the words at this index are a
+ * comparison or an unknown statement.
  */
 function statementAt(words: readonly string[], at: number): number {
   const word = words[at] ?? ''
@@ -207,7 +207,7 @@ function outcomesOf(words: readonly string[], packet: FilteredPacket, { sets }: 
     const word = words[at] ?? ''
     const matches = allOf(conditions)
     if (matches === false) return []
-    // A target ends the rule, and so do its options, as in `reject with icmpx type ...` and `dnat to ...`.
+    // A target, together with its options, ends the rule, as in `reject with icmpx type ...` and `dnat to ...`.
     const target = TARGETS[word]
     if (target) return [{ matches, target }]
     if (word === 'jump' || word === 'goto') return [{ matches, target: { to: word, chain: words[at + 1] ?? '' } }]

@@ -84,7 +84,8 @@ export function checkPeers(
     state !== 'stored' && (now ? !now.small : answering !== null && lossPercent !== null && state !== 'answering')
   const isUnusable = ({ state, peer }: SeenSide): boolean =>
     state === 'stored' && status.dataPath?.open === true && sameAddress(node, peer) === undefined && !lacksKeys(peer)
-  // The finding `peers-without-keys` covers the peers of the backend ipsec whose lease is usable.
+  // If charon lacks keys, the finding `peers-without-keys` already reports the peers of the backend ipsec whose lease
+  // is usable.
   const isLackingKeys = (status.dataPath?.counters['peers_without_keys'] ?? 0) > 0
   const lacksKeys = (peer: PeerStatus): boolean => isLackingKeys && peer.type === status.config?.backendType
   const isBroken = (side: SeenSide): boolean => isSilent(side) || isUnusable(side)

@@ -1,4 +1,4 @@
-// sides.ts - splits the nodes of a network by family. Joins weftd's status of each peer with the answers to weft
+// sides.ts - splits the nodes of a network by family. Combines weftd's status of each peer with the results of weft
 // doctor's own probes. Pure.
 
 import type { Link } from '../../host/links.ts'
@@ -81,8 +81,8 @@ export function ownSides({ config, node }: Pick<Status, 'config' | 'node'>): rea
 }
 
 /**
- * Returns true if packets of a family reach peers through the device `device`. The names of the backend's devices count
- * too, because the status names no device for a family that is not carried.
+ * Returns true if packets of a family reach peers through the device `device`. Also returns true for the names of the
+ * backend's devices, because the status names no device for a family that is not carried.
  */
 export function isOwnDevice(
   { dataPath, config }: Pick<Status, 'dataPath' | 'config'>,

@@ -58,8 +58,8 @@ export interface PathAddresses {
 }
 
 /**
- * Connects. Rejects with the kernel's error, or with ETIMEDOUT after `limitMs` milliseconds. Later errors of the socket
- * are for the socket's readers.
+ * Connects. Rejects with the kernel's error, or with ETIMEDOUT after `limitMs` milliseconds. The readers of the socket
+ * must handle its later errors.
  */
 export function connectTo({ to, from }: PathAddresses, port: number, limitMs: number): Promise<Socket> {
   return new Promise((resolve, reject) => {

@@ -150,7 +150,7 @@ export async function listen(options: ListenerOptions, signal: AbortSignal): Pro
   for (const { server, datagrams } of endpoints) {
     server.on('connection', (socket) => {
       connections.add(socket)
-      socket.on('error', () => {}) // readers get the error too
+      socket.on('error', () => {}) // the socket's readers also get the error
       socket.once('close', () => connections.delete(socket))
       welcome(socket).catch(() => socket.destroy())
     })

@@ -47,7 +47,7 @@ export interface Result {
   readonly tcp: Compared & { readonly leastRatio: number | null; readonly mostRatio: number | null }
   readonly udp: Both<UdpTotal> & { readonly datagramBytes: number }
   readonly roundTripMs: Compared
-  /** True if a path did not carry TCP, UDP or long packets at all. */
+  /** True if at least one of TCP, UDP and long packets did not pass a path at all. */
   readonly isBroken: boolean
   /** Sentences for the user about faults and about the limits of the figures. */
   readonly notes: readonly string[]

@@ -36,7 +36,10 @@ const WARM_UP_S = 0.3
 const WRITE_BYTES = 256 * 1024
 /** The text of an echo request. The listener sends the same text back. */
 const ECHO = '.\n'
-/** The pause in ms between two echo requests. During the pause all threads go to sleep, as they do on an idle host. */
+/**
+ * The pause in ms between two echo requests. During the pause the threads that carry the request go to sleep, as they
+ * do on an idle host.
+ */
 const TRIP_PAUSE_MS = 10
 const MOST_TRIPS_MS = 1_000
 /**
@@ -68,7 +71,10 @@ export class Run {
   readonly #open: Set<Socket>
   readonly #echoes = new Map<PathName, Socket>()
   readonly #filling = randomBytes(WRITE_BYTES)
-  /** The maximum number of datagrams that the UDP samples of this run may have sent so far. */
+  /**
+   * The sum of the maximum numbers of datagrams of this run's UDP samples so far. The next sample numbers its datagrams
+   * from this sum on.
+   */
   #sentEver = 0
 
   private constructor(paths: Both<PathAddresses>, port: number, leading: Leading, welcome: Welcome) {

@@ -256,7 +256,7 @@ async function benchBy(
     const result = resultOf(samples, { length, mtu })
     return { ...about, plan, ...result, length: length ?? null, samples, inUse: { here, there: run.there }, drops }
   } catch (error) {
-    // If a run has begun and then fails, reject, so that `weft bench` does not measure the second family.
+    // If a run began and then failed, throw the error, so that `weft bench` does not measure the other address family.
     if (run || signal.aborted || !isWeftError(error)) throw error
     return error
   } finally {

@@ -107,7 +107,7 @@ function optionsOf(variables: Readonly<Record<string, string | undefined>>): Par
 
 /**
  * Parses a systemd EnvironmentFile (systemd.exec(5)): lines `NAME=VALUE`, comments after # or ;, and quotes. A
- * backslash escapes the next character, or joins the next line.
+ * backslash escapes the next character, and a backslash at the end of a line continues the line.
  */
 export function parseEnvironmentFile(text: string): Record<string, string> {
   const found: Record<string, string> = {}

@@ -90,7 +90,7 @@ function readArguments(args: readonly string[]) {
   }
 }
 
-/** Reads a file. Returns an empty text if the file does not exist, because flannel's script accepts that too. */
+/** Reads a file. Returns an empty text if the file does not exist, because flannel's script accepts a missing file. */
 async function readIfThere(path: string): Promise<string> {
   try {
     return await readFile(path, 'utf8')

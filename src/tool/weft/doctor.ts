@@ -79,7 +79,7 @@ async function examine(options: DoctorOptions, signal: AbortSignal) {
   const subnetFile = reported?.daemon.subnetFile ?? options['subnet-file']
   const known = reported ? undefined : await readLastKnown(lastKnownFile({ 'subnet-file': subnetFile }), QUIET)
   const { seen, why, stored, place } = await lookInStore(options, reported, known, signal)
-  // Reconstruct the status only if no weftd runs. If this user may not query weftd, it may still run.
+  // Reconstruct the status only if no weftd runs. If this user may not query weftd, weftd may still run.
   const status = reported ?? (isForbidden ? undefined : await recallFrom(subnetFile, known, stored, place))
   const probing = status && probingOf(status)
   try {
@@ -148,7 +148,7 @@ async function lookInStore(
     signal.throwIfAborted()
     if (!isWeftError(error)) throw error
     // True if a failure of the store is a finding. It is not a finding if the store is only the default store, which
-    // may not be weftd's, or if the store refused this user, because such a store may be healthy.
+    // may not be weftd's, or if the store denied this user the access. In both cases the store may be healthy.
     const isSure =
       isWeftError(error, 'STORE_UNAVAILABLE') && (isGiven || kind === 'directory' || reported !== undefined)
     const why = `${name}: ${error.message}${error.remedy ? `; ${error.remedy}` : ''}`

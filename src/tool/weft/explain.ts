@@ -76,7 +76,7 @@ function passesOf(steps: readonly Step[]): boolean | undefined {
 
 /**
  * Returns the addresses of source and destination. If one of them is given as the name of a dual-stack host, uses that
- * host's address in the family of the other.
+ * host's address in the family of the given address.
  */
 function addressesOf(status: Status, [from = '', to = '']: readonly string[]): readonly [Address, Address] {
   const [source, destination] = [parseAddress(from), parseAddress(to)]
@@ -137,7 +137,7 @@ async function routeOf(
   const query = by === undefined ? own : { to, from: formatAddress(source), iif: by }
   try {
     const [answer] = await lookUpRoutes(run, family, [query])
-    // If the kernel refuses the incoming packet, also look up the route of a packet that this host itself sends, to
+    // If the kernel rejects the incoming packet, also look up the route of a packet that this host itself sends, to
     // show where the route would lead.
     const [found] =
       answer && 'refused' in answer && by !== undefined ? await lookUpRoutes(run, family, [own]) : [answer]

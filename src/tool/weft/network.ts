@@ -22,8 +22,8 @@ const TIMEOUT_MS = 30_000
 /** The maximum number of nodes for which `weft network` shows the matrix. A larger matrix is wider than a terminal. */
 const MOST_COLUMNS = 12
 /**
- * The maximum number of nodes of which `weft network` lists all without --all. If there are more nodes, it lists only
- * the nodes with a problem.
+ * The maximum number of nodes for which `weft network` lists every node even without --all. If there are more nodes, it
+ * lists only the nodes with a problem.
  */
 const MOST_ROWS = 40
 const SLOWEST = 3

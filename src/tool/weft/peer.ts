@@ -76,8 +76,8 @@ export interface Probe<A extends Address = Address> {
 }
 
 /**
- * Returns a probe of the peer over each family that both nodes have. Returns an empty list if the backend has no
- * address that answers.
+ * Returns a probe of the peer over each family that both nodes have. Returns an empty list if the backend gives the
+ * peer no address that answers echo requests.
  */
 export function probesOf({ node, config }: Status, peer: PeerStatus): readonly Probe[] {
   const target = kindOf(config?.backendType ?? '')?.probe ?? 'nobody'
@@ -166,8 +166,8 @@ export function createPinger(from: Address, open = openEcho): Pinger {
         try {
           echo.send(to, sequence, bytes)
         } catch (error) {
-          // If the kernel refuses to send a request, the request counts as unanswered. Pass on only an error without a
-          // code, which means that the packet is too long for the device.
+          // If the kernel returns an error for a request, the request counts as unanswered. Pass on only an error
+          // without a code, which means that the packet is too long for the device.
           if ((error as NodeJS.ErrnoException).code === undefined) reject(error)
           else end(undefined)
         }

@@ -259,7 +259,7 @@ function peerTable({ peers, at }: Status, before: Status | undefined, all: boole
   )
 }
 
-/** Describes when the last handshake with a peer was, and says so if its keys have expired. */
+/** Describes when the last handshake with a peer was, and whether the keys of the session have expired. */
 function handshakeText(session: PeerStatus['session']): string {
   if (!session) return '-'
   const { handshakeSecondsAgo: ago, ageSeconds } = session

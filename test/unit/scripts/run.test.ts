@@ -31,7 +31,7 @@ const { scripts } = JSON.parse(readFileSync(join(packageRoot, 'package.json'), '
 /** The tasks that need nothing after the build, and the tests that skip what they cannot run. */
 const CONTENT = new Set(['build', 'build:native', 'test', 'test:whole'])
 /** Further tasks that make hosts and are not skipped. */
-const HOSTED = ['test:soak', 'test:paths', 'test:kube', 'test:kubelet', 'test:page', 'image:test']
+const HOSTED = ['test:soak', 'test:paths', 'test:kube', 'test:kubelet', 'test:cluster', 'test:page', 'image:test']
 const STRICT = Object.keys(TASKS).filter((name) => !CONTENT.has(name))
 
 let folder: string

@@ -3,15 +3,17 @@
 //
 // A peer has one of these states:
 // - idle: `wantedAt` and `pending` are undefined, because the engine wants no keys.
-// - waiting: `wantedAt` is set. This node will send an initiation as soon as REKEY_TIMEOUT_MS after the previous one
-//   and INITIATIONS allow it.
+// - waiting: `wantedAt` is set. This node will send an initiation when at least REKEY_TIMEOUT_MS have passed since the
+//   previous initiation to this peer, and the rate limit INITIATIONS allows another initiation.
 // - pending: `pending` is set. This node sent an initiation, and has the secrets that decrypt the response.
 //
 // The engine moves a peer from idle to waiting (`want`). After REKEY_TIMEOUT_MS without a valid response a peer returns
-// from pending to waiting, and after REKEY_ATTEMPT_MS to idle. A valid response makes the peer idle. If a packet
-// confirms keys of the peer's own handshake, the engine wants no more keys, and the peer becomes idle when its deadline
-// passes; until then this node accepts the response. This file owns the only timer of handshakes (`nextAt`); an idle
-// peer has no deadline.
+// from pending to waiting, and after REKEY_ATTEMPT_MS to idle. A valid response makes the peer idle.
+//
+// While a peer is pending, the peer may complete a handshake that it began itself. When a packet confirms the keys of
+// that handshake, the engine wants no more keys. The peer stays pending until its deadline (`dueAt`), so that this node
+// can still accept the response to its own initiation. At the deadline the peer becomes idle. An idle peer has no
+// deadline. This file owns the only timer of handshakes (`nextAt`).
 //
 // The engine reports again and again that it needs keys, so this node need not remember a report after it gave up.
 

@@ -41,11 +41,12 @@ export const COOKIE_SECRET_MS = 120_000
  */
 export const COOKIE_USE_MS = COOKIE_SECRET_MS - 5_000
 /**
- * The rate limits of each class of received messages. `received`: all messages. `free`: messages that this node
- * processes without proof of the sender's address. `requested`: responses that this node processes without proof; the
- * limit allows one response for each initiation that a node may send, and some forged responses. `proved`: messages
- * with proof. `source`: messages with proof from one address (kernel, ratelimiter.c: 20 per second, burst 5).
- * `cookies`: cookie replies that this node sends. All limits but `source` are weft's own.
+ * The rate limits of handshake messages, by class. With a cookie a sender proves that it receives packets at its source
+ * address. `received`: all messages that this node checks. `free`: initiations that this node processes without this
+ * proof. `requested`: responses that this node processes without this proof. The limit `requested` allows one response
+ * for each initiation that a node may send, and some forged responses. `proved`: messages with the proof, from all
+ * addresses together. `source`: messages with the proof, from one address. `cookies`: cookie replies that this node
+ * sends. The limit `source` is that of the kernel (ratelimiter.c: 20 per second, burst 5).
  */
 export const RATES = {
   received: { perSecond: 1_500, burst: 150 },

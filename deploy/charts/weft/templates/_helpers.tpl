@@ -1,0 +1,43 @@
+{{- /* The labels that Kubernetes recommends, for every object of the chart. The DaemonSet does not select its pods with them. */ -}}
+{{- define "weft.labels" -}}
+app.kubernetes.io/name: weft
+app.kubernetes.io/instance: {{ toJson .Release.Name }}
+app.kubernetes.io/version: {{ toJson .Chart.AppVersion }}
+app.kubernetes.io/managed-by: {{ toJson .Release.Service }}
+helm.sh/chart: {{ toJson (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_") }}
+{{- end -}}
+{{- /* The name of an image: repository, tag and, if it is set, digest. */ -}}
+{{- define "weft.image" -}}
+{{ .repository }}:{{ .tag }}{{ with .digest }}@{{ . }}{{ end }}
+{{- end -}}
+{{- /* The network configuration as JSON. It is built as a value, so that it needs no quoting. */ -}}
+{{- define "weft.netConf" -}}
+{{- if not (or .Values.podCidr .Values.podCidrv6) }}{{ fail "weft needs the cluster's pod network: set podCidr, podCidrv6 or both" }}{{ end }}
+{{- $flannel := .Values.flannel }}
+{{- $backend := dict "Type" $flannel.backend }}
+{{- $port := "Port" }}
+{{- if eq $flannel.backend "wireguard" }}{{ $port = "ListenPort" }}{{ end }}
+{{- with $flannel.backendPort }}{{ $_ := set $backend $port (int .) }}{{ end }}
+{{- with $flannel.mtu }}{{ $_ := set $backend "MTU" (int .) }}{{ end }}
+{{- if eq $flannel.backend "vxlan" }}
+{{- with $flannel.vni }}{{ $_ := set $backend "VNI" (int .) }}{{ end }}
+{{- with $flannel.GBP }}{{ $_ := set $backend "GBP" . }}{{ end }}
+{{- with $flannel.macPrefix }}{{ $_ := set $backend "MacPrefix" . }}{{ end }}
+{{- end }}
+{{- with $flannel.directRouting }}{{ $_ := set $backend "DirectRouting" . }}{{ end }}
+{{- if eq $flannel.backend "wireguard" }}
+{{- with $flannel.psk }}{{ $_ := set $backend "PSK" . }}{{ end }}
+{{- with $flannel.backendPortv6 }}{{ $_ := set $backend "ListenPortV6" (int .) }}{{ end }}
+{{- with $flannel.keepaliveInterval }}{{ $_ := set $backend "PersistentKeepaliveInterval" (int .) }}{{ end }}
+{{- with $flannel.tunnelMode }}{{ $_ := set $backend "Mode" . }}{{ end }}
+{{- end }}
+{{- $weft := default (dict) .Values.weft }}
+{{- range $name, $value := default (dict) $weft.backend }}{{ $_ := set $backend $name $value }}{{ end }}
+{{- $net := dict "Backend" $backend }}
+{{- if .Values.podCidr }}{{ $_ := set $net "Network" .Values.podCidr }}{{ else }}{{ $_ := set $net "EnableIPv4" false }}{{ end }}
+{{- with .Values.podCidrv6 }}{{ $_ := set $net "EnableIPv6" true }}{{ $_ := set $net "IPv6Network" . }}{{ end }}
+{{- if $flannel.enableNFTables }}{{ $_ := set $net "EnableNFTables" true }}{{ end }}
+{{- /* YAML parses a key that has only digits as a number. */ -}}
+{{- with $backend.PSK }}{{ $_ := set $backend "PSK" (kindIs "string" . | ternary . (toJson .)) }}{{ end }}
+{{- toJson $net }}
+{{- end -}}
