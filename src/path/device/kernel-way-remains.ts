@@ -1,7 +1,6 @@
 // kernel-way-remains.ts - the programs and devices that a daemon with a FastPath left on this host. After a minute they carry no packets, but
 // they stay until they are removed.
 
-import type { Hook } from '../../../native/addon.d.ts'
 import { addon } from '../../host/addon.ts'
 import type { Run } from '../../host/command.ts'
 import { ipJson } from '../../host/links.ts'
@@ -20,7 +19,7 @@ interface Link {
 }
 
 /** True if a program of weft is attached. A kernel that cannot list filters has no tc, and so no program. */
-function hasOwn(hook: Hook): boolean {
+function hasOwn(hook: Parameters<typeof addon.listFilters>[0]): boolean {
   try {
     return addon.listFilters(hook).some(isOwn)
   } catch {

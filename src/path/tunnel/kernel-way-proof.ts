@@ -207,7 +207,7 @@ export class ProofConnection {
 
 function verdictOn(line: string, digest: string): ProofFailure | undefined {
   const [got = '', carried = ''] = line.split(' ')
-  // The digest is no secret: only a peer that received the bytes can know it.
+  // A comparison may take any time: only a peer that received the bytes can know the digest.
   if (got !== digest) return 'wrong'
   return Number(carried) > 0 ? undefined : 'not-carried'
 }

@@ -141,7 +141,7 @@ export class KernelWay {
   #isFinal = false
   /** The last end of the programs, which waits until the peers have heard the farewell. */
   #ending: Promise<void> = Promise.resolve()
-  /** True after the programs of an earlier process were looked for. */
+  /** True after this process has searched the programs of an earlier process. */
   #isCleared = false
   #isSearchingPolicies = false
 

@@ -98,7 +98,7 @@ describe('the proof', () => {
     expect(await new ProofConnection({ ...target, port: PORT + 1 }).proven).toBe('refused')
   })
 
-  it('fails if the peer answers with bytes that are no digest', async () => {
+  it('fails if the peer answers with other bytes than a digest', async () => {
     await serve()
     const liar = createServer((socket) => socket.end(Buffer.from(`${'\u00e9'.repeat(64)} 5\n`, 'latin1')))
     await new Promise<void>((resolve) => liar.listen({ host: target.host, port: PORT + 2 }, resolve))
