@@ -143,6 +143,7 @@ export class KernelWay {
   #ending: Promise<void> = Promise.resolve()
   /** True after this process has searched the programs of an earlier process. */
   #isCleared = false
+  /** True while a search for IPsec policies runs. */
   #isSearchingPolicies = false
 
   constructor(parts: KernelWayParts) {
