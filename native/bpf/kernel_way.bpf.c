@@ -76,7 +76,7 @@ struct udp {
 
 // The layouts of the maps' values. src/path/tunnel/kernel-way-maps.ts writes them.
 
-enum { kStrict = 1, kLeavesSyn = 2, kLeavesProbes = 4 };
+enum { kLeavesSyn = 2, kLeavesProbes = 4 };
 struct config {
   u64 until_ns;        ///< the time of CLOCK_MONOTONIC at which the programs stop to carry packets
   u32 uplink, tunnel;  ///< the indices of the interfaces
@@ -375,7 +375,8 @@ int ingress(struct packet* packet) {
     if ((ip->source & now->mask) == now->subnet) return leave(kLeftSender);
     if (now->mask == 0 || (ip->destination & now->mask) != now->subnet) return leave(kLeftDestination);
   }
-  if (!peer || peer->host == 0 || ((now->flags & kStrict) && peer->host != from)) return leave(kLeftSender);
+  // Datagrams from other addresses must pass the host's packet filter, also if the engine would accept them.
+  if (!peer || peer->host == 0 || peer->host != from) return leave(kLeftSender);
   if (inner.hops <= 1) return leave(kLeftHops);
   // A message that the kernel joined from several datagrams is longer than its first packet.
   if (inner.total != outer_total - kOuterBytes) return leave(kLeftLength);

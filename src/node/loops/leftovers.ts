@@ -73,17 +73,25 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
 }
 
 /** Detaches the eBPF programs of an earlier run, because the configuration does not allow a FastPath any longer. */
-async function removePrograms({ backend, ownership, leftovers, log }: Node): Promise<void> {
+async function removePrograms(node: Node): Promise<void> {
+  const { backend, ownership, leftovers } = node
   const { name, index } = backend.external
   if (!index || !leftovers) return
+  const calm = calmOf(node)
   const { run } = leftovers
   const [external] = findPrograms([{ name, index }])
   if (!external) return
   const names = ownership.dataPath?.tunNames ?? []
   const links = await Promise.all(names.map((each) => findLink(run, each)))
   for (const { things, remove } of [external, ...findPrograms(links.flatMap((link) => link ?? []))]) {
-    await remove()
-    log.info(`Removed ${things.join(', ')}, which an earlier run left`)
+    const what = things.join(', ')
+    // A program that stays carries no packets after a minute, so it must not keep the node from being ready.
+    try {
+      await remove()
+      calm.info(`Removed ${what}, which an earlier run left`)
+    } catch (error) {
+      calm.warn(`A leftover of another backend cannot be removed: ${what}: ${messageOf(error)}`)
+    }
   }
   await closeJoin(run)
 }

@@ -18,19 +18,26 @@ interface Link {
   readonly index: number
 }
 
+/** True if a program of weft is attached. A kernel that cannot list filters has no tc, and so no program. */
+function hasOwn(hook: Parameters<typeof addon.listFilters>[0]): boolean {
+  try {
+    return addon.listFilters(hook).some(isOwn)
+  } catch {
+    return false
+  }
+}
+
 /** Finds weft's programs on these interfaces. */
 export function findPrograms(links: readonly Link[]): readonly Remains[] {
   const hooks = links.flatMap(({ name, index }) => [
     { name, index, isEgress: false },
     { name, index, isEgress: true },
   ])
-  return hooks
-    .filter((hook) => addon.listFilters(hook).some(isOwn))
-    .map((hook) => ({
-      things: [`the eBPF program on ${hook.name} (${hook.isEgress ? 'egress' : 'ingress'})`],
-      stays: [],
-      remove: async () => addon.detachProgram(hook),
-    }))
+  return hooks.filter(hasOwn).map((hook) => ({
+    things: [`the eBPF program on ${hook.name} (${hook.isEgress ? 'egress' : 'ingress'})`],
+    stays: [],
+    remove: async () => addon.detachProgram(hook),
+  }))
 }
 
 /** Finds weft's programs on all interfaces of this host, and the devices at which the kernel joined segments. */

@@ -49,7 +49,6 @@ export const MAPS = {
 } as const
 export type MapName = keyof typeof MAPS
 
-const STRICT = 1
 const LEAVES_SYN = 2
 const LEAVES_PROBES = 4
 
@@ -67,7 +66,6 @@ export interface ProgramConfig {
   /** The TCP port of the proof's server. */
   readonly proofPort: number
   readonly subnets: Nets
-  readonly isStrict: boolean
   /** True if the engine must see each SYN, because it lowers the MSS. */
   readonly leavesSyn: boolean
   /** True if the engine must see this host's ICMP packets, because some of them name an outer family. */
@@ -87,11 +85,7 @@ const maskOf = (bits: number, length: number): bigint => ((1n << BigInt(length))
 export function encodeConfig(config: ProgramConfig): Uint8Array {
   const value = new Uint8Array(CONFIG_BYTES)
   const view = new DataView(value.buffer)
-  const flags = [
-    config.isStrict ? STRICT : 0,
-    config.leavesSyn ? LEAVES_SYN : 0,
-    config.leavesProbes ? LEAVES_PROBES : 0,
-  ]
+  const flags = [config.leavesSyn ? LEAVES_SYN : 0, config.leavesProbes ? LEAVES_PROBES : 0]
   view.setBigUint64(0, config.untilNs, IS_LITTLE)
   view.setUint32(8, config.uplink, IS_LITTLE)
   view.setUint32(12, config.tunnel, IS_LITTLE)

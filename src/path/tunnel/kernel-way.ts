@@ -11,7 +11,7 @@ import { FollowedLink, ipJson, routeFor, routesFor } from '../../host/links.ts'
 import { formatAddress, formatNet, listed, netContains, type Address, type Net, type Nets } from '../../net/address.ts'
 import type { TunnelSettings } from '../catalog.ts'
 import type { FastPath } from '../contract.ts'
-import { closeJoin } from '../device/kernel-way-remains.ts'
+import { closeJoin, isOwn } from '../device/kernel-way-remains.ts'
 import type { Engine } from '../engine/engine.ts'
 import type { Peer } from '../engine/peers.ts'
 import { SLOT_NUMBERS } from '../engine/traffic.ts'
@@ -104,6 +104,8 @@ interface Uplink {
   readonly isEthernet: boolean
 }
 
+const IPSEC = 'this host has IPsec policies'
+
 const FAILURES: Readonly<Record<ProofFailure, string>> = {
   refused: 'no weftd with a FastPath answers there',
   silent: 'the proof got no answer',
@@ -137,6 +139,12 @@ export class KernelWay {
   #isPaused = false
   /** True if the kernel refused the programs, so that no other attempt is made. */
   #isFinal = false
+  /** The last end of the programs, which waits until the peers have heard the farewell. */
+  #ending: Promise<void> = Promise.resolve()
+  /** True after this process has searched the programs of an earlier process. */
+  #isCleared = false
+  /** True while a search for IPsec policies runs. */
+  #isSearchingPolicies = false
 
   constructor(parts: KernelWayParts) {
     this.#parts = parts
@@ -194,6 +202,7 @@ export class KernelWay {
       this.#confirm()
       const problem = this.#problemNow()
       if (problem !== undefined) return void this.#end(problem)
+      this.#watchPolicies()
       this.#chooseJoin()
       const now = performance.now()
       const sent = this.#parts.engine.traffic()
@@ -213,10 +222,13 @@ export class KernelWay {
   async check(): Promise<void> {
     if (this.#isPaused || this.#isFinal) return
     try {
+      await this.#ending
       const uplink = await this.#readUplink()
       const problem = uplink ? await this.#problemWith(uplink) : `${this.#link.name} is gone`
+      if (this.#isPaused) return
       if (!uplink || problem !== undefined) await this.#stop(problem ?? '')
       else await this.#follow(uplink)
+      if (uplink && !this.#hooks) await this.#clear(uplink)
     } catch (error) {
       await this.#stop(messageOf(error))
     }
@@ -268,6 +280,7 @@ export class KernelWay {
   /** Takes all peers back, and detaches the programs. */
   async close(): Promise<void> {
     if (this.#hooks && !this.#isPaused) await this.#end('weftd stops')
+    else if (!this.#isPaused) await this.#ending
     this.#isPaused = true
     this.#server.close()
     this.#programs?.close()
@@ -311,12 +324,17 @@ export class KernelWay {
       for (const each of this.#peers.values()) this.#write(each)
     }
     const [tun] = await ipJson<{ ifindex?: number }>(run, ['link', 'show', 'dev', engine.tunName])
+    // The tunnel may have passed the data path on, or closed.
+    if (this.#isPaused || this.#isFinal || !this.#programs) return
     const hooks = { uplink: uplink.index, tunnel: tun?.ifindex ?? 0 }
+    const front = programInFront(bpf, hooksOf(hooks))
+    if (front !== undefined) return this.#refuse(`${front} runs before a program of weft`)
     this.#features = bpf.activeFeatures(this.#link.name)
     this.#hooks = hooks
     this.#confirm()
     this.#programs.attach(hooks)
     this.#reason = undefined
+    this.#isCleared = true
     for (const subnet of listed(subnets))
       await this.#server.listen(formatAddress(subnet.address), port).catch((error: unknown) => {
         log.warn(`FastPath: peers cannot prove their way to this node: ${messageOf(error)}`)
@@ -335,17 +353,42 @@ export class KernelWay {
     this.#refuse(reason)
   }
 
-  /** Takes all peers back, says farewell to those that send in the kernel's way, and detaches the programs. */
-  async #end(reason: string): Promise<void> {
+  /** Detaches the programs of an earlier process, which this process does not replace. They know neither its peers nor its rules. */
+  async #clear(uplink: Uplink): Promise<void> {
+    if (this.#isCleared) return
+    this.#isCleared = true
+    const { bpf, run, engine } = this.#parts
+    const [tun] = await ipJson<{ ifindex?: number }>(run, ['link', 'show', 'dev', engine.tunName])
+    if (this.#isPaused) return
+    try {
+      for (const hook of hooksOf({ uplink: uplink.index, tunnel: tun?.ifindex ?? 0 }))
+        if (bpf.listFilters(hook).some(isOwn)) bpf.detachProgram(hook)
+    } catch {
+      // The kernel has no tc, or weftd lacks the capability. Programs that stay carry nothing after a minute.
+    }
+  }
+
+  /**
+   * Takes all peers back, says farewell to those that send in the kernel's way, and detaches the programs. Does not reject. Resolves after
+   * the programs are detached.
+   */
+  #end(reason: string): Promise<void> {
     const hooks = this.#hooks
-    if (!hooks) return
+    if (!hooks) return this.#ending
+    this.#hooks = undefined
+    const { log } = this.#parts
+    if (reason !== this.#reason) log.info(`FastPath: weftd carries all packets: ${reason}`)
+    this.#reason = reason
     this.#takeBackAll(reason)
     this.#server.leave()
-    this.#hooks = undefined
-    this.#reason = reason
-    this.#parts.log.info(`FastPath: weftd carries all packets: ${reason}`)
+    this.#ending = this.#detach(hooks)
+    return this.#ending
+  }
+
+  async #detach(hooks: Hooks): Promise<void> {
     await new Promise((resolve) => setTimeout(resolve, FAREWELL_MS))
-    if (this.#hooks) return
+    // Since `pause` the programs may be those of the next process.
+    if (this.#isPaused) return
     try {
       this.#programs?.detach(hooks)
     } catch (error) {
@@ -373,16 +416,36 @@ export class KernelWay {
 
   /** Returns why the kernel must not carry packets; undefined if it may. */
   async #problemWith(uplink: Uplink): Promise<string | undefined> {
-    const { run, settings, bpf, ownHost } = this.#parts
+    const { settings, bpf, ownHost } = this.#parts
     const { name } = this.#link
     if (settings.verifySource === 'off') return 'VerifySource is "off"'
     if (ownHost() === undefined) return 'the datagrams between the hosts are IPv6'
     if (!uplink.isEthernet) return `${name} is no Ethernet interface`
-    // The programs send without a look at IPsec, so a policy that encrypts packets between the hosts would be bypassed.
-    const policies = await run('ip', ['xfrm', 'policy']).catch(() => '')
-    if (/\bdir out\b/.test(policies)) return 'this host has IPsec policies'
+    if (await this.#hasPolicies()) return IPSEC
     const front = programInFront(bpf, [{ index: uplink.index, isEgress: false }])
     return front === undefined ? undefined : `${front} of ${name} runs before weft's program`
+  }
+
+  /**
+   * True if packets between hosts may be encrypted by IPsec. The programs send and receive without a look at the policies, so they would send
+   * such packets in the clear.
+   */
+  async #hasPolicies(): Promise<boolean> {
+    const policies = await this.#parts.run('ip', ['xfrm', 'policy']).catch((error: unknown) => {
+      if (/not supported/.test(messageOf(error))) return '' // a kernel without IPsec
+      throw error
+    })
+    return /\bdir (in|out)\b/.test(policies)
+  }
+
+  /** Ends the programs if IPsec policies have appeared. The kernel reports no event for these, so each `look` searches them. */
+  #watchPolicies(): void {
+    if (this.#isSearchingPolicies) return
+    this.#isSearchingPolicies = true
+    this.#hasPolicies()
+      .then((has) => (has && !this.#isPaused ? this.#end(IPSEC) : undefined))
+      .catch(() => {}) // `check` searches them too, and ends the programs if it cannot
+      .finally(() => (this.#isSearchingPolicies = false))
   }
 
   /** Returns why the attached programs must end now; undefined if they may continue. Takes all peers back after a change of offloads. */
@@ -414,7 +477,6 @@ export class KernelWay {
       port,
       proofPort: port,
       subnets,
-      isStrict: settings.verifySource === 'strict',
       leavesSyn: settings.clampMss,
       leavesProbes: hasTwoOuters,
     })
@@ -422,13 +484,22 @@ export class KernelWay {
 
   /** Lets the kernel join received TCP segments, or stops it, as the link needs. */
   #chooseJoin(): void {
-    const programs = this.#programs
-    if (!programs || !this.#joinChoice.take(programs.counters())) return
-    if (this.#join || !this.#joinChoice.isOn) return this.#confirm()
     const { run, bpf, log } = this.#parts
+    const programs = this.#programs
+    if (!programs) return
+    const isChanged = this.#joinChoice.take(programs.counters())
+    // Without the program at the devices, or without the devices, the kernel would drop all TCP of promoted peers.
+    const isLost = this.#join && !areAttached(bpf, [{ index: this.#join[1], isEgress: false }])
+    if (isLost) {
+      this.#join = undefined
+      this.#confirm()
+    } else if (!isChanged) return
+    if (this.#join || !this.#joinChoice.isOn) return this.#confirm()
     openJoin(run, bpf).then(
       (indices) => {
-        if (!this.#hooks) return
+        // The programs have ended meanwhile.
+        if (!this.#hooks) return void closeJoin(run)
+        if (this.#isPaused) return
         programs.attachJoined(indices[1])
         this.#join = indices
         this.#confirm()
@@ -600,10 +671,10 @@ export class KernelWay {
     const name = formatNet(subnet)
     const known = this.#peers.get(name)
     if (!known) return
-    this.#programs?.removePeer(mapOf({ subnet }), peerKey(subnet))
     this.#forgetProof(known)
     this.#peers.delete(name)
     this.#byAddress.delete(formatAddress(subnet.address))
+    this.#changeMap((programs) => programs.removePeer(mapOf({ subnet }), peerKey(subnet)))
   }
 
   #setState(each: WayPeer, state: WayPeer['state']): void {
@@ -613,7 +684,21 @@ export class KernelWay {
 
   #write({ peer, state, limit }: WayPeer): void {
     const flags = { engine: 0, tried: TRIED, kernel: PROMOTED }[state]
-    this.#programs?.setPeer(mapOf(peer), peerKey(peer.subnet), encodePeer(peer, limit, flags))
+    this.#changeMap((programs) => programs.setPeer(mapOf(peer), peerKey(peer.subnet), encodePeer(peer, limit, flags)))
+  }
+
+  /**
+   * Changes a map. If the kernel refuses, for example because the map is full, the programs end for good, because their map may name an
+   * earlier host of a peer. The caller continues: the engine has the peer.
+   */
+  #changeMap(change: (programs: KernelPrograms) => void): void {
+    if (!this.#programs) return
+    try {
+      change(this.#programs)
+    } catch (error) {
+      this.#isFinal = true
+      void this.#stop(`the kernel refuses a change of a peer: ${messageOf(error)}`)
+    }
   }
 
   /** Returns the longest packet in bytes that the kernel may send to the peer. The engine handles longer packets. */

@@ -1,10 +1,11 @@
 // leftovers.test.ts - when a node searches leftovers of other backends, its state until they are gone, and what it leaves to a successor.
 
 import { existsSync } from 'node:fs'
-import { beforeEach, describe, expect, it, vi } from 'vitest'
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import type { Lease } from '../../../../src/control/lease/lease.ts'
+import { addon } from '../../../../src/host/addon.ts'
 import { createBell } from '../../../../src/host/bell.ts'
 import type { Run } from '../../../../src/host/command.ts'
 import { netsOf, parseNet } from '../../../../src/net/address.ts'
@@ -236,6 +237,44 @@ describe('a route that only more leases could explain, while the store is away',
   it('keeps a node without a lease from being ready, but not a node that forwards with the last known state', async () => {
     expect(await judged(new Map())).toEqual(['routes into the network cannot be judged yet'])
     expect(await judged(new Map([[known.key, known]]))).toEqual([])
+  })
+})
+
+describe('the eBPF programs of an earlier run', () => {
+  const OWN = [{ priority: 4096, kind: 'bpf', name: 'weft-ingress' }]
+  const failing = (): never => {
+    throw new Error('rtnetlink: Operation not supported')
+  }
+  afterEach(() => vi.restoreAllMocks())
+
+  it.each([
+    ['the kernel has no tc', failing, undefined, []],
+    ['the kernel keeps them', () => OWN, failing, ['the eBPF program on eth0 (ingress)']],
+  ] as const)('do not keep a node from being ready if %s', async (_, list, detach, named) => {
+    vi.spyOn(addon, 'listFilters').mockImplementation(list)
+    if (detach) vi.spyOn(addon, 'detachProgram').mockImplementation(detach)
+    const warnings: string[] = []
+    const node = {
+      backend: { ...sealed, external: { name: 'eth0', index: 7 } },
+      config,
+      lease: {
+        key: '10.5.0.64-26',
+        subnet: { ipv4: parseNet('10.5.0.64/26') as Ipv4Net },
+        attrs: { publicIp: {}, backendType: '' },
+      },
+      view: new Map(),
+      log: { info: () => {}, warn: (line: string) => void warnings.push(line), error: () => {}, v: () => false },
+      options: {},
+      pastPath: [],
+      isReady: false,
+      leftovers: { ...leftovers, run: async () => '[]' },
+      ownership: { state: { is: 'forwarding' }, dataPath: { carrier: () => ({}) } },
+      following: { listedAt: 1 },
+      signal: new AbortController().signal,
+    } as unknown as Node
+    await clearLeftovers(node)
+    expect(node.pastPath.map(({ line }) => line)).toEqual([])
+    expect(warnings.map((line) => line.split(': ')[1])).toEqual(named)
   })
 })
 

@@ -1,4 +1,4 @@
-import { connect } from 'node:net'
+import { connect, createServer } from 'node:net'
 import { afterEach, describe, expect, it } from 'vitest'
 import { addon } from '../../../../src/host/addon.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
@@ -96,6 +96,22 @@ describe('the proof', () => {
     expect(await new ProofConnection(target).proven).toBe('silent')
     server.close()
     expect(await new ProofConnection({ ...target, port: PORT + 1 }).proven).toBe('refused')
+  })
+
+  it('fails if the peer answers with other bytes than a digest', async () => {
+    await serve()
+    const liar = createServer((socket) => socket.end(Buffer.from(`${'\u00e9'.repeat(64)} 5\n`, 'latin1')))
+    await new Promise<void>((resolve) => liar.listen({ host: target.host, port: PORT + 2 }, resolve))
+    expect(await new ProofConnection({ ...target, port: PORT + 2 }).proven).toBe('wrong')
+    liar.close()
+  })
+
+  it('serves a peer at most eight connections at a time', async () => {
+    await serve()
+    const connections = Array.from({ length: 9 }, () => new ProofConnection(target))
+    const failures = await Promise.all(connections.map(({ proven }) => proven))
+    expect(failures.filter((failure) => failure === undefined)).toHaveLength(8)
+    for (const each of connections) each.close()
   })
 
   it.each([

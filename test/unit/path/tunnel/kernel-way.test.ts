@@ -4,7 +4,7 @@ import { afterEach, expect, it, vi } from 'vitest'
 import { addon } from '../../../../src/host/addon.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import type { Peer } from '../../../../src/path/engine/peers.ts'
-import { IS_LITTLE, TRAFFIC_BYTES } from '../../../../src/path/tunnel/kernel-way-maps.ts'
+import { COUNTERS, IS_LITTLE, TRAFFIC_BYTES } from '../../../../src/path/tunnel/kernel-way-maps.ts'
 import type { Bpf } from '../../../../src/path/tunnel/kernel-way-programs.ts'
 import { KernelWay, type KernelWayParts } from '../../../../src/path/tunnel/kernel-way.ts'
 import { eventually } from '../../../support/event.ts'
@@ -20,6 +20,10 @@ class FakeBpf implements Bpf {
   /** The number of packets that the programs are said to carry with each look at the traffic. */
   step = 1_000
   tcx = 0
+  /** The number of long TCP packets that arrived one by one. */
+  lone = 0n
+  /** True if the kernel refuses to change a peer. */
+  isFull = false
   features = 'a'
   refusal: (Error & { code?: string }) | undefined
   readonly filters = new Map<string, { priority: number; kind: string; name: string }[]>()
@@ -34,14 +38,18 @@ class FakeBpf implements Bpf {
     return openSync('/dev/null', 'r') // KernelPrograms closes it
   }
   updateMap(_fd: number, key: Uint8Array, value: Uint8Array): void {
+    if (this.isFull && key.length === 8) throw new Error('bpf BPF_MAP_UPDATE_ELEM: No space left on device')
     if (key.length === 8) this.flags.push(new DataView(value.buffer).getUint32(12, IS_LITTLE))
   }
   deleteFromMap(): boolean {
     this.calls.push('delete')
     return true
   }
-  lookUpInMap(_fd: number, _key: Uint8Array, value: Uint8Array): boolean {
+  lookUpInMap(_fd: number, key: Uint8Array, value: Uint8Array): boolean {
     value.fill(0)
+    const number = new DataView(key.buffer).getUint32(0, IS_LITTLE)
+    if (number === COUNTERS.indexOf('lone'))
+      new DataView(value.buffer, value.byteOffset).setBigUint64(0, this.lone, IS_LITTLE)
     if (value.length % TRAFFIC_BYTES !== 0) return true
     this.#carried += this.step
     const view = new DataView(value.buffer)
@@ -82,8 +90,8 @@ interface Rig {
   readonly way: KernelWay
   readonly bpf: FakeBpf
   readonly lines: string[]
-  /** The route to the peer's host, and whether the external interface is gone. */
-  readonly route: { device: string; isGone: boolean }
+  /** The route to the peer's host, whether the external interface is gone, and the IPsec policies. */
+  readonly route: { device: string; isGone: boolean; policies: string }
   /** Adds packets that the engine has sent to the peer. */
   send(packets: number): void
 }
@@ -96,7 +104,7 @@ afterEach(async () => {
 function rig(changed: Partial<KernelWayParts> = {}, bpf = new FakeBpf()): Rig {
   const lines: string[] = []
   const say = (text: string): void => void lines.push(text)
-  const route = { device: 'eth0', isGone: false }
+  const route = { device: 'eth0', isGone: false, policies: '' }
   let sent = 0
   const traffic = (): Float64Array => {
     const numbers = new Float64Array(5 * (SLOT + 1))
@@ -104,7 +112,7 @@ function rig(changed: Partial<KernelWayParts> = {}, bpf = new FakeBpf()): Rig {
     return numbers
   }
   const run = async (_command: string, args: readonly string[]): Promise<string> => {
-    if (args.includes('xfrm')) return ''
+    if (args.includes('xfrm')) return route.policies
     const hosts = JSON.stringify([{ dst: '192.0.2.2', dev: route.device }])
     if (args.includes('get') || args.includes('-batch')) return hosts
     if (route.isGone) return '[]'
@@ -321,6 +329,14 @@ it('does not begin beside IPsec policies, which the programs would bypass', asyn
   expect(way.state.reason).toBe('this host has IPsec policies')
 })
 
+it.each(['in', 'out'])('ends within one look if an IPsec policy appears: %s', async (direction) => {
+  const [near] = await promoted()
+  near.route.policies = `src 192.0.2.1/32 dst 192.0.2.2/32\n\tdir ${direction} priority 0`
+  near.way.look()
+  await eventually(() => expect(near.way.state.reason).toBe('this host has IPsec policies'))
+  expect(near.way.state).toMatchObject({ isActive: false, promoted: 0 })
+})
+
 it('forgets a promotion when the peer moves to another host or is removed', async () => {
   const [near] = await promoted()
   near.way.change([{ ...PEER, ...hostsAt(parseIpv4('192.0.2.3')!) }])
@@ -328,6 +344,99 @@ it('forgets a promotion when the peer moves to another host or is removed', asyn
   near.way.change([{ ...PEER, isGone: true }])
   expect(near.bpf.calls.at(-1)).toBe('delete')
   expect(near.way.state.promoted).toBe(0)
+})
+
+it('ends for good if the kernel refuses the change of a peer, and the caller does not notice', async () => {
+  const [near] = await promoted()
+  near.bpf.isFull = true
+  near.way.change([{ ...PEER, ...hostsAt(parseIpv4('192.0.2.3')!) }])
+  const reason = 'the kernel refuses a change of a peer: bpf BPF_MAP_UPDATE_ELEM: No space left on device'
+  expect(near.way.state).toMatchObject({ isActive: false, promoted: 0, reason })
+  await eventually(() => expect(near.bpf.filters.size).toBe(0))
+  near.bpf.isFull = false
+  await near.way.check()
+  expect(near.way.state.isActive).toBe(false)
+})
+
+it('survives that the kernel refuses to take a peer back', async () => {
+  const [near] = await promoted()
+  near.bpf.isFull = true
+  near.bpf.tcx = 1
+  near.way.look()
+  expect(near.way.state).toMatchObject({ isActive: false, promoted: 0 })
+  await eventually(() => expect(near.bpf.filters.size).toBe(0))
+})
+
+it('detaches the programs if it closes while they end', async () => {
+  const [near] = await promoted()
+  near.bpf.tcx = 1
+  near.way.look()
+  await near.way.close()
+  expect(near.bpf.filters.size).toBe(0)
+})
+
+it("does not detach the next process's programs after a pause", async () => {
+  const [near] = await promoted()
+  near.bpf.tcx = 1
+  near.way.look()
+  near.way.pause()
+  await new Promise((resolve) => setTimeout(resolve, 400)) // longer than the farewell
+  expect(near.bpf.filters.size).toBe(2)
+})
+
+it('does not attach programs after it was closed', async () => {
+  const near = rig()
+  await near.way.check()
+  near.way.pause()
+  const [resumed, closed] = [near.way.resume(), near.way.close()]
+  await Promise.all([resumed, closed])
+  near.bpf.filters.clear()
+  await new Promise((resolve) => setTimeout(resolve, 20))
+  expect([near.bpf.filters.size, near.way.state.isActive]).toEqual([0, false])
+})
+
+it('detaches the programs of an earlier process if it cannot replace them', async () => {
+  const bpf = new FakeBpf()
+  bpf.attachProgram({ index: UPLINK, isEgress: false }, 0, 'weft-ingress')
+  bpf.attachProgram({ index: TUN, isEgress: true }, 0, 'weft-egress')
+  const { way } = rig({ settings: { verifySource: 'off', clampMss: false, probePathMtu: false } }, bpf)
+  await way.check()
+  expect(bpf.filters.size).toBe(0)
+})
+
+it('does not begin if it cannot read the IPsec policies, unless the kernel has no IPsec', async () => {
+  const failing = (why: string): Partial<KernelWayParts> => ({
+    run: async (_, args) => {
+      if (args.includes('xfrm')) throw new Error(why)
+      return '[{"ifname":"eth0","ifindex":7,"link_type":"ether"}]'
+    },
+  })
+  const [broken, without] = [rig(failing('ip timed out')), rig(failing('Protocol not supported'))]
+  await broken.way.check()
+  expect(broken.way.state).toMatchObject({ isActive: false, reason: 'ip timed out' })
+  await without.way.check()
+  expect(without.way.state.isActive).toBe(true)
+})
+
+it("does not begin behind another program's filter on the TUN", async () => {
+  const { way, bpf, lines } = rig()
+  bpf.filters.set(`${TUN} true`, [{ priority: 5, kind: 'bpf', name: 'count' }])
+  await way.check()
+  await way.check()
+  expect(lines).toEqual([expect.stringContaining('the tc filter count with priority 5 runs before a program of weft')])
+})
+
+it('joins segments again if another program removes the program that takes them', async () => {
+  const { way, bpf } = rig()
+  await way.check()
+  bpf.lone = 1_000n
+  way.look()
+  const key = `${TUN} false` // the fake run() gives all devices but the uplink this index
+  await eventually(() => expect(bpf.filters.get(key)?.[0]?.name).toBe('weft-joined'))
+  await new Promise((resolve) => setImmediate(resolve))
+  bpf.filters.delete(key)
+  way.look()
+  await eventually(() => expect(bpf.filters.has(key)).toBe(true))
 })
 
 it('continues if another program has the port of the proofs', async () => {
