@@ -11,7 +11,7 @@ import { HOSTS, needs } from '../support/needs.ts'
 import { numberedFlows } from '../support/numbered-flows.ts'
 import { ipv4Packet, udpDatagram } from '../support/packets.ts'
 
-needs(HOSTS, 'ethtool', 'python3', 'ping')
+needs(HOSTS, 'clang++', 'ethtool', 'python3', 'ping')
 
 let lab: Lab
 afterEach(() => lab?.close())

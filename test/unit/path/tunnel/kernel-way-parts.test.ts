@@ -8,6 +8,7 @@ import { encodePeer, IS_LITTLE, mapOf, MAPS, peerKey, sumOfCpus } from '../../..
 import { instructionsOf, programsIn } from '../../../../src/path/tunnel/kernel-way-object.ts'
 import { ProofConnection, ProofServer } from '../../../../src/path/tunnel/kernel-way-proof.ts'
 import { eventually } from '../../../support/event.ts'
+import { lackOf } from '../../../support/needs.ts'
 import { hostsAt } from '../../../support/peer-hosts.ts'
 
 describe('the maps', () => {
@@ -36,7 +37,9 @@ describe('the maps', () => {
 })
 
 describe('the object file', () => {
-  it('has the three programs, and refers only to maps that weft makes', () => {
+  it('has the three programs, and refers only to maps that weft makes', ({ skip }) => {
+    const lack = lackOf('clang++')
+    if (lack !== undefined) skip(lack)
     const programs = programsIn(addon.kernelWayObject()!, IS_LITTLE)
     expect([...programs.keys()].toSorted()).toEqual(['tc/egress', 'tc/ingress', 'tc/joined'])
     for (const { instructions, references } of programs.values()) {

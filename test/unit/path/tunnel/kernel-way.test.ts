@@ -8,7 +8,10 @@ import { COUNTERS, IS_LITTLE, TRAFFIC_BYTES } from '../../../../src/path/tunnel/
 import type { Bpf } from '../../../../src/path/tunnel/kernel-way-programs.ts'
 import { KernelWay, type KernelWayParts } from '../../../../src/path/tunnel/kernel-way.ts'
 import { eventually } from '../../../support/event.ts'
+import { needs } from '../../../support/needs.ts'
 import { hostsAt } from '../../../support/peer-hosts.ts'
+
+needs('clang++')
 
 const [UPLINK, TUN] = [7, 9]
 const SLOT = 3
