@@ -49,7 +49,7 @@ const STATUS = {
   store: /^ *store .* unreachable/m,
   kept: /kept although the store lacks them/,
   repairs: /^ *repairs/m,
-  narrow: /long packets/,
+  narrow: /, but long packets|are fragmented, or their senders/,
 }
 
 interface Looking {
