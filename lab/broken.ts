@@ -130,6 +130,11 @@ const PEER_SILENT: Expected = {
   bench: 'not-inside',
 }
 /**
+ * The expected reports about a peer whose packets arrive although it does not answer probes. `weft explain` marks the
+ * step `peer` with `?`, because the peer's firewall may drop only echo requests.
+ */
+const PEER_SENDS: Expected = { ...PEER_SILENT, explain: 'out:peer?' }
+/**
  * The expected reports on a host that no other host reaches. Prometheus shows one alert for this host instead of an
  * alert for each other host.
  */
@@ -140,7 +145,7 @@ const UNREACHED: Expected = { ...PEER_SILENT, alerts: 'WeftNodeUnreached' }
  * can find the fault.
  */
 const PATH_NARROW: Expected = {
-  status: 'narrow?',
+  status: 'by-peers? narrow?',
   page: 'red? path-mtu?',
   doctor: 'path-mtu',
   explain: 'out:mtu?',
@@ -195,7 +200,7 @@ export const FAULTS = {
     needs: ['iptables'],
     make: filter('INPUT'),
     there: { ...UNREACHED, doctor: 'port-dropped peer-silent', explain: 'out:peer in:firewall' },
-    here: PEER_SILENT,
+    here: PEER_SENDS,
   },
   'port-out': {
     title: 'firewall out',
@@ -207,7 +212,7 @@ export const FAULTS = {
       ...UNREACHED,
       page: 'red peer-silent packets-dropped?',
       doctor: 'port-dropped peer-silent packets-dropped?',
-      explain: 'out:firewall out:peer',
+      explain: 'out:firewall out:peer?',
     },
     here: PEER_SILENT,
   },
@@ -226,7 +231,7 @@ export const FAULTS = {
       }
     },
     there: { ...UNREACHED, doctor: 'port-dropped peer-silent' },
-    here: PEER_SILENT,
+    here: PEER_SENDS,
   },
   reject: {
     title: "firewalld's reject",
@@ -276,7 +281,7 @@ export const FAULTS = {
     does: '`ip link set eth0 mtu 1400` on the faulty host: its weftd uses the new MTU, but other hosts still send longer packets',
     remedy: 'set the MTU of the interface to its former value, or give all hosts the new MTU',
     make: ({ last }) => setMtu(last.host, 'eth0'),
-    there: { doctor: 'bridge-mtu mtu-shrunk? path-mtu?', alerts: 'WeftPathNarrow?' },
+    there: { page: 'mtu-shrunk?', doctor: 'bridge-mtu mtu-shrunk? path-mtu?', alerts: 'WeftPathNarrow?' },
     here: PATH_NARROW,
   },
   route: {
@@ -290,7 +295,7 @@ export const FAULTS = {
     there: {
       ...PEER_SILENT,
       doctor: 'foreign-route peer-silent',
-      explain: 'out:route out:peer',
+      explain: 'out:route out:peer?',
       alerts: 'WeftPeersUnreached',
     },
     here: { ...PEER_SILENT, alerts: 'WeftPeersUnreached' },
