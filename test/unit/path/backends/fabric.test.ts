@@ -115,12 +115,14 @@ it('opens while the API accepts connections and does not answer', async () => {
 
 it('removes the IPv4 route, although the removal of the IPv6 route fails first', async () => {
   const removed: string[] = []
+  let tellRefused!: () => void
+  const refused = new Promise<void>((resolve) => (tellRefused = resolve))
   const server = createServer((request, response) => {
-    if (request.url?.includes('fd00')) return void response.writeHead(500).end()
-    setTimeout(() => {
+    if (request.url?.includes('fd00')) return void response.writeHead(500).end(() => tellRefused())
+    void refused.then(() => {
       removed.push(String(request.url))
       response.end()
-    }, 100)
+    })
   })
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
   const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}/{subnetAddress}`
