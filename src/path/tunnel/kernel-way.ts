@@ -339,6 +339,8 @@ export class KernelWay {
       await this.#server.listen(formatAddress(subnet.address), port).catch((error: unknown) => {
         log.warn(`FastPath: peers cannot prove their way to this node: ${messageOf(error)}`)
       })
+    // The programs have ended meanwhile, or the next process needs the port.
+    if (this.#isPaused || this.#hooks !== hooks) return this.#server.close()
     log.info(`FastPath: the kernel can carry packets between ${engine.tunName} and ${this.#link.name}`)
   }
 
@@ -420,7 +422,7 @@ export class KernelWay {
     const { name } = this.#link
     if (settings.verifySource === 'off') return 'VerifySource is "off"'
     if (ownHost() === undefined) return 'the datagrams between the hosts are IPv6'
-    if (!uplink.isEthernet) return `${name} is no Ethernet interface`
+    if (!uplink.isEthernet) return `${name} is not an Ethernet interface`
     if (await this.#hasPolicies()) return IPSEC
     const front = programInFront(bpf, [{ index: uplink.index, isEgress: false }])
     return front === undefined ? undefined : `${front} of ${name} runs before weft's program`

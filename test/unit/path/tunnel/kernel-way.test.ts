@@ -1,3 +1,4 @@
+import { once } from 'node:events'
 import { openSync } from 'node:fs'
 import { createServer } from 'node:net'
 import { afterEach, expect, it, vi } from 'vitest'
@@ -93,21 +94,22 @@ interface Rig {
   readonly way: KernelWay
   readonly bpf: FakeBpf
   readonly lines: string[]
-  /** The route to the peer's host, whether the external interface is gone, and the IPsec policies. */
-  readonly route: { device: string; isGone: boolean; policies: string }
+  /** The route to the peer's host and how often it was searched, whether the external interface is gone, and the IPsec policies. */
+  readonly route: { device: string; isGone: boolean; policies: string; searches: number }
   /** Adds packets that the engine has sent to the peer. */
   send(packets: number): void
 }
 
 const open: { close(): unknown }[] = []
 afterEach(async () => {
+  vi.useRealTimers()
   for (const each of open.splice(0)) await each.close()
 })
 
 function rig(changed: Partial<KernelWayParts> = {}, bpf = new FakeBpf()): Rig {
   const lines: string[] = []
   const say = (text: string): void => void lines.push(text)
-  const route = { device: 'eth0', isGone: false, policies: '' }
+  const route = { device: 'eth0', isGone: false, policies: '', searches: 0 }
   let sent = 0
   const traffic = (): Float64Array => {
     const numbers = new Float64Array(5 * (SLOT + 1))
@@ -117,6 +119,7 @@ function rig(changed: Partial<KernelWayParts> = {}, bpf = new FakeBpf()): Rig {
   const run = async (_command: string, args: readonly string[]): Promise<string> => {
     if (args.includes('xfrm')) return route.policies
     const hosts = JSON.stringify([{ dst: '192.0.2.2', dev: route.device }])
+    if (args.includes('get')) route.searches++
     if (args.includes('get') || args.includes('-batch')) return hosts
     if (route.isGone) return '[]'
     const name = args.at(-1) ?? ''
@@ -231,10 +234,12 @@ it('takes a peer back when it says farewell', async () => {
 it('keeps a peer whose daemon ended without a word, until it has been gone for long', async () => {
   const [near, far] = await promoted()
   far.way.pause()
-  for (let look = 0; look < 3; look++) {
+  const before = near.route.searches
+  // After the end of the connection has arrived, `look` searches the route for another proof.
+  await eventually(() => {
     near.way.look()
-    await new Promise((resolve) => setTimeout(resolve, 20)) // lets the end of the connection arrive
-  }
+    expect(near.route.searches).toBeGreaterThan(before)
+  })
   expect(near.way.carries(PEER.subnet)).toBe(true)
   const now = performance.now()
   vi.spyOn(performance, 'now').mockReturnValue(now + 46_000)
@@ -380,10 +385,12 @@ it('detaches the programs if it closes while they end', async () => {
 
 it("does not detach the next process's programs after a pause", async () => {
   const [near] = await promoted()
+  vi.useFakeTimers({ toFake: ['setTimeout'] })
   near.bpf.tcx = 1
   near.way.look()
   near.way.pause()
-  await new Promise((resolve) => setTimeout(resolve, 400)) // longer than the farewell
+  expect(vi.getTimerCount()).toBe(1) // the farewell
+  await vi.runAllTimersAsync()
   expect(near.bpf.filters.size).toBe(2)
 })
 
@@ -391,11 +398,21 @@ it('does not attach programs after it was closed', async () => {
   const near = rig()
   await near.way.check()
   near.way.pause()
-  const [resumed, closed] = [near.way.resume(), near.way.close()]
-  await Promise.all([resumed, closed])
   near.bpf.filters.clear()
-  await new Promise((resolve) => setTimeout(resolve, 20))
+  await Promise.all([near.way.resume(), near.way.close()])
   expect([near.bpf.filters.size, near.way.state.isActive]).toEqual([0, false])
+})
+
+it('leaves the port to the next process if it is paused while it begins', async () => {
+  const near = rig()
+  const attach = near.bpf.attachProgram.bind(near.bpf)
+  near.bpf.attachProgram = (...args) => {
+    attach(...args)
+    near.way.pause()
+  }
+  await near.way.check()
+  const next = createServer().listen(PORT, '127.5.1.0')
+  await once(next, 'listening').finally(() => next.close())
 })
 
 it('detaches the programs of an earlier process if it cannot replace them', async () => {
