@@ -67,6 +67,25 @@ async function promoted(from: Place, to: string, daemons: readonly Daemon[], wha
   pings.kill()
 }
 
+/** Makes a lab of two hosts whose kernels carry the packets between their containers. */
+async function promotedPods() {
+  lab = await createLab({ hosts: 2 })
+  const [a, b] = lab.hosts as [Host, Host]
+  const daemons = await start([a, b])
+  const [podA, podB] = [await a.startPod(), await b.startPod()]
+  await promoted(podA, podB.address, daemons)
+  return { a, b, podA, podB, daemons }
+}
+
+/** Makes a lab of two hosts whose kernels carry the packets between the hosts. */
+async function promotedHosts() {
+  lab = await createLab({ hosts: 2 })
+  const [a, b] = lab.hosts as [Host, Host]
+  const daemons = await start([a, b])
+  await promoted(a, tunAddress(b), daemons)
+  return { a, b, daemons }
+}
+
 /** Sends some MiB of random bytes by TCP, and checks their digest. */
 async function transfer(from: Place, to: Place, address: string, mebibytes: number): Promise<void> {
   const receiver = to.spawn(['python3', '-c', RECEIVE, address])
@@ -83,11 +102,7 @@ const carried = async (host: Host) => {
 }
 
 it('the kernel carries TCP and UDP between containers of proven peers, with the right bytes', async () => {
-  lab = await createLab({ hosts: 2 })
-  const [a, b] = lab.hosts as [Host, Host]
-  const daemons = await start([a, b])
-  const [podA, podB] = [await a.startPod(), await b.startPod()]
-  await promoted(podA, podB.address, daemons)
+  const { a, podA, podB } = await promotedPods()
   const before = await carried(a)
   await transfer(podA, podB, podB.address, 8)
   await transfer(podB, podA, podA.address, 8)
@@ -137,11 +152,7 @@ it('a peer whose kernel refuses the programs is not promoted, and reached as bef
 })
 
 it('a change of offloads takes peers back and proves them again, without a lost packet', async () => {
-  lab = await createLab({ hosts: 2 })
-  const [a, b] = lab.hosts as [Host, Host]
-  const daemons = await start([a, b])
-  const [podA, podB] = [await a.startPod(), await b.startPod()]
-  await promoted(podA, podB.address, daemons)
+  const { a, b, podA, podB, daemons } = await promotedPods()
   const flows = numberedFlows(podA, podB, [{ to: podB.address, port: 7001, sizes: [200] }], 100_000)
   await a.output(['ethtool', '-K', 'eth0', 'tso', 'off'])
   await daemons[0]!.line(/FastPath: weftd carries the packets to .* again: the offloads of eth0 have changed/)
@@ -187,11 +198,12 @@ for text in sys.argv[2:]:
 })
 
 it('a killed daemon leaves the way open, and the next one proves its peers again', async () => {
-  lab = await createLab({ hosts: 2 })
-  const [a, b] = lab.hosts as [Host, Host]
-  const [daemonA, daemonB] = await start([a, b])
-  const [podA, podB] = [await a.startPod(), await b.startPod()]
-  await promoted(podA, podB.address, [daemonA!, daemonB!])
+  const {
+    b,
+    podA,
+    podB,
+    daemons: [daemonA, daemonB],
+  } = await promotedPods()
   await daemonB!.stop('SIGKILL')
   await answers(podA.namespace, podB.address, 5)
   await transfer(podA, podB, podB.address, 8)
@@ -202,10 +214,7 @@ it('a killed daemon leaves the way open, and the next one proves its peers again
 })
 
 it('the configuration switches the way off', async () => {
-  lab = await createLab({ hosts: 2 })
-  const [a, b] = lab.hosts as [Host, Host]
-  const daemons = await start([a, b])
-  await promoted(a, tunAddress(b), daemons)
+  const { a, b, daemons } = await promotedHosts()
   for (const daemon of daemons) await daemon.stop()
   await start([a, b], { config: { ...CONFIG, Backend: { Type: 'udp', FastPath: 'off' } } })
   await eventually(async () => {
@@ -222,10 +231,7 @@ it('the configuration switches the way off', async () => {
 })
 
 it('a tc program in front ends the way', async () => {
-  lab = await createLab({ hosts: 2 })
-  const [a, b] = lab.hosts as [Host, Host]
-  const daemons = await start([a, b])
-  await promoted(a, tunAddress(b), daemons)
+  const { a, b, daemons } = await promotedHosts()
   const front = ['prio', '10', 'protocol', 'ip', 'u32', 'match', 'u8', '0', '0', 'flowid', '1:1']
   await a.output(['tc', 'filter', 'add', 'dev', 'eth0', 'ingress', ...front])
   await daemons[0]!.line(/FastPath: weftd carries all packets: the tc filter u32 with priority 10 runs before/)
@@ -235,11 +241,7 @@ it('a tc program in front ends the way', async () => {
 })
 
 it('a hand-over to another weftd loses no packet', async () => {
-  lab = await createLab({ hosts: 2 })
-  const [a, b] = lab.hosts as [Host, Host]
-  const daemons = await start([a, b])
-  const [podA, podB] = [await a.startPod(), await b.startPod()]
-  await promoted(podA, podB.address, daemons)
+  const { b, podA, podB, daemons } = await promotedPods()
   const flows = numberedFlows(podA, podB, [{ to: podB.address, port: 7001, sizes: [200] }], 100_000)
   const [next] = await start([b])
   await promoted(podB, podA.address, [next!])
