@@ -64,7 +64,11 @@ function treeName() {
   return added && status === 0 ? stdout.trim() : ''
 }
 
-/** @returns {Record<string, Result>} */
+/**
+ * Returns the results of the npm scripts that passed in an earlier run, by the script's name. Returns no results if the
+ * earlier run tested a different git tree than `tree`.
+ * @returns {Record<string, Result>}
+ */
 function keptResults(tree) {
   if (tree === '' || process.argv.includes('--again')) return {}
   try {

@@ -34,6 +34,7 @@ const work = mkdtempSync(join(tmpdir(), 'weft-costs-'))
 undo(() => rmSync(work, { recursive: true, force: true }))
 
 /**
+ * One line of test/selection.json. The comment at the top of test-costs.mjs explains the members.
  * @typedef {{ file: string, in: string, only?: string, cpu?: number, part?: number, seconds?: number, hosts?: boolean,
  * rows?: string[], functions?: number, why?: string }} Entry
  */
