@@ -38,7 +38,10 @@ const MINUTES = {
   'test:mutants': 120,
 }
 
-/** @typedef {{ code: number, line: string, seconds: number }} Result */
+/**
+ * The result of an npm script: its exit code, its last line of output, and its duration in seconds.
+ * @typedef {{ code: number, line: string, seconds: number }} Result
+ */
 
 /** Lists the test scripts in package.json, except `test:all`. Scripts that MINUTES does not list come last. */
 function testScripts() {
