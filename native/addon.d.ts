@@ -545,10 +545,8 @@ export function lookUpInMap(fd: number, key: Uint8Array, value: Uint8Array): boo
 export function loadProgram(instructions: Uint8Array, name: string): number
 
 /**
-/**
- * The hook of an interface at which eBPF programs see each received packet (ingress) or each sent packet (egress).
- */
- * kernel overwrites.
+ * Runs an eBPF program on a packet that no interface received (BPF_PROG_TEST_RUN). `context` is a struct __sk_buff, which
+ * the kernel overwrites.
  */
 export function testProgram(fd: number, packet: Uint8Array, context: Uint8Array): { result: number; packet: Buffer }
 
