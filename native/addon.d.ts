@@ -511,12 +511,12 @@ export function echoPacket(socket: EchoSocket, from: Address, to: Address, seque
 export function takeEchoes(socket: EchoSocket): EchoAnswer[]
 
 /**
- * Returns the object file of the programs with which the kernel carries packets (native/bpf), in this machine's byte
- * order; undefined if the addon was built without clang.
+ * Returns the object file with the eBPF programs of FastPath (native/bpf), in this machine's byte order; undefined if
+ * the addon was built without clang.
  */
 export function kernelWayObject(): Buffer | undefined
 
-/** Creates a map of eBPF (bpf(2)) and returns its descriptor, which the caller must close. */
+/** Creates an eBPF map (bpf(2)) and returns its descriptor, which the caller must close. */
 export function createMap(map: {
   readonly name: string
   readonly type: number
@@ -526,54 +526,57 @@ export function createMap(map: {
   readonly flags: number
 }): number
 
-/** Sets the value of a key in a map of eBPF. */
+/** Sets the value of a key in an eBPF map. */
 export function updateMap(fd: number, key: Uint8Array, value: Uint8Array): void
 
-/** Removes a key from a map of eBPF. Returns false if the map does not have the key. */
+/** Removes a key from an eBPF map. Returns false if the map does not have the key. */
 export function deleteFromMap(fd: number, key: Uint8Array): boolean
 
 /**
- * Reads the value of a key in a map of eBPF into `value`. If the map has a value for each CPU, `value` has room for all
- * of them. Returns false if the map does not have the key.
+ * Reads the value of a key in an eBPF map into `value`. If the map has a value for each CPU, `value` must have room for
+ * all of them. Returns false if the map does not have the key.
  */
 export function lookUpInMap(fd: number, key: Uint8Array, value: Uint8Array): boolean
 
 /**
- * Loads a program for tc and returns its descriptor, which the caller must close. If the kernel refuses, the Error has
- * the end of the verifier's report as `log`.
+ * Loads an eBPF program for tc and returns its descriptor, which the caller must close. If the kernel rejects the
+ * program, throws an Error whose `log` is the end of the verifier's report.
  */
 export function loadProgram(instructions: Uint8Array, name: string): number
 
 /**
- * Runs a program on a packet that no interface has (BPF_PROG_TEST_RUN). `context` is a struct __sk_buff, which the
- * kernel overwrites.
+ * Runs an eBPF program on a packet that no interface received (BPF_PROG_TEST_RUN). `context` is a struct __sk_buff, which
+ * the kernel overwrites.
  */
 export function testProgram(fd: number, packet: Uint8Array, context: Uint8Array): { result: number; packet: Buffer }
 
-/** A place where eBPF programs see the packets of the interface with this index. */
+/** The hook of an interface at which eBPF programs see each received packet (ingress) or each sent packet (egress). */
 export interface Hook {
   readonly index: number
   readonly isEgress: boolean
 }
 
-/** Attaches a program with tc, in place of an earlier program of weft. */
+/** Attaches an eBPF program to a hook with tc, and replaces an earlier program of weft. */
 export function attachProgram(hook: Hook, fd: number, name: string): void
 
-/** Detaches weft's program; does nothing if there is none. */
+/** Detaches weft's eBPF program from a hook; does nothing if the hook has no program of weft. */
 export function detachProgram(hook: Hook): void
 
-/** Lists the filters of tc in the order in which they run. */
+/** Lists the tc filters of a hook in the order in which they run. */
 export function listFilters(
   hook: Hook,
 ): readonly { readonly priority: number; readonly kind: string; readonly name: string }[]
 
-/** Counts the programs that are attached with tcx, which run before the filters of tc. */
+/** Returns the number of programs that are attached to a hook with tcx, which run before tc filters. */
 export function tcxPrograms(hook: Hook): number
 
 /** Returns the interface's features that are on (`ethtool -k`) as text; an empty text if there is no such interface. */
 export function activeFeatures(name: string): string
 
-/** Switches the joining of received packets (`gro`) or TCP superpackets (`tso`) of an interface, as `ethtool -K` does. */
+/**
+ * Switches the merging of received packets (`gro`) or the sending of TCP superpackets (`tso`) of an interface, as
+ * `ethtool -K` does.
+ */
 export function setOffload(name: string, offload: 'gro' | 'tso', isOn: boolean): void
 
 /**

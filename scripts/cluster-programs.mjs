@@ -159,7 +159,10 @@ export function goMod({ module, version }, own) {
 /** The name of a program in the cache, such as kubelet-v1.37.2. */
 const cached = (name, { version }) => join(cache, `${name}-${version}`)
 
-/** @param {GoSet} set */
+/**
+ * Downloads the Go module of a set of programs. Returns the answer of `go mod download -json`.
+ * @param {GoSet} set
+ */
 function downloadOf({ module, version }, cwd) {
   const args = ['mod', 'download', '-json', `${module}@${version}`]
   const { status, stdout, stderr, error } = spawnSync('go', args, { cwd, encoding: 'utf8' })

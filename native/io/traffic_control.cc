@@ -23,8 +23,8 @@ namespace weft {
 
 namespace {
 
-/// The priority and the handle of weft's filters. A low priority number would run before the programs of others, which
-/// expect to see each packet.
+/// The priority and the handle of weft's filters. Filters with a lower priority number run earlier. The number is high,
+/// because weft's programs redirect packets, which filters after them do not see.
 constexpr uint32_t kPriority = 4096, kHandle = 1;
 constexpr size_t kMessageBytes = 512, kAnswerBytes = 32 << 10;
 
@@ -151,7 +151,7 @@ Failure list_filters(const Hook& hook, std::vector<TcFilter>& filters) {
   return exchange(request, [&](nlmsghdr* message) {
     if (message->nlmsg_type != RTM_NEWTFILTER) return;
     auto* about = static_cast<tcmsg*>(NLMSG_DATA(message));
-    // Each priority has an entry without a handle before the entries of its filters.
+    // The kernel lists each priority as an entry without a handle before the entries of the filters. Skip that entry.
     if (about->tcm_handle == 0) return;
     TcFilter filter{static_cast<uint16_t>(about->tcm_info >> 16), {}, {}};
     each_attribute(TCA_RTA(about), TCA_PAYLOAD(message), [&](rtattr* at) {

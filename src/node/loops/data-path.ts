@@ -31,9 +31,9 @@ const CALM_MS = 30_000
 const REPAIRS_A_MINUTE = 60
 
 /**
- * Keeps the data path open and repaired. A node runs this loop only once: it starts as soon as the node forwards with
- * the last known state, and otherwise together with all loops. The loop stops when the node stops, and leaves the data
- * path open.
+ * Keeps the data path open and repaired. A node runs this loop only once. If the node forwards with the last known
+ * state, the loop starts at that moment; otherwise it starts with the node's other loops. The loop stops when the node
+ * stops, and leaves the data path open.
  */
 export const keepDataPath = (node: ForwardingNode): Promise<never> => (node.keepingPath ??= keep(node))
 

@@ -21,8 +21,8 @@ const STAND_BY_MS = 60_000
 /** The time in ms after which weftd logs that the rules are not set yet, and why. */
 const RULES_LATE_MS = 3_000
 /**
- * How long, in ms, a first start waits for the rules. Because of this wait the log lines have flanneld's order on slow
- * hosts too.
+ * How long, in ms, a weftd that does not forward yet waits until the firewall rules are set. Because of this wait the
+ * log lines have flanneld's order on slow hosts too.
  */
 const RULES_WAIT_MS = 10_000
 /**

@@ -88,7 +88,8 @@ export async function adoptTun(
   const routed = (await Promise.all(listed(networks).map((network) => routesTo(run, network))))
     .flat()
     .map(({ device }) => device)
-  // A renamed device is a candidate too, although its name does not match `pattern`.
+  // A device that has no backend's name may be weft's TUN device, renamed by an operator. So this device is a candidate
+  // although its name does not match `pattern`.
   const isCandidate = (name: string): boolean => isNamedBy(pattern, name) || !hasBackendName(name)
   const names = [...last, pattern, ...routed].filter((name) => name !== '' && !name.includes('%d') && isCandidate(name))
   for (const name of new Set(names)) {

@@ -450,7 +450,10 @@ export class KernelWay {
       .finally(() => (this.#isSearchingPolicies = false))
   }
 
-  /** Returns why the attached programs must end now; undefined if they may continue. Takes all peers back after a change of offloads. */
+  /**
+   * Returns why the eBPF programs must be detached now; undefined if they may stay. If the offloads of the external
+   * interface have changed, the engine carries the packets to all peers again.
+   */
   #problemNow(): string | undefined {
     const { bpf } = this.#parts
     const { name: uplink } = this.#link
@@ -611,7 +614,7 @@ export class KernelWay {
     if (silentMs > ORPHANED_MS || (received > each.receivedAtEnd && each.failures > 0))
       return this.#takeBack(each, "the peer's weftd has ended")
     const host = each.peer.hosts.ipv4
-    // Try at each call, because the next daemon may begin at any time.
+    // Try a proof at each call, because the peer's next weftd may start at any time.
     if (!each.isProving && host !== undefined) void this.#prove(each, host)
   }
 
