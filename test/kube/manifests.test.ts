@@ -179,7 +179,9 @@ const defaults = parse(read('charts/weft/values.yaml')) as Values & {
   readonly flannel: Values & { readonly healthz: { readonly livenessProbe: object } }
   readonly weft: Values
 }
-const templates = readdirSync(join(chart, 'templates')).map((name) => read(`charts/weft/templates/${name}`))
+const templates = readdirSync(join(chart, 'templates'))
+  .filter((name) => name !== 'tests')
+  .map((name) => read(`charts/weft/templates/${name}`))
 
 it.each(['flannel', 'weft'] as const)(
   'deploy/charts/weft has no value of %s that is unused in the templates',
@@ -231,11 +233,12 @@ describe('deploy/charts/weft', () => {
   })
   afterEach(() => rmSync(folder, { recursive: true }))
 
-  /** Renders the chart with these values on top of its own; null removes a value. */
-  function render(values: Values = {}): KubeObject[] {
+  /** Renders the chart with these values on top of its own; null removes a value. `only` names a template. */
+  function render(values: Values = {}, only?: string): KubeObject[] {
     const file = join(folder, 'values.json')
     writeFileSync(file, JSON.stringify(values))
-    const rendered = helm(['template', 'flannel', chart, '--namespace', 'kube-flannel', '--values', file])
+    const part = only === undefined ? ['--skip-tests'] : ['--show-only', only]
+    const rendered = helm(['template', 'flannel', chart, '--namespace', 'kube-flannel', '--values', file, ...part])
     return parseAllDocuments(rendered).map((document) => {
       expect(document.errors).toEqual([])
       return document.toJS() as KubeObject
@@ -539,6 +542,54 @@ describe('deploy/charts/weft', () => {
     const notes = readFileSync(join(chart, 'templates/NOTES.txt'), 'utf8')
     expect(notes).toContain('rollout restart daemonset/kube-flannel-ds')
     expect(parse(readFileSync(join(chart, 'Chart.yaml'), 'utf8'))).toMatchObject({ kubeVersion: '>=1.19.0-0' })
+  })
+
+  it('has a pod for `helm test` with the rights of weftd’s account and no others, unless nothing can be queried', () => {
+    const testPod = (values: Values = {}) => {
+      const [pod] = render(values, 'templates/tests/network.yaml')
+      return pod as unknown as {
+        readonly metadata: { readonly annotations: Readonly<Record<string, string>> }
+        readonly spec: {
+          readonly containers: readonly { readonly image: string; readonly command: string[]; readonly env: object[] }[]
+        }
+      }
+    }
+    const { metadata, spec } = testPod({ flannel: { healthz: { port: 9000 }, nodeSelector: { role: 'worker' } } })
+    expect(metadata.annotations['helm.sh/hook']).toBe('test')
+    expect(spec).toMatchObject({ serviceAccountName: 'flannel', securityContext: { runAsNonRoot: true } })
+    expect(spec).not.toHaveProperty('hostNetwork')
+    expect(spec).not.toHaveProperty('volumes')
+    const [container] = spec.containers
+    expect(container).toMatchObject({
+      image: podOf(manifestObjects()).containers[0].image,
+      securityContext: { allowPrivilegeEscalation: false, capabilities: { drop: ['ALL'] } },
+    })
+    expect(container!.command).toEqual([
+      'node',
+      '--input-type=module',
+      '--eval',
+      readFileSync(join(chart, 'files/test.mjs'), 'utf8'),
+    ])
+    // Kubernetes would replace such a reference.
+    expect(container!.command.at(-1)).not.toMatch(/\$\(/)
+    expect(container!.env).toEqual(
+      expect.arrayContaining([
+        { name: 'HEALTH_PORT', value: '9000' },
+        { name: 'NODE_SELECTOR', value: '{"role":"worker"}' },
+        { name: 'HAS_IPV4', value: 'true' },
+        { name: 'HAS_IPV6', value: 'false' },
+      ]),
+    )
+    const placed = testPod({ weft: { affinity: { nodeAffinity: {} } }, podCidr: '', podCidrv6: 'fd00:244::/56' })
+    expect(placed.spec.containers[0]!.env).toEqual(
+      expect.arrayContaining([
+        { name: 'NODE_SELECTOR', value: 'null' },
+        { name: 'HAS_IPV4', value: 'false' },
+        { name: 'HAS_IPV6', value: 'true' },
+      ]),
+    )
+    expect(() => testPod({ flannel: { healthz: { port: 0 } } })).toThrow(/could not find template/)
+    expect(testPod({ weft: null }).spec.containers).toHaveLength(1)
   })
 
   it('keeps a pre-shared key in a Secret, or reads the whole configuration from one', () => {
