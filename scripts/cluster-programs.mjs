@@ -156,8 +156,8 @@ export function goMod({ module, version }, own) {
   return [`module weft.test/cluster`, `go ${go}`, `require ${module} ${version}`, ...replaced, ''].join('\n')
 }
 
-/** The name of a program in the cache, such as kubelet-v1.37.2. */
-const cached = (name, { version }) => join(cache, `${name}-${version}`)
+/** The path of a program in the cache, such as ~/.cache/weft/kubelet-v1.37.2. */
+export const cached = (name, { version }) => join(cache, `${name}-${version}`)
 
 /** @param {GoSet} set */
 function downloadOf({ module, version }, cwd) {
@@ -174,7 +174,8 @@ function downloadOf({ module, version }, cwd) {
  * @param {GoSet} set
  * @param {readonly string[]} names
  */
-async function build(set, names) {
+export async function build(set, names) {
+  mkdirSync(cache, { recursive: true })
   const work = mkdtempSync(join(cache, 'build-'))
   const remove = undo(() => rmSync(work, { recursive: true, force: true }))
   const { GoMod } = downloadOf(set, work)

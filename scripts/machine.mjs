@@ -17,6 +17,7 @@ const NAMED = [
   'stubborn',
   'soak',
   'paths',
+  'etcd',
   'kube',
   'kubelet',
   'cluster',
@@ -152,7 +153,7 @@ export const NEEDS = [
   { name: 'dpkg-source', package: 'dpkg-dev', for: ['kube', 'kubelet'] },
   { name: 'rsync', package: 'rsync', for: ['kube', 'kubelet'] },
   { name: 'jq', package: 'jq', for: ['test', 'kube', 'cluster'] },
-  { name: 'go', package: 'golang-go', for: ['kube', 'kubelet', 'cluster', 'vm'] },
+  { name: 'go', package: 'golang-go', for: ['etcd', 'kube', 'kubelet', 'cluster', 'vm'] },
   { name: 'kubectl', package: 'kubernetes-client', for: ['kube'] },
   {
     name: 'the C library of seccomp', // runc is built with it

@@ -132,6 +132,12 @@ export const TASKS = {
     env: STRICT,
     commands: [script('scripts/test-vm.mjs')],
   },
+  'test:etcd': {
+    usage: '[FILE... [OPTION OF VITEST...]]',
+    setup: ['test', 'etcd'],
+    env: STRICT,
+    commands: [script('scripts/test-etcd.mjs')],
+  },
   'test:kube': {
     setup: ['test', 'kube'],
     env: LONG,
