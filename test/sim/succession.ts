@@ -39,6 +39,9 @@ const RESTART_MS = 2_000
 /** The additional time in ms that is allowed, because calls on a busy machine take longer. */
 const SLACK_MS = 200
 
+/** The seeds above this number decide which processes AppArmor or SELinux restricts. */
+const DENIED_SEEDS = 1_000_000
+
 /** The errors with which a process may end. */
 const REFUSALS =
   /does not let this one take over|does not answer|another weftd runs on this host for the store|took over before this one|cannot be opened|has the port/
@@ -142,7 +145,7 @@ export async function simulateSuccession(
 ): Promise<Outcome> {
   const random = randomFrom(seed)
   const time = takeOverTime(1_700_000_000_000)
-  const world = createWorld(time, random)
+  const world = createWorld(time, random, randomFrom(seed + DENIED_SEEDS))
   give(world.closeAll)
   try {
     await world.run()
@@ -152,7 +155,7 @@ export async function simulateSuccession(
   }
 }
 
-function createWorld(time: VirtualTime, random: Random) {
+function createWorld(time: VirtualTime, random: Random, deniedRandom: Random) {
   const below = (limit: number): number => random.below(limit)
   const chance = (probability: number): boolean => random.chance(probability)
   const struck = new Set<Fate>()
@@ -749,7 +752,7 @@ function createWorld(time: VirtualTime, random: Random) {
         isManaged: chance(0.4),
         kind: kindOf(),
         version: versionOf(),
-        denied: chance(0.1) ? random.of(['connection', 'descriptors'] as const) : undefined,
+        denied: deniedRandom.chance(0.1) ? deniedRandom.of(['connection', 'descriptors'] as const) : undefined,
       })
     } else if (dice < 0.5) {
       struck.add('kill')
