@@ -51,6 +51,7 @@ const HOSTED = [
 export const HOSTS = "root's right to make network namespaces, and /dev/net/tun"
 export const KUBE_APISERVER = 'a real kube-apiserver'
 export const HELM = 'Helm'
+export const CHART_TOOLS = 'helm-unittest and kubeconform'
 export const CHARON = "strongSwan's charon"
 export const VICI = "charon's plugin vici"
 export const LIBIPSEC = "charon's plugin kernel-libipsec"
@@ -187,6 +188,7 @@ export const NEEDS = [
   // programs.
   { name: KUBE_APISERVER, isThere: () => Boolean(process.env.WEFT_KUBE_APISERVER), remedy: byTestKube, for: [] },
   { name: HELM, isThere: () => Boolean(process.env.WEFT_HELM), remedy: byTestKube, for: [] },
+  { name: CHART_TOOLS, isThere: () => Boolean(process.env.WEFT_CHART_TOOLS), remedy: byTestKube, for: [] },
 ]
 
 function byTestKube() {

@@ -141,7 +141,11 @@ export const TASKS = {
   'test:kube': {
     setup: ['test', 'kube'],
     env: LONG,
-    made: { WEFT_KUBE_APISERVER: 'scripts/kube-apiserver.mjs', WEFT_HELM: 'scripts/helm.mjs' },
+    made: {
+      WEFT_KUBE_APISERVER: 'scripts/kube-apiserver.mjs',
+      WEFT_HELM: 'scripts/helm.mjs',
+      WEFT_CHART_TOOLS: 'scripts/chart-tools.mjs',
+    },
     commands: [vitest('test/kube')],
   },
   'test:kubelet': {

@@ -8,8 +8,10 @@ import { cpSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { setTimeout as delay } from 'node:timers/promises'
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest'
+import { parseAllDocuments } from 'yaml'
 import { packageRoot, type Pod } from '../../lab/lab.ts'
 import { iperfServer, reach } from '../../lab/measure.ts'
+import { CHART_VARIATIONS } from '../support/chart-variations.ts'
 import {
   corednsObjects,
   FLANNEL_IMAGES,
@@ -470,6 +472,44 @@ describe('weft by its chart', { timeout: 10 * MINUTE }, () => {
     await rollout()
     await weftPods()
     await everythingTalks()
+  })
+
+  it('passes `helm test`, which fails while weftd does not reach a node', async () => {
+    const test = (): Promise<string> => helm('test flannel --namespace kube-flannel --logs --timeout 5m')
+    const said = await test()
+    expect(said).toMatch(/^ok: "summary":"working/m)
+    expect(said).toMatch(/^ok: weftd is ready at the gateway 10\.244\./m)
+    report(said.match(/^ok: .*$/gm)!.join('; '))
+    const [, , last] = cluster.nodes
+    // The last node sends no datagrams, so every node misses a peer.
+    const rule = ['iptables', '-I', 'OUTPUT', '-p', 'udp', '--dport', '8285', '-j', 'DROP']
+    await last.host.output(rule)
+    try {
+      for (const pod of await weftPods()) await soon(() => expect(weft(pod, 'status')).rejects.toThrow())
+      await expect(test()).rejects.toThrow()
+    } finally {
+      await last.host.output(rule.with(1, '-D'))
+    }
+    await soon(test)
+    await cluster.kubectl('-n', 'kube-flannel', 'delete', 'pod', 'flannel-test-node', 'flannel-test-pod')
+  })
+
+  it('is accepted by the API server with each variation of its values', async () => {
+    for (const { name, values } of CHART_VARIATIONS) {
+      const file = join(cluster.work, 'values.json')
+      writeFileSync(file, JSON.stringify(values))
+      // The cluster lacks the kinds of the Prometheus operator.
+      const rendered = await helm(`template flannel ${chart} --namespace kube-flannel --values ${file}`)
+      const objects = parseAllDocuments(rendered)
+        .map((each) => each.toJS() as { readonly apiVersion: string } | null)
+        .filter((each) => each !== null && !each.apiVersion.startsWith('monitoring.coreos.com/'))
+      writeFileSync(
+        join(cluster.work, 'objects.json'),
+        JSON.stringify({ apiVersion: 'v1', kind: 'List', items: objects }),
+      )
+      const said = await cluster.sh('kubectl apply --dry-run=server --validate=strict -f objects.json')
+      expect(said.trim().split('\n'), name).toHaveLength(objects.length)
+    }
   })
 
   it('is upgraded without a lost packet, and uninstalled', async () => {

@@ -544,52 +544,42 @@ describe('deploy/charts/weft', () => {
     expect(parse(readFileSync(join(chart, 'Chart.yaml'), 'utf8'))).toMatchObject({ kubeVersion: '>=1.19.0-0' })
   })
 
-  it('has a pod for `helm test` with the rights of weftd’s account and no others, unless nothing can be queried', () => {
-    const testPod = (values: Values = {}) => {
-      const [pod] = render(values, 'templates/tests/network.yaml')
-      return pod as unknown as {
-        readonly metadata: { readonly annotations: Readonly<Record<string, string>> }
-        readonly spec: {
-          readonly containers: readonly { readonly image: string; readonly command: string[]; readonly env: object[] }[]
-        }
+  it('has two pods for `helm test`, without rights, unless nothing can be queried', () => {
+    interface TestPod extends KubeObject {
+      readonly metadata: KubeObject['metadata'] & { readonly annotations: Readonly<Record<string, string>> }
+      readonly spec: {
+        readonly hostNetwork: boolean
+        readonly containers: readonly { readonly command: readonly string[]; readonly env: unknown }[]
       }
     }
-    const { metadata, spec } = testPod({ flannel: { healthz: { port: 9000 }, nodeSelector: { role: 'worker' } } })
-    expect(metadata.annotations['helm.sh/hook']).toBe('test')
-    expect(spec).toMatchObject({ serviceAccountName: 'flannel', securityContext: { runAsNonRoot: true } })
-    expect(spec).not.toHaveProperty('hostNetwork')
-    expect(spec).not.toHaveProperty('volumes')
-    const [container] = spec.containers
-    expect(container).toMatchObject({
-      image: podOf(manifestObjects()).containers[0].image,
-      securityContext: { allowPrivilegeEscalation: false, capabilities: { drop: ['ALL'] } },
-    })
-    expect(container!.command).toEqual([
-      'node',
-      '--input-type=module',
-      '--eval',
-      readFileSync(join(chart, 'files/test.mjs'), 'utf8'),
-    ])
-    // Kubernetes would replace such a reference.
-    expect(container!.command.at(-1)).not.toMatch(/\$\(/)
-    expect(container!.env).toEqual(
-      expect.arrayContaining([
-        { name: 'HEALTH_PORT', value: '9000' },
-        { name: 'NODE_SELECTOR', value: '{"role":"worker"}' },
-        { name: 'HAS_IPV4', value: 'true' },
-        { name: 'HAS_IPV6', value: 'false' },
-      ]),
+    const testPods = (values: Values = {}) =>
+      render(values, 'templates/tests/network.yaml') as unknown as readonly TestPod[]
+    const pods = testPods({ flannel: { healthz: { port: 9000 }, nodeSelector: { role: 'worker' } } })
+    expect(pods.map(({ metadata, spec }) => [metadata.name, spec.hostNetwork, spec.containers[0]!.command[4]])).toEqual(
+      [
+        ['flannel-test-node', true, 'node'],
+        ['flannel-test-pod', false, 'pod'],
+      ],
     )
-    const placed = testPod({ weft: { affinity: { nodeAffinity: {} } }, podCidr: '', podCidrv6: 'fd00:244::/56' })
-    expect(placed.spec.containers[0]!.env).toEqual(
-      expect.arrayContaining([
-        { name: 'NODE_SELECTOR', value: 'null' },
-        { name: 'HAS_IPV4', value: 'false' },
-        { name: 'HAS_IPV6', value: 'true' },
-      ]),
-    )
-    expect(() => testPod({ flannel: { healthz: { port: 0 } } })).toThrow(/could not find template/)
-    expect(testPod({ weft: null }).spec.containers).toHaveLength(1)
+    const program = readFileSync(join(chart, 'files/test.sh'), 'utf8')
+    for (const { metadata, spec } of pods) {
+      expect(metadata.annotations['helm.sh/hook']).toBe('test')
+      expect(spec).toMatchObject({
+        automountServiceAccountToken: false,
+        securityContext: { runAsNonRoot: true },
+        nodeSelector: { 'kubernetes.io/os': 'linux', role: 'worker' },
+      })
+      expect(spec).not.toHaveProperty('volumes')
+      expect(spec.containers[0]).toMatchObject({
+        image: podOf(manifestObjects()).containers[0].image,
+        env: [{ name: 'HEALTH_PORT', value: '9000' }],
+        securityContext: { allowPrivilegeEscalation: false, capabilities: { drop: ['ALL'] } },
+      })
+      expect(spec.containers[0]!.command.slice(0, 4)).toEqual(['sh', '-c', program, 'test'])
+    }
+    expect(program).not.toMatch(/\$\(HEALTH_PORT\)/) // Kubernetes would replace it
+    expect(() => testPods({ flannel: { healthz: { port: 0 } } })).toThrow(/could not find template/)
+    expect(testPods({ weft: null })).toHaveLength(2)
   })
 
   it('keeps a pre-shared key in a Secret, or reads the whole configuration from one', () => {
