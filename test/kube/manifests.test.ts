@@ -342,11 +342,15 @@ describe('deploy/charts/weft', () => {
     expect(podOf(guarded).containers[0].args).toContain('--status-token-file=/run/weft-token/token')
     expect(JSON.stringify(guarded)).toContain('"secretName":"weft-nodes"')
     expect(JSON.stringify(render({ weft: { network: { tokenSecret: 'weft-nodes' } } }))).not.toMatch(/weft-nodes/)
-    const legacy = render({ weft: { legacyIptables: true } })
-    expect(podOf(legacy).containers[0].securityContext['capabilities']).toEqual({
-      drop: ['ALL'],
-      add: ['NET_ADMIN', 'NET_RAW'],
-    })
+    for (const [weft, more] of [
+      [{ legacyIptables: true }, ['NET_RAW']],
+      [{ fastPath: true }, ['BPF', 'PERFMON']],
+      [{ fastPath: true, legacyIptables: true }, ['NET_RAW', 'BPF', 'PERFMON']],
+    ] as const)
+      expect(podOf(render({ weft })).containers[0].securityContext['capabilities']).toEqual({
+        drop: ['ALL'],
+        add: ['NET_ADMIN', ...more],
+      })
   })
 
   it.each([

@@ -47,6 +47,7 @@ export const CHART_VARIATIONS: readonly ChartVariation[] = [
       },
       weft: {
         legacyIptables: true,
+        fastPath: true,
         env: [{ name: 'FLANNELD_V', value: '1' }],
         podSecurityContext: { seLinuxOptions: { type: 'spc_t' } },
         containerSecurityContext: { runAsUser: 0 },
