@@ -4,7 +4,7 @@
 import { setMaxListeners } from 'node:events'
 import { afterEach, beforeEach, expect, it } from 'vitest'
 import { executeSync } from '../../lab/command.ts'
-import { startEtcd, type Etcd } from '../../lab/etcd.ts'
+import { startEtcd, startEtcdCluster, type Etcd } from '../../lab/etcd.ts'
 import { describeError } from '../../src/base/errors.ts'
 import { Secret } from '../../src/base/secret.ts'
 import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
@@ -117,13 +117,21 @@ it('works while the cluster is being downgraded', async ({ skip }) => {
   await worksAsNode(store, etcd.ctl, 204)
 })
 
-it('has health endpoints that tell a voter, a learner and a member without a majority apart', async ({ skip }) => {
+it('has health endpoints that tell a voter, a learner and a member without a leader apart', async ({ skip }) => {
   const has = Number(minor) === 4 ? isSince(4, 29) : isSince(5, 11)
   skip(!has, `etcd ${version} has no /readyz; \`npm run test:etcd\` runs this test with newer versions`)
+  const codes = (path: string, ...members: readonly { readonly endpoint: string }[]): Promise<readonly number[]> =>
+    Promise.all(members.map(async ({ endpoint }) => (await fetch(`${endpoint}${path}`)).status))
   const voter = await start()
   const learner = await start(voter)
-  const codes = async (path: string): Promise<readonly number[]> =>
-    Promise.all([voter, learner].map(async ({ endpoint }) => (await fetch(`${endpoint}${path}`)).status))
-  await eventually(async () => expect(await codes('/readyz')).toEqual([200, 503]))
-  expect(await codes('/livez')).toEqual([200, 200])
+  await eventually(async () => expect(await codes('/readyz', voter, learner)).toEqual([200, 503]))
+  expect(await codes('/livez', voter, learner)).toEqual([200, 200])
+
+  const cluster = await startEtcdCluster()
+  cleanups.push(() => cluster.close())
+  const [first, ...others] = cluster.members
+  await eventually(async () => expect(await codes('/readyz', first!)).toEqual([200]))
+  await Promise.all(others.map((each) => each.kill()))
+  await eventually(async () => expect(await codes('/readyz', first!)).toEqual([503]))
+  expect(await codes('/livez', first!)).toEqual([200])
 })
