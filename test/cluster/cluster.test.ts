@@ -381,15 +381,12 @@ describe('weft, removed as docs/kubernetes.md says,', { timeout: 10 * MINUTE }, 
   })
 })
 
-describe('a cluster with flannel', { timeout: 20 * MINUTE }, () => {
-  const [hold, replace, inspect, release, , back] = manualLines(
-    'docs/kubernetes/from-flannel.md',
-    '## From flannel to weft',
-    '## And back',
-  )
-  const images = async (): Promise<readonly (string | undefined)[]> =>
-    (await weftPods()).map(({ status }) => status.containerStatuses?.[0]?.image)
+const FROM_FLANNEL = 'docs/kubernetes/from-flannel.md'
+const [hold, replace, inspect, release, , back] = manualLines(FROM_FLANNEL, '## From flannel to weft', '## And back')
+const images = async (): Promise<readonly (string | undefined)[]> =>
+  (await weftPods()).map(({ status }) => status.containerStatuses?.[0]?.image)
 
+describe('a cluster with flannel', { timeout: 20 * MINUTE }, () => {
   it('has flannel by its own manifest', async () => {
     cpSync(join(PROGRAMS, 'flannel-source/Documentation/kube-flannel.yml'), join(cluster.work, 'kube-flannel.yml'))
     // flannel leaves the annotations of IPv6, which it does not use.
@@ -452,14 +449,14 @@ describe('a cluster with flannel', { timeout: 20 * MINUTE }, () => {
   })
 })
 
+/** Runs shell commands, among them Helm. */
+const withHelm = (script: string, env: Readonly<Record<string, string>> = {}): Promise<string> => {
+  const home = { HELM_CACHE_HOME: cluster.work, HELM_CONFIG_HOME: cluster.work, HELM_DATA_HOME: cluster.work }
+  return cluster.sh(`helm() { "$HELM" "$@"; }\n${script}`, { HELM, ...home, ...env })
+}
+const helm = (words: string): Promise<string> => withHelm(`helm ${words}`)
+
 describe('weft by its chart', { timeout: 10 * MINUTE }, () => {
-  const helm = (words: string): Promise<string> =>
-    cluster.sh(`$HELM ${words}`, {
-      HELM,
-      HELM_CACHE_HOME: cluster.work,
-      HELM_CONFIG_HOME: cluster.work,
-      HELM_DATA_HOME: cluster.work,
-    })
   const chart = join(packageRoot, 'deploy/charts/weft')
 
   it('is installed as docs/kubernetes.md says', async () => {
@@ -521,5 +518,45 @@ describe('weft by its chart', { timeout: 10 * MINUTE }, () => {
     expect({ lost, errors }).toEqual(NO_PACKET_LOST)
     await helm('uninstall flannel --namespace kube-flannel --wait')
     await soon(async () => expect(await cluster.pods(...WEFT)).toEqual([]))
+  })
+})
+
+describe('a cluster with flannel by its chart', { timeout: 20 * MINUTE }, () => {
+  const [upgrade, complete, revert] = manualLines(FROM_FLANNEL, '## Helm')
+
+  it('moves to weft with the values of flannel’s chart, a node at a time, and loses no packet', async () => {
+    cpSync(join(packageRoot, 'deploy/charts'), join(cluster.work, 'deploy/charts'), { recursive: true })
+    cpSync(join(PROGRAMS, 'flannel-source/chart/kube-flannel'), join(cluster.work, 'flannel'), { recursive: true })
+    await cluster.sh('kubectl create namespace kube-flannel --dry-run=client -o yaml | kubectl apply -f -')
+    await cluster.sh('kubectl label --overwrite namespace kube-flannel pod-security.kubernetes.io/enforce=privileged')
+    await helm(`install flannel ./flannel --namespace kube-flannel --set podCidr=${PODS.ipv4}`)
+    await rollout()
+    expect(await images()).toEqual(Array(3).fill(FLANNEL_IMAGES.flannel))
+    await everythingTalks()
+    const before = await subnets()
+    const { sent, lost, errors } = await whilePinging(async () => {
+      await withHelm(upgrade!, { IMAGE })
+      for (const node of cluster.nodes) await cluster.sh(replace!, { NODE: node.name })
+      await everythingTalks()
+      await withHelm(complete!)
+      await rollout()
+    })
+    report(`from flannel's chart to weft's chart: ${lost} of ${sent} pings lost`)
+    expect({ lost, errors }).toEqual(NO_PACKET_LOST)
+    expect(await images()).toEqual(Array(3).fill(IMAGE))
+    expect(await subnets()).toEqual(before)
+    await helm('test flannel --namespace kube-flannel --timeout 5m')
+  })
+
+  it('moves back to flannel’s chart', async () => {
+    const before = await subnets()
+    await withHelm(revert!, { REVISION: '1' })
+    for (const node of cluster.nodes) {
+      await cluster.sh(replace!, { NODE: node.name })
+      await everythingTalks()
+    }
+    expect(await images()).toEqual(Array(3).fill(FLANNEL_IMAGES.flannel))
+    expect(await subnets()).toEqual(before)
+    await helm('uninstall flannel --namespace kube-flannel --wait')
   })
 })
