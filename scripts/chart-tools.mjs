@@ -48,7 +48,7 @@ const cache = join(isAbsolute(XDG_CACHE_HOME) ? XDG_CACHE_HOME : join(homedir(),
  * @param {any} schema
  * @returns {any}
  */
-export function strict(schema) {
+function strict(schema) {
   if (Array.isArray(schema)) return schema.map(strict)
   if (schema === null || typeof schema !== 'object') return schema
   const { format, ...rest } = schema

@@ -1,4 +1,4 @@
-// etcd-versions.test.ts - the etcd store with members that are no ordinary voters: a learner, and a cluster that is being downgraded; and the
+// etcd-versions.test.ts - the etcd store with a learner among its endpoints, and with a cluster that is being downgraded; also the
 // health endpoints that etcd itself has. `npm run test:etcd` runs the tests of the store with each version of etcd.
 
 import { setMaxListeners } from 'node:events'
@@ -61,7 +61,7 @@ function open(...members: readonly Etcd[]): Store {
 }
 
 /** Acquires and renews a lease, and follows the leases until a lease of another host arrives. */
-async function worksAsNode(store: Store, ctl: Etcd['ctl'], number: number): Promise<void> {
+async function worksAsNode(store: Store, server: Etcd, number: number): Promise<void> {
   const options = { random: () => 0, log: quiet, signal: over.signal }
   const attrs = { publicIp: { ipv4: parseIpv4(`192.0.2.${number}`)! }, backendType: '' }
   const lease = await acquireLease(store, network, attrs, options)
@@ -79,7 +79,7 @@ async function worksAsNode(store: Store, ctl: Etcd['ctl'], number: number): Prom
   })().catch(() => {})
   await eventually(() => expect(keys).toContain(lease.key))
   const other = `10.5.${number}.0-24`
-  await ctl('put', `${PREFIX}/subnets/${other}`, '{"PublicIP":"192.0.2.250","PublicIPv6":null}')
+  await server.ctl('put', `${PREFIX}/subnets/${other}`, '{"PublicIP":"192.0.2.250","PublicIPv6":null}')
   await eventually(() => expect(keys).toContain(other))
 }
 
@@ -88,7 +88,7 @@ it('uses the voters of a cluster, and not its learner, until the learner is prom
   await voter.ctl('put', `${PREFIX}/config`, '{"Network":"10.5.0.0/16"}')
   const learner = await start(voter)
   // The endpoints are tried in random order.
-  for (const number of [201, 202, 203, 204]) await worksAsNode(open(learner, voter), voter.ctl, number)
+  for (const number of [201, 202, 203, 204]) await worksAsNode(open(learner, voter), voter, number)
 
   const alone = open(learner)
   const failure = await alone.list(over.signal).then(() => 'the learner answers', describeError)
@@ -97,7 +97,7 @@ it('uses the voters of a cluster, and not its learner, until the learner is prom
 
   const id = /^(\w+), .*, learner, /m.exec(await voter.ctl('member', 'list'))?.[1]
   await eventually(() => voter.ctl('member', 'promote', id!)) // etcd refuses this until the learner has all data
-  await worksAsNode(alone, voter.ctl, 205)
+  await worksAsNode(alone, voter, 205)
 })
 
 it('works while the cluster is being downgraded', async ({ skip }) => {
@@ -106,15 +106,15 @@ it('works while the cluster is being downgraded', async ({ skip }) => {
   await etcd.ctl('put', `${PREFIX}/config`, '{"Network":"10.5.0.0/16"}')
   const store = open(etcd)
   const target = `3.${Number(minor) - 1}.0`
-  await worksAsNode(store, etcd.ctl, 201)
+  await worksAsNode(store, etcd, 201)
   await eventually(() => etcd.ctl('downgrade', 'enable', target)) // etcd refuses this until it knows the version of its cluster
-  await worksAsNode(store, etcd.ctl, 202)
+  await worksAsNode(store, etcd, 202)
   const statusOf = async (): Promise<string> => etcd.ctl('endpoint', 'status', '-w', 'json')
   // The storage has been moved to the older version, so a member of that version can take this one's place.
   await eventually(async () => expect(await statusOf()).toContain(`"storageVersion":"${target}"`))
-  await worksAsNode(store, etcd.ctl, 203)
+  await worksAsNode(store, etcd, 203)
   await etcd.ctl('downgrade', 'cancel')
-  await worksAsNode(store, etcd.ctl, 204)
+  await worksAsNode(store, etcd, 204)
 })
 
 it('has health endpoints that tell a voter, a learner and a member without a leader apart', async ({ skip }) => {

@@ -1,7 +1,7 @@
 // chart-variations.ts - values of weft's chart which together use every part of its templates.
 
 /** A variation of the chart. */
-export interface ChartVariation {
+interface ChartVariation {
   readonly name: string
   readonly values: object
   /** The minor version of Kubernetes 1 from which on the API server has all fields of the variation. */
