@@ -471,6 +471,18 @@ describe('weft by its chart', { timeout: 10 * MINUTE }, () => {
     await everythingTalks()
   })
 
+  it('needs the exceptions from the level baseline that docs/kubernetes.md lists, and no others', async () => {
+    const said = await cluster.sh(
+      'kubectl label --dry-run=server --overwrite namespace kube-flannel pod-security.kubernetes.io/enforce=baseline 2>&1',
+    )
+    const [, list = ''] = /kube-flannel-ds-\w+ \(and 2 other pods\): (.*)$/m.exec(said) ?? []
+    expect(list.split(', ').toSorted(), said).toEqual([
+      'host namespaces',
+      'hostPath volumes',
+      'non-default capabilities',
+    ])
+  })
+
   it('passes `helm test`, which fails while weftd does not reach a node', async () => {
     const test = (): Promise<string> => helm('test flannel --namespace kube-flannel --logs --timeout 5m')
     const said = await test()
