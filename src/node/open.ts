@@ -1,6 +1,8 @@
 // open.ts - opens the data path with the facts from the store, or continues with the data path that is already open.
 
 import { isDeepStrictEqual } from 'node:util'
+import { Secret } from '../base/secret.ts'
+import type { NetworkConfig } from '../control/config/network-config.ts'
 import { leasesEqual, type Lease, type OwnLease } from '../control/lease/lease.ts'
 import { run } from '../host/command.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
@@ -37,13 +39,27 @@ export const goesOnWith = ({ tunNames }: Backend, left: string): boolean =>
 const unnamed = (external: ExternalInterface | undefined): Partial<ExternalInterface> | undefined =>
   external?.index === undefined ? external : { ...external, name: '' }
 
+/**
+ * Returns true if the configurations are equal. The file of the last known state has placeholders in place of secrets,
+ * so the values of these secrets are not compared. The backend does not read them: it would have rejected a placeholder.
+ */
+function isSameConfig(known: NetworkConfig, config: NetworkConfig): boolean {
+  const isPlaceholder = (value: unknown): boolean => value instanceof Secret && value.isPlaceholder
+  const secrets = Object.keys(known.backend).filter((name) => isPlaceholder(known.backend[name]))
+  const compared = ({ backend, ...rest }: NetworkConfig): unknown => [
+    rest,
+    Object.entries(backend).map(([name, value]) => [name, secrets.includes(name) ? String(value) : value]),
+  ]
+  return isDeepStrictEqual(compared(known), compared(config))
+}
+
 /** Returns true if a node forwards in this network and through this external interface. */
 export const isFor = (
   node: NewNode,
   { config, external }: Pick<NodeParts, 'config' | 'external'>,
 ): node is ForwardingNode =>
   canForward(node) &&
-  isDeepStrictEqual(node.config, config) &&
+  isSameConfig(node.config, config) &&
   isDeepStrictEqual(unnamed(node.backend.external ?? node.external), unnamed(external))
 
 /**

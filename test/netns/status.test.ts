@@ -54,6 +54,7 @@ it.each(PATHS)(
     const status = await eventually(async () => {
       const node = await statusOf(first)
       expect(node.dataPath!.threads).toHaveLength(engine === 'native' ? 8 : 0)
+      expect(node.peers!.list[0]!.rxPackets).toBeGreaterThanOrEqual(5)
       return node
     })
     expect(status).toMatchObject({
@@ -75,7 +76,6 @@ it.each(PATHS)(
       txBytes: status.dataPath!.counters['tx_bytes'],
       rxBytes: status.dataPath!.counters['rx_bytes'],
     })
-    expect(peer!.rxPackets).toBeGreaterThanOrEqual(5)
     // Link-local packets that the kernel and mDNS send into each device are not losses.
     await first.run(['ping', '-c', '1', '-W', '1', '-I', device, '224.0.0.251'])
     const { counters, drops } = (await statusOf(first)).dataPath!
