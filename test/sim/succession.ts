@@ -39,6 +39,9 @@ const RESTART_MS = 2_000
 /** The additional time in ms that is allowed, because calls on a busy machine take longer. */
 const SLACK_MS = 200
 
+/** The seeds above this number decide which processes AppArmor or SELinux restricts. */
+const DENIED_SEEDS = 1_000_000
+
 /** The errors with which a process may end. */
 const REFUSALS =
   /does not let this one take over|does not answer|another weftd runs on this host for the store|took over before this one|cannot be opened|has the port/
@@ -57,6 +60,8 @@ export const FATES = [
   'another version',
   'full buffer',
   'kernel',
+  'denied connection',
+  'denied descriptors',
 ] as const
 export type Fate = (typeof FATES)[number]
 
@@ -96,6 +101,8 @@ interface Plan {
   readonly kind: 'tun' | 'kernel'
   /** The version of the protocol. */
   readonly version: number
+  /** What AppArmor or SELinux forbids the process: to connect to other processes, or to receive descriptors. */
+  readonly denied: 'connection' | 'descriptors' | undefined
 }
 
 interface Process {
@@ -138,7 +145,7 @@ export async function simulateSuccession(
 ): Promise<Outcome> {
   const random = randomFrom(seed)
   const time = takeOverTime(1_700_000_000_000)
-  const world = createWorld(time, random)
+  const world = createWorld(time, random, randomFrom(seed + DENIED_SEEDS))
   give(world.closeAll)
   try {
     await world.run()
@@ -148,7 +155,7 @@ export async function simulateSuccession(
   }
 }
 
-function createWorld(time: VirtualTime, random: Random) {
+function createWorld(time: VirtualTime, random: Random, deniedRandom: Random) {
   const below = (limit: number): number => random.below(limit)
   const chance = (probability: number): boolean => random.chance(probability)
   const struck = new Set<Fate>()
@@ -240,9 +247,17 @@ function createWorld(time: VirtualTime, random: Random) {
   const asReadBy = (reader: Process, version: number): number => (version === reader.version ? VERSION : VERSION + 1)
   function connectionOf(socket: Socket): Connection {
     const { owner } = socket
+    let hasLostDescriptors = false
     const taken = (): Parcel | undefined => {
       const message = socket.queue.shift()
       if (!message) return undefined
+      if (message.files.length > 0 && owner.plan.denied === 'descriptors') {
+        struck.add('denied descriptors')
+        drop(message.files, owner)
+        hasLostDescriptors = true
+        socket.isOver = true
+        return undefined
+      }
       const fds = message.files.map((file) => openFd(file, owner))
       drop(message.files, owner)
       return {
@@ -252,6 +267,9 @@ function createWorld(time: VirtualTime, random: Random) {
     }
     return {
       peerPid: arePidsSeen ? (socket.other?.owner.pid ?? 0) : 0,
+      get hasLostDescriptors() {
+        return hasLostDescriptors
+      },
       send(text, fds = []) {
         if (!/still/.test(text)) say(owner, `says ${text.slice(0, 120)}`)
         const { other } = socket
@@ -319,6 +337,10 @@ function createWorld(time: VirtualTime, random: Random) {
       connect() {
         const there = listening
         if (!there || there.owner.isDead) return undefined
+        if (process.plan.denied === 'connection') {
+          struck.add('denied connection')
+          throw Object.assign(new Error('connect: EACCES'), { code: 'EACCES' })
+        }
         if (isBacklogFull) {
           struck.add('full backlog')
           throw Object.assign(new Error('connect: EAGAIN'), { code: 'EAGAIN' })
@@ -534,6 +556,7 @@ function createWorld(time: VirtualTime, random: Random) {
       if (/forwarding again/.test(line)) reached.add('taken back')
       if (/as last known/.test(line)) reached.add('as last known')
       if (/hands nothing over/.test(line)) reached.add('refused')
+      if (/cannot hand over/.test(line)) reached.add('waits for the end')
     }
     const logger = { info: logTo, warn: logTo, error: logTo, v: () => false }
     const options = nodeOptions({ 'subnet-file': 'not written', 'probe-interval': 0 })
@@ -729,6 +752,7 @@ function createWorld(time: VirtualTime, random: Random) {
         isManaged: chance(0.4),
         kind: kindOf(),
         version: versionOf(),
+        denied: deniedRandom.chance(0.1) ? deniedRandom.of(['connection', 'descriptors'] as const) : undefined,
       })
     } else if (dice < 0.5) {
       struck.add('kill')
@@ -761,7 +785,7 @@ function createWorld(time: VirtualTime, random: Random) {
   async function run(): Promise<void> {
     arePidsSeen = chance(0.8)
     if (!arePidsSeen) struck.add('unseen')
-    const sound = { workers: 1, failsAt: undefined, storeMs: between(1, 300), store: 'one' }
+    const sound = { workers: 1, failsAt: undefined, storeMs: between(1, 300), store: 'one', denied: undefined }
     begin({ ...sound, isManaged: chance(0.5), kind: kindOf(), version: VERSION })
     const pass = async (ms: number): Promise<void> => {
       for (let left = ms; left > 0; left -= 20) {
