@@ -16,6 +16,7 @@ import {
 import type { Ipv4 } from '../net/ipv4.ts'
 import type { Ipv6 } from '../net/ipv6.ts'
 import { isRefusal, type Run } from './command.ts'
+import type { HostKernel, Link as KernelLink } from './kernel.ts'
 
 /** An address of an interface, with the flags that `ip address` prints (ip-address(8)). */
 export interface LinkAddress<A extends Address = Address> {
@@ -184,6 +185,15 @@ export async function findLinkAgain(run: Run, name: string, index: number | unde
   return (await listLinks(run)).find((link) => link.index === index) ?? named
 }
 
+/** As `findLinkAgain`, from the kernel itself. */
+export async function linkAgain(
+  kernel: HostKernel,
+  name: string,
+  index: number | undefined,
+): Promise<KernelLink | undefined> {
+  return (index ? await kernel.link(index) : undefined) ?? kernel.link(name)
+}
+
 /** A name that another program may change at any time. */
 export interface Named {
   readonly name: string
@@ -208,8 +218,10 @@ export class FollowedLink implements Named {
   }
 
   /** Looks up the interface and remembers its present name and index. Returns undefined if the interface is gone. */
-  async find(run: Run): Promise<Link | undefined> {
-    const link = await findLinkAgain(run, this.name, this.index)
+  async find(from: Run | HostKernel): Promise<Link | undefined> {
+    const link = await (typeof from === 'function'
+      ? findLinkAgain(from, this.name, this.index)
+      : linkAgain(from, this.name, this.index))
     if (!link || link.index === 0) return undefined
     this.name = link.name
     this.index = link.index
@@ -223,9 +235,9 @@ export class FollowedLink implements Named {
   }
 
   /** Finds the interface as `find` does, and logs its name if the name has changed. */
-  async follow(run: Run, log: Pick<Log, 'info'>): Promise<Link | undefined> {
+  async follow(from: Run | HostKernel, log: Pick<Log, 'info'>): Promise<Link | undefined> {
     const before = this.name
-    const link = await this.find(run)
+    const link = await this.find(from)
     if (this.name !== before) log.info(renamed(before, this.name))
     return link
   }
