@@ -74,6 +74,10 @@ export interface Link {
   readonly hasCarrier: boolean
   readonly loopback: boolean
   readonly queueLength: number
+  /** The queueing discipline of the interface (IFLA_QDISC), such as `fq_codel`. */
+  readonly queueDiscipline: string
+  /** True for an interface with Ethernet frames (ARPHRD_ETHER in ifi_type). */
+  readonly isEthernet: boolean
   /** The link-layer address in lower case, such as `02:11:22:33:44:55`; empty if the interface has none. */
   readonly mac: string
   /** The type of the device, such as `vxlan`, `bridge`, `tun`; empty for a physical interface. */

@@ -9,6 +9,7 @@ import {
   formatAddress,
   formatNet,
   parseAddress,
+  parseNet,
   type Address,
   type Family,
   type Net,
@@ -16,7 +17,7 @@ import {
 import type { Ipv4 } from '../net/ipv4.ts'
 import type { Ipv6 } from '../net/ipv6.ts'
 import { isRefusal, type Run } from './command.ts'
-import type { HostKernel, Link as KernelLink } from './kernel.ts'
+import type { Change, HostKernel, Link as KernelLink, Route as KernelRoute } from './kernel.ts'
 
 /** An address of an interface, with the flags that `ip address` prints (ip-address(8)). */
 export interface LinkAddress<A extends Address = Address> {
@@ -192,6 +193,34 @@ export async function linkAgain(
   index: number | undefined,
 ): Promise<KernelLink | undefined> {
   return (index ? await kernel.link(index) : undefined) ?? kernel.link(name)
+}
+
+/**
+ * Returns true if a process has the TUN device open. An interface that is not up counts as not open, because no packets
+ * pass through it.
+ */
+export const isTunInUse = ({ up, hasCarrier }: KernelLink): boolean => up && hasCarrier
+
+/** The number of the main routing table (RT_TABLE_MAIN in linux/rtnetlink.h). */
+const MAIN_TABLE = 254
+const DEFAULT_ROUTES: Readonly<Record<Family, Net>> = {
+  ipv4: { address: 0, prefixLength: 0 },
+  ipv6: { address: 0n, prefixLength: 0 },
+}
+
+/** Returns the change that deletes exactly this route. */
+export function deletionOf(route: KernelRoute, family: Family): Change {
+  const { destination, type, device, deviceIndex, metric, table } = route
+  const gateway = route.gateway === undefined ? undefined : parseAddress(route.gateway)
+  return {
+    kind: 'delete route',
+    destination: parseNet(destination) ?? DEFAULT_ROUTES[family],
+    ...(type === 'unicast' ? {} : { type }),
+    ...(table === MAIN_TABLE ? {} : { table }),
+    ...(gateway === undefined ? {} : { gateway }),
+    ...(deviceIndex === 0 ? {} : { device: { name: device, index: deviceIndex } }),
+    ...(metric === USUAL_METRIC[family] ? {} : { metric }),
+  }
 }
 
 /** A name that another program may change at any time. */
