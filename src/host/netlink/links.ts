@@ -13,12 +13,12 @@ import type {
   TunSettings,
   VxlanSettings,
 } from '../kernel.ts'
+import { FAMILY_NUMBERS } from './families.ts'
 import type { IndexOf } from './interfaces.ts'
 import { messagesIn, MessageWriter, NLM_F, type Attributes, type ReceivedMessage } from './message.ts'
 
 export const RTM_LINK = { NEW: 16, DELETE: 17, GET: 18 } as const
 export const RTM_ADDRESS = { NEW: 20, DELETE: 21, GET: 22 } as const
-const AF: Readonly<Record<Family, number>> = { ipv4: 2, ipv6: 10 }
 
 /** The lengths of `struct ifinfomsg` and `struct ifaddrmsg` in bytes. */
 const LINK_HEADER = 16
@@ -98,41 +98,40 @@ export function getLink(which: string | number): Buffer {
 export const listAddresses = (index = 0): Buffer =>
   new MessageWriter(RTM_ADDRESS.GET, NLM_F.DUMP).u32(0).u32(index).finish()
 
-export function linkRequestOf(change: LinkChange, indexOf: IndexOf): Buffer {
-  switch (change.kind) {
-    case 'add link':
-      return newLink(change.link, indexOf)
-    case 'delete link':
-      return linkMessage(RTM_LINK.DELETE, NLM_F.ACK, indexOf(change.device)).finish()
-    case 'set link': {
-      const { device, mtu, up, mac, queueLength } = change
-      const request = linkMessage(RTM_LINK.NEW, NLM_F.ACK, indexOf(device), up)
-      if (mtu !== undefined) request.attributeU32(IFLA.MTU, mtu)
-      if (mac !== undefined) request.mac(IFLA.ADDRESS, mac)
-      if (queueLength !== undefined) request.attributeU32(IFLA.QUEUE_LENGTH, queueLength)
-      return request.finish()
-    }
-  }
+/** Returns the request that makes the change; undefined if an interface that the change names does not exist. */
+export function linkRequest(change: LinkChange, indexOf: IndexOf): Buffer | undefined {
+  if (change.kind === 'add link') return newLink(change.link, indexOf)
+  const index = indexOf(change.device)
+  if (index === 0) return undefined
+  if (change.kind === 'delete link') return linkMessage(RTM_LINK.DELETE, NLM_F.ACK, index).finish()
+  const { mtu, up, mac, queueLength } = change
+  const request = linkMessage(RTM_LINK.NEW, NLM_F.ACK, index, up)
+  if (mtu !== undefined) request.attributeU32(IFLA.MTU, mtu)
+  if (mac !== undefined) request.mac(IFLA.ADDRESS, mac)
+  if (queueLength !== undefined) request.attributeU32(IFLA.QUEUE_LENGTH, queueLength)
+  return request.finish()
 }
 
-function newLink(link: NewDevice, indexOf: IndexOf): Buffer {
+function newLink(link: NewDevice, indexOf: IndexOf): Buffer | undefined {
+  const underlay = link.vxlan?.underlay && indexOf(link.vxlan.underlay)
+  if (underlay === 0) return undefined
   const request = linkMessage(RTM_LINK.NEW, NLM_F.ACK | NLM_F.CREATE | NLM_F.EXCL, 0).text(IFLA.NAME, link.name)
   if (link.mtu !== undefined) request.attributeU32(IFLA.MTU, link.mtu)
   if (link.mac !== undefined) request.mac(IFLA.ADDRESS, link.mac)
   return request
     .nested(IFLA.INFO, (info) => {
       info.text(INFO.KIND, link.type)
-      if (link.vxlan) info.nested(INFO.DATA, (data) => writeVxlan(data, link.vxlan, indexOf))
+      if (link.vxlan) info.nested(INFO.DATA, (data) => writeVxlan(data, link.vxlan, underlay))
       if (link.ipip) info.nested(INFO.DATA, (data) => data.address(IPIP.LOCAL, link.ipip?.local ?? 0))
       if (link.peer) info.nested(INFO.DATA, (data) => writePeer(data, link.peer))
     })
     .finish()
 }
 
-function writeVxlan(data: MessageWriter, vxlan: NewDevice['vxlan'], indexOf: IndexOf): void {
+function writeVxlan(data: MessageWriter, vxlan: NewDevice['vxlan'], underlay: number | undefined): void {
   if (!vxlan) return
   data.attributeU32(VXLAN.VNI, vxlan.vni).networkU16(VXLAN.PORT, vxlan.port)
-  if (vxlan.underlay) data.attributeU32(VXLAN.UNDERLAY, indexOf(vxlan.underlay))
+  if (underlay !== undefined) data.attributeU32(VXLAN.UNDERLAY, underlay)
   if (vxlan.local !== undefined) data.address(typeof vxlan.local === 'number' ? VXLAN.LOCAL : VXLAN.LOCAL6, vxlan.local)
   if (vxlan.learning !== undefined) data.attributeU8(VXLAN.LEARNING, vxlan.learning ? 1 : 0)
   if (vxlan.gbp) data.flag(VXLAN.GBP)
@@ -147,17 +146,20 @@ function writePeer(data: MessageWriter, peer: NewDevice['peer']): void {
   })
 }
 
-export function addressRequestOf(change: AddressChange, indexOf: IndexOf): Buffer {
+/** Returns the request that makes the change; undefined if the interface does not exist. */
+export function addressRequest(change: AddressChange, indexOf: IndexOf): Buffer | undefined {
   const { kind, device, address, prefixLength, noDad = false } = change
+  const index = indexOf(device)
+  if (index === 0) return undefined
   const isReplacement = kind === 'replace address'
   const flags = isReplacement ? NLM_F.CREATE | NLM_F.REPLACE : 0
   const isLoopback = typeof address === 'number' && address >>> 24 === 127
   return new MessageWriter(isReplacement ? RTM_ADDRESS.NEW : RTM_ADDRESS.DELETE, NLM_F.ACK | flags)
-    .u8(AF[familyOf(address)])
+    .u8(FAMILY_NUMBERS[familyOf(address)])
     .u8(prefixLength)
     .u8(noDad ? IFA_F.NO_DAD : 0)
     .u8(isLoopback ? HOST_SCOPE : 0)
-    .u32(indexOf(device))
+    .u32(index)
     .address(IFA.LOCAL, address)
     .address(IFA.ADDRESS, address)
     .finish()
@@ -271,7 +273,7 @@ function addressOf(message: ReceivedMessage): FoundAddress | undefined {
   const attributes = message.attributes(ADDRESS_HEADER)
   // For a point-to-point address IFA_ADDRESS is the address of the other end.
   const address = attributes.address(IFA.LOCAL) ?? attributes.address(IFA.ADDRESS)
-  if (address === undefined || message.u8(0) !== AF[familyOf(address)]) return undefined
+  if (address === undefined || message.u8(0) !== FAMILY_NUMBERS[familyOf(address)]) return undefined
   const flags = attributes.u32(IFA.FLAGS) ?? message.u8(2)
   const family = familyOf(address)
   const isDuplicate = (flags & IFA_F.DAD_FAILED) !== 0

@@ -2,6 +2,7 @@
 
 import type { NetlinkSocket as AddonSocket } from '../../../native/addon.d.ts'
 import { addon } from '../addon.ts'
+import { createTurn } from '../turn.ts'
 
 /** The kernel's answer to one request. */
 export interface Answer {
@@ -33,17 +34,15 @@ const ACCEPTED: Answer = { data: Buffer.alloc(0), errno: 0, explanation: undefin
 export class KernelSocket implements NetlinkSocket {
   readonly #protocol: number
   #socket: AddonSocket | undefined
-  /** Ends when the last exchange that was begun has ended, because the addon makes one exchange at a time. */
-  #last: Promise<unknown> = Promise.resolve()
+  /** The addon makes one exchange at a time on a socket. */
+  readonly #inTurn = createTurn()
 
   constructor(protocol: number) {
     this.#protocol = protocol
   }
 
   exchange(requests: readonly Buffer[]): Promise<readonly Answer[]> {
-    const answers = this.#last.then(() => this.#exchange(requests))
-    this.#last = answers.catch(() => {})
-    return answers
+    return this.#inTurn(() => this.#exchange(requests))
   }
 
   async #exchange(requests: readonly Buffer[]): Promise<readonly Answer[]> {
