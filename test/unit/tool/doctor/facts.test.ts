@@ -2,7 +2,7 @@
 
 import { expect, it } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
-import { hostKernel } from '../../../../src/host/no-kernel.ts'
+import { hostKernel } from '../../../../src/host/netlink/host-kernel.ts'
 import type { Status } from '../../../../src/report/status.ts'
 import { gatherFacts } from '../../../../src/tool/doctor/facts.ts'
 import { soundDual, soundStatus } from '../../../support/facts.ts'
