@@ -6,8 +6,9 @@
 
 import { runBatch } from '../../host/batch.ts'
 import type { Run } from '../../host/command.ts'
+import type { KernelEvent } from '../../host/kernel.ts'
 import { ipFlag, ipJson, parseList, type Named } from '../../host/links.ts'
-import type { Address } from '../../net/address.ts'
+import { formatAddress, type Address } from '../../net/address.ts'
 
 export interface VxlanPeer {
   readonly address: string
@@ -31,16 +32,19 @@ export const entriesOfPeers = (peers: Iterable<VxlanPeer>): VxlanEntries => {
 }
 
 /**
- * Returns true if a line of `ip monitor neigh` reports an entry that is as weftd wants it. In that case this process
- * made the change, or no repair is needed.
+ * Returns true if the kernel reports an entry that is as weftd wants it. In that case this process made the change, or
+ * no repair is needed.
  */
-export function isAsWanted(line: string, { addresses, macs }: VxlanEntries): boolean {
-  const [, deleted, name = '', mac = '', state = ''] =
-    /^(Deleted )?(\S+) dev \S+ (?:lladdr (\S+) )?(.*)$/.exec(line.trimEnd()) ?? []
-  const isForwarding = state.includes('NOARP')
-  if (deleted !== undefined || !state.includes('PERMANENT'))
-    return isForwarding ? macs.get(mac) !== name : !addresses.has(name)
-  return isForwarding ? macs.get(mac) === name : addresses.get(name) === mac
+export function isAsWanted(event: KernelEvent, { addresses, macs }: VxlanEntries): boolean {
+  if (event.of === 'forwarding') {
+    const { mac, host, isPermanent } = event.forwarding
+    const isThere = host !== undefined && macs.get(mac) === formatAddress(host)
+    return event.gone || !isPermanent ? !isThere : isThere
+  }
+  if (event.of !== 'neighbour') return false
+  const { mac, states } = event.neighbour
+  const address = formatAddress(event.neighbour.address)
+  return event.gone || !states.includes('PERMANENT') ? !addresses.has(address) : addresses.get(address) === mac
 }
 
 interface JsonNeighbour {

@@ -4,7 +4,7 @@
 // The devices, entries and routes are those of flanneld (pkg/backend/vxlan).
 
 import type { Lease, OwnLease } from '../../control/lease/lease.ts'
-import { entriesOf } from '../../host/events.ts'
+import type { Watched } from '../../host/events.ts'
 import { familiesOf, listed, type Family, type Net } from '../../net/address.ts'
 import { KINDS } from '../catalog.ts'
 import { checkFamily } from '../device/tun-device.ts'
@@ -56,17 +56,17 @@ export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts):
     },
     plan() {
       const open: { [F in Family]?: VxlanPath } = {}
-      const watched = entriesOf(() => families.map((family) => open[family]?.carrier().device ?? names[family] ?? ''))
-      // Ignore reports about changes that this process made itself, because a report that is not ignored starts a check
-      // of all entries.
-      const isNews = (line: string): boolean =>
-        watched.matters?.(line) !== false && !listed(open).some((path) => isAsWanted(line, path.entries()))
-      const shared = { ...watched, matters: isNews }
+      const watched: Watched = {
+        topics: ['neighbours'],
+        // Ignore reports about changes that this process made itself, because a report that is not ignored starts a check
+        // of all entries.
+        matters: (event) => listed(open).some((path) => path.owns(event) && !isAsWanted(event, path.entries())),
+      }
       return families.map((family) => ({
         families: [family],
         mtu: mtus[family],
         external: { families: [family], isBound: true },
-        watched: shared,
+        watched,
         async open(own) {
           checkFamily(family, leastMtu(), setup().external)
           const path = await openFamily(family, setup(), parts, own)

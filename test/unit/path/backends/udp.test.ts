@@ -4,7 +4,7 @@ import { beforeEach, describe, expect, it } from 'vitest'
 import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
-import { hostKernel } from '../../../../src/host/no-kernel.ts'
+import { hostKernel } from '../../../../src/host/netlink/host-kernel.ts'
 import {
   formatAddress,
   formatEndpoint,

@@ -5,7 +5,7 @@ import { WeftError } from '../../../../src/base/errors.ts'
 import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import { encodeLeaseValue } from '../../../../src/control/lease/lease.ts'
-import { hostKernel } from '../../../../src/host/no-kernel.ts'
+import { hostKernel } from '../../../../src/host/netlink/host-kernel.ts'
 import { vtepMacOf } from '../../../../src/path/backends/vxlan-config.ts'
 import { createVxlanBackend } from '../../../../src/path/backends/vxlan.ts'
 

@@ -3,7 +3,7 @@
 import { expect, it } from 'vitest'
 import { describeError } from '../../../../src/base/errors.ts'
 import type { Run } from '../../../../src/host/command.ts'
-import { hostKernel } from '../../../../src/host/no-kernel.ts'
+import { hostKernel } from '../../../../src/host/netlink/host-kernel.ts'
 import { parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import {
   adoptTun,
