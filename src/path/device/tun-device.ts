@@ -7,6 +7,7 @@ import { WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import type { Run } from '../../host/command.ts'
 import type { ExternalInterface } from '../../host/external-interface.ts'
+import type { HostKernel } from '../../host/kernel.ts'
 import {
   findLink,
   ipJson,
@@ -52,6 +53,7 @@ interface TunOptions {
   /** The scope of the kernel's route to the network (rtnetlink(7)); defaults to `global`. */
   readonly scope?: 'global' | 'link'
   readonly run: Run
+  readonly kernel: HostKernel
   readonly log: Log
   /**
    * Returns true if weftd itself made the route to `destination`, a part of the network, although the route does not

@@ -5,6 +5,7 @@ import { isDeepStrictEqual } from 'node:util'
 import type { Log } from '../../base/log.ts'
 import { sideOf, type Lease } from '../../control/lease/lease.ts'
 import type { Run } from '../../host/command.ts'
+import type { HostKernel } from '../../host/kernel.ts'
 import { FollowedLink, routesFor } from '../../host/links.ts'
 import { familyOf, formatAddress, formatNet, type Family, type Net } from '../../net/address.ts'
 import { RouteSync, type NextHop, type NextHops } from '../device/route-sync.ts'
@@ -118,6 +119,7 @@ export class DirectHops {
 interface DirectCarrierOptions {
   readonly network: Net
   readonly run: Run
+  readonly kernel: HostKernel
   readonly log: Log
 }
 
@@ -125,10 +127,10 @@ interface DirectCarrierOptions {
  * Returns the carrier that sends packets over direct routes. The carrier is tried before a tunnel that has a route to
  * the whole network.
  */
-export function createDirectCarrier({ network, run, log }: DirectCarrierOptions): Carrier {
+export function createDirectCarrier({ network, run, kernel, log }: DirectCarrierOptions): Carrier {
   const family = familyOf(network)
   const direct = new DirectHops(run, family)
-  const routes = new RouteSync({ network, run, log })
+  const routes = new RouteSync({ network, run, kernel, log })
   return {
     name: 'direct',
     // Accept only peers whose route the kernel accepted, because packets to all other peers still follow the tunnel's

@@ -7,6 +7,7 @@
 import { messageOf } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import type { Run } from '../../host/command.ts'
+import type { HostKernel } from '../../host/kernel.ts'
 import { FollowedLink, ipJson, routeFor, routesFor } from '../../host/links.ts'
 import { formatAddress, formatNet, listed, netContains, type Address, type Net, type Nets } from '../../net/address.ts'
 import type { TunnelSettings } from '../catalog.ts'
@@ -48,6 +49,7 @@ const OUTER_BYTES = 28
 export interface KernelWayParts {
   readonly bpf: Bpf
   readonly run: Run
+  readonly kernel: HostKernel
   readonly log: Log
   readonly engine: Pick<Engine, 'tunName' | 'traffic'>
   /** The name of the external interface. */
