@@ -59,10 +59,7 @@ export function createHostGwBackend({ config, external: found, run, kernel, log 
     const isOneOfTwo = familiesOf(config).length === 2
     const filter = new PeerFilter<Net>({ type: TYPE, lease: own, network, isOneOfTwo, log })
     // Send probes from the host's own address, because a host without containers may have no address in its subnet.
-    return new HostGwPath(
-      { family, network, probeSource: local, filter, run, kernel, log },
-      new FollowedLink(name, index),
-    )
+    return new HostGwPath({ family, network, probeSource: local, filter, kernel, log }, new FollowedLink(name, index))
   }
 }
 
