@@ -287,8 +287,8 @@ export async function checkForeignRoute(
     if (link && !givenTo(link).some((address) => isElsewhere(nets, address))) return
   }
   if (types.some((type) => type !== 'tun')) {
-    const { isRemovableKernelDevice } = await import('./leftovers.ts')
-    if (await isRemovableKernelDevice(kernel, foreign.device, nets)) return
+    const { findRemovable } = await import('./leftovers.ts')
+    if (await findRemovable(kernel, foreign.device, nets)) return
   }
   throw foreignRouteError(to, foreign)
 }
