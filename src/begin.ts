@@ -14,6 +14,7 @@ import { leasesEqual } from './control/lease/lease.ts'
 import { run, type Run } from './host/command.ts'
 import { resumeExternal, type ExternalInterface } from './host/external-interface.ts'
 import { lookAhead, type LookAhead } from './host/look-ahead.ts'
+import { hostKernel } from './host/no-kernel.ts'
 import { addressText, familiesOf, listed, type Family, type Nets } from './net/address.ts'
 import { createBackend } from './node/choose.ts'
 import { openDataPaths } from './node/data-paths.ts'
@@ -54,7 +55,7 @@ export async function runDaemon(
   })
   notifier?.forget(kept.map((_, place) => keptName(place)))
   const store = storeNameOf(options.store)
-  const node = createNode({ options: options.node, store, log, stopping, notifier })
+  const node = createNode({ options: options.node, store, kernel: hostKernel, log, stopping, notifier })
   const handover = await enterHandover(handoverParts(node, options, kept))
   const { endDataPath } = await import('./node/end.ts') // loaded only after packets pass
   try {
@@ -130,12 +131,21 @@ async function resume(
     const silent = { ...log, info: () => {} }
     const external = await externalFor(known, node.options, familiesOf(networks), look.run, silent)
     const publishedBefore = async () => known.lease.attrs
-    const backend = await createBackend(config, external, engine, node.log, publishedBefore, inheritable, look.run)
+    const backend = await createBackend(
+      config,
+      external,
+      engine,
+      node.log,
+      publishedBefore,
+      inheritable,
+      node.kernel,
+      look.run,
+    )
     const attrs = await backend.prepare(signal)
     const lease = { ...known.lease, attrs, expiresAt: known.expiresAt, revision: 0n }
     if (!leasesEqual(lease, known.lease)) return 'nothing'
     const view = new Map(known.leases.map((each) => [each.key, each]))
-    const parts = { backend, lease, leases: view, others: known.others, signal, log: node.log }
+    const parts = { backend, lease, leases: view, others: known.others, signal, kernel: node.kernel, log: node.log }
     await ownership.open(() => openDataPaths(parts))
     if (!ownership.dataPath) return 'failed' // a successor took the data path first
     const peers = view.size - (view.has(lease.key) ? 1 : 0)

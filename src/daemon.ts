@@ -164,7 +164,7 @@ async function startNode(
     await observed(warnOfRoutesLeft(previous.network, config, external, log), node)
     const made = isFor(node, { config, external })
       ? node.backend
-      : await createBackend(config, external, options.engine, log, attrsBefore(manager, log), handover)
+      : await createBackend(config, external, options.engine, log, attrsBefore(manager, log), handover, node.kernel)
     const parts: NodeParts = {
       manager,
       config,
@@ -176,7 +176,7 @@ async function startNode(
       giveBackMemory: addon.giveBackMemory,
       next: nextFor(node, configText, handover.free),
       leftovers: { earlier: previous.subnet, run },
-      firewall: firewallFor(config, node.options, previous, log, signal, handover.free),
+      firewall: firewallFor(config, node, previous, handover.free),
       health,
     }
     return await runNode(node, parts, previous.subnet, handover, publish)
@@ -207,7 +207,13 @@ export async function runNode(
   // A node that has a lease gets packets from all nodes. So the lease is written last, when this node is likely to
   // forward.
   const isForwarding = predecessor !== undefined || canForward(starting)
-  const host = { predecessor: predecessor?.pid, isForwarding, tunNames: handover.tunNames, run }
+  const host = {
+    predecessor: predecessor?.pid,
+    isForwarding,
+    tunNames: handover.tunNames,
+    run,
+    kernel: starting.kernel,
+  }
   await registered(answered(() => permitted(backend, host)))
   if (!canForward(starting)) await answered(async () => parts.firewall?.rules.check?.())
   const attrsEarlier = await earlierAttrs(means, attrs)

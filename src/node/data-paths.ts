@@ -11,6 +11,7 @@ import type { Lease, LeaseAttrs, OwnLease } from '../control/lease/lease.ts'
 import { run as runCommand, type Run } from '../host/command.ts'
 import type { Watched } from '../host/events.ts'
 import { addressChange, mtuChange, seeExternal, type ExternalInterface } from '../host/external-interface.ts'
+import type { HostKernel } from '../host/kernel.ts'
 import { createTurn } from '../host/turn.ts'
 import { FAMILIES, FAMILY_NAMES, onlyOf, type Addresses, type ByFamily, type Family } from '../net/address.ts'
 import type {
@@ -38,6 +39,7 @@ interface DataPathsParts {
   /** Aborts when the daemon stops. After that, failures of a data path are not logged. */
   readonly signal: AbortSignal
   readonly run?: Run
+  readonly kernel: HostKernel
   readonly log: Log
 }
 

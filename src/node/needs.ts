@@ -3,6 +3,7 @@
 
 import { isWeftError, WeftError } from '../base/errors.ts'
 import { notInstalled, type Run } from '../host/command.ts'
+import type { HostKernel } from '../host/kernel.ts'
 import { ipJson, isTunOpen } from '../host/links.ts'
 import { ownerOfSockets, socketsAt, socketsOf, tryUdpPort } from '../host/udp-ports.ts'
 import { hasBackendName, isNamedBy } from '../path/catalog.ts'
@@ -14,6 +15,7 @@ import { engineStartError } from '../path/engine/start-error.ts'
 /** The facts about other processes of this host that the checks need. */
 export interface NeedsHost {
   readonly run: Run
+  readonly kernel: HostKernel
   /**
    * The process id of the running predecessor; 0 if a predecessor runs but its id is not known; undefined if none runs.
    */

@@ -18,10 +18,10 @@ import { lastKnownFile, readLastKnown } from './restart/last-known.ts'
  * underlay family.
  */
 export const openPath = (
-  { view: leases, signal, log }: NewNode,
+  { view: leases, signal, kernel, log }: NewNode,
   { backend, lease, attrs }: PathFacts,
   others?: readonly string[],
-): Promise<DataPaths> => openDataPaths({ backend, lease: { ...lease, attrs }, leases, others, signal, log })
+): Promise<DataPaths> => openDataPaths({ backend, lease: { ...lease, attrs }, leases, others, signal, kernel, log })
 
 /**
  * Returns true if the backend can use the TUN device `left` of the earlier run, which may have been renamed since. Any

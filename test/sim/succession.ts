@@ -13,6 +13,7 @@ import { decodeLease } from '../../src/control/lease/decode.ts'
 import { managerOf } from '../../src/control/lease/store-manager.ts'
 import { runNode } from '../../src/daemon.ts'
 import { createBell, pause } from '../../src/host/bell.ts'
+import { hostKernel } from '../../src/host/no-kernel.ts'
 import type { Connection, Listener, Parcel } from '../../src/host/unix-socket.ts'
 import { endDataPath } from '../../src/node/end.ts'
 import { keepDataPath } from '../../src/node/loops/data-path.ts'
@@ -537,7 +538,7 @@ function createWorld(time: VirtualTime, random: Random) {
     }
     const logger = { info: logTo, warn: logTo, error: logTo, v: () => false }
     const options = nodeOptions({ 'subnet-file': 'not written', 'probe-interval': 0 })
-    const node = createNode({ options, store: 'store', log: logger, stopping })
+    const node = createNode({ options, store: 'store', kernel: hostKernel, log: logger, stopping })
     const { ownership } = node
     const makeBackend = (kind: Plan['kind'], inheritable: Inheritable): Backend => ({
       name: 'simulated',

@@ -3,6 +3,7 @@
 import type { Lease, OwnLease } from '../../src/control/lease/lease.ts'
 import type { Run } from '../../src/host/command.ts'
 import type { ExternalInterface } from '../../src/host/external-interface.ts'
+import { hostKernel } from '../../src/host/no-kernel.ts'
 import { familiesOf } from '../../src/net/address.ts'
 import { openDataPaths, type DataPaths } from '../../src/node/data-paths.ts'
 import type { Backend, PlannedPath } from '../../src/path/contract.ts'
@@ -19,7 +20,7 @@ export function openPaths(
     log = quiet,
   }: Partial<Pick<Parameters<typeof openDataPaths>[0], 'leases' | 'signal' | 'log'>> = {},
 ): Promise<DataPaths> {
-  return openDataPaths({ backend, lease, leases, signal, run, log })
+  return openDataPaths({ backend, lease, leases, signal, run, kernel: hostKernel, log })
 }
 
 /** The external interface of a fake backend, whose data path does not depend on it. */

@@ -11,6 +11,7 @@ import { parseLeaseKey, type LeaseAttrs, type OwnLease } from '../../src/control
 import { managerOf } from '../../src/control/lease/store-manager.ts'
 import { runNode } from '../../src/daemon.ts'
 import { createBell } from '../../src/host/bell.ts'
+import { hostKernel } from '../../src/host/no-kernel.ts'
 import { familiesOf, onlyOf, type ByFamily, type Family } from '../../src/net/address.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../src/net/ipv6.ts'
@@ -291,7 +292,7 @@ export function start(
   }
   const parts = { manager: managerOf(store), config, backend, health, ...extra }
   ownership = new Ownership(log, hostChanged)
-  const node = createNode({ options, store: '', log, stopping, notifier }, ownership)
+  const node = createNode({ options, store: '', kernel: hostKernel, log, stopping, notifier }, ownership)
   ended = runNode(node, parts, {}, handover, undefined, permit).catch((error: unknown) => error)
 }
 

@@ -24,7 +24,14 @@ const NEEDS = `the ${TYPE} backend`
 const { overhead, devices } = KINDS.ipip
 const [[, NAME]] = devices
 
-export function createIpipBackend({ config, settings, external: found, run, log }: BackendParts<'ipip'>): Backend {
+export function createIpipBackend({
+  config,
+  settings,
+  external: found,
+  run,
+  kernel,
+  log,
+}: BackendParts<'ipip'>): Backend {
   let external = found
   const { directRouting } = settings
   log.info(`IPIP config: DirectRouting=${directRouting}`)
@@ -73,7 +80,7 @@ export function createIpipBackend({ config, settings, external: found, run, log 
     const device = new IpipDevice(link, local, deviceState(run, link, mtu, address, network), run, log)
     await device.open()
     const filter = new PeerFilter<Net>({ type: TYPE, lease: own, network, log })
-    const parts = { network, device: link, probeSource: address, filter, directRouting, run, log }
+    const parts = { network, device: link, probeSource: address, filter, directRouting, run, kernel, log }
     return new IpipPath({ family: 'ipv4', ...parts }, link, device)
   }
 }

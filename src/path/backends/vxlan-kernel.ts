@@ -16,7 +16,7 @@ import { isAsWanted } from './vxlan-entries.ts'
 import { checkVxlan } from './vxlan-link.ts'
 import { VxlanPath } from './vxlan-path.ts'
 
-type Parts = Pick<TunnelOptions<'vxlan'>, 'config' | 'run' | 'log'>
+type Parts = Pick<TunnelOptions<'vxlan'>, 'config' | 'run' | 'kernel' | 'log'>
 
 /**
  * Checks that the kernel supports vxlan, and returns the kernel as the carrier of the packets. Changes no device,
@@ -81,7 +81,7 @@ export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts):
 async function openFamily(
   family: Family,
   { names, options, port, mtus, macs, external }: VxlanSetup,
-  { config, run, log }: Parts,
+  { config, run, kernel, log }: Parts,
   lease: OwnLease,
 ): Promise<VxlanPath> {
   const { vni, learning, gbp, directRouting } = options
@@ -101,6 +101,16 @@ async function openFamily(
   }
   const isOneOfTwo = familiesOf(config).length === 2
   const filter = new PeerFilter<Net>({ ...peersOf(family), lease, network, isOneOfTwo, log, identity })
-  const parts = { family, network, device: opened.link, probeSource: subnet.address, filter, directRouting, run, log }
+  const parts = {
+    family,
+    network,
+    device: opened.link,
+    probeSource: subnet.address,
+    filter,
+    directRouting,
+    run,
+    kernel,
+    log,
+  }
   return new VxlanPath(parts, opened, port)
 }

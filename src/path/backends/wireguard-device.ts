@@ -5,6 +5,7 @@
 import type { Log } from '../../base/log.ts'
 import type { Secret } from '../../base/secret.ts'
 import type { Run } from '../../host/command.ts'
+import type { HostKernel } from '../../host/kernel.ts'
 import { addDevice, type FollowedLink } from '../../host/links.ts'
 import { REJECT_AFTER_MS, WIREGUARD_KEY } from '../catalog.ts'
 import type { PeerSession } from '../contract.ts'
@@ -35,6 +36,7 @@ interface WireguardOptions {
   /** The interval in seconds between keepalive packets; 0 switches keepalive packets off. */
   readonly keepalive: number
   readonly run: Run
+  readonly kernel: HostKernel
   readonly log: Log
 }
 

@@ -9,6 +9,7 @@ import type { Log } from '../../base/log.ts'
 import type { Lease } from '../../control/lease/lease.ts'
 import { runBatch } from '../../host/batch.ts'
 import type { Run } from '../../host/command.ts'
+import type { HostKernel } from '../../host/kernel.ts'
 import {
   routesExactly,
   routesWithin,
@@ -44,6 +45,7 @@ interface RouteSyncOptions {
   /** The backend's own device; left out if the backend routes through the external interface. */
   readonly ownDevice?: Named
   readonly run: Run
+  readonly kernel: HostKernel
   readonly log: Log
 }
 

@@ -116,6 +116,7 @@ export class DirectHops {
 interface DirectCarrierOptions {
   readonly network: Net
   readonly run: Run
+  readonly kernel: HostKernel
   readonly log: Log
 }
 
@@ -123,10 +124,10 @@ interface DirectCarrierOptions {
  * Returns the carrier that sends packets over direct routes. The carrier is tried before a tunnel that has a route to
  * the whole network.
  */
-export function createDirectCarrier({ network, run, log }: DirectCarrierOptions): Carrier {
+export function createDirectCarrier({ network, run, kernel, log }: DirectCarrierOptions): Carrier {
   const family = familyOf(network)
   const direct = new DirectHops(run, family)
-  const routes = new RouteSync({ network, run, log })
+  const routes = new RouteSync({ network, run, kernel, log })
   return {
     name: 'direct',
     // Accept only peers whose route the kernel accepted, because packets to all other peers still follow the tunnel's

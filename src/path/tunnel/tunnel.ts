@@ -414,10 +414,11 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   async #openKernelWay(): Promise<void> {
     if (this.#isClosing) return
     const { KernelWay: Way } = await import('./kernel-way.ts')
-    const { run, log, external, settings } = this.#parts
+    const { run, kernel, log, external, settings } = this.#parts
     const way = new Way({
       bpf: addon,
       run,
+      kernel,
       log,
       engine: this.#engine,
       uplink: external.name,
@@ -472,7 +473,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   }
 
   #createDevice(inner: InnerFamily): TunDevice {
-    const { run, log } = this.#parts
+    const { run, kernel, log } = this.#parts
     const { scope } = this.#kind
     const engine = this.#engine
     const device: Named = {
@@ -486,6 +487,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
       subnet: inner.subnet,
       mtu: this.#kind.mtu,
       run,
+      kernel,
       log,
       isOwnRoute: (destination) => inner.hasRoute(destination),
       ...(scope ? { scope } : {}),

@@ -6,6 +6,7 @@ import { get as httpsGet } from 'node:https'
 import { parseEnv } from 'node:util'
 import { isWeftError } from '../../base/errors.ts'
 import type { Run } from '../../host/command.ts'
+import type { HostKernel } from '../../host/kernel.ts'
 import { ipJson, listLinks, routesTo, routesWithin, type Link, type Route } from '../../host/links.ts'
 import { neighboursOf, type NeighbourTable } from '../../host/neighbours.ts'
 import { lookUpRoutes, policyRules } from '../../host/route-lookup.ts'
@@ -123,6 +124,7 @@ export interface Sources {
   readonly isForbidden?: boolean
   readonly subnetFile: string
   readonly run: Run
+  readonly kernel: HostKernel
   /** The function that probes peers; undefined if the data path is not open, because then no probe can reach a peer. */
   readonly probe: ProbePeer | undefined
   /**

@@ -10,6 +10,7 @@ import { jsonLine, printable } from '../../base/text.ts'
 import { sourceOf } from '../../control/lease/decode.ts'
 import { run } from '../../host/command.ts'
 import { listLinks } from '../../host/links.ts'
+import { hostKernel } from '../../host/no-kernel.ts'
 import type { Address, Family } from '../../net/address.ts'
 import { lastKnownFile, readLastKnown, type LastKnown } from '../../node/restart/last-known.ts'
 import { FLANNEL_FLAGS, STORE_FLAGS, storeKindOf, type KeyStoreOptions } from '../../options.ts'
@@ -90,6 +91,7 @@ async function examine(options: DoctorOptions, signal: AbortSignal) {
       isForbidden,
       subnetFile,
       run,
+      kernel: hostKernel,
       ...probes,
       store: seen,
       whyStoreUnknown: why,

@@ -5,6 +5,7 @@ import { isWeftError, WeftError } from '../../base/errors.ts'
 import { nameIn } from '../../base/go-flags.ts'
 import { jsonLine, printable } from '../../base/text.ts'
 import { run } from '../../host/command.ts'
+import { hostKernel } from '../../host/no-kernel.ts'
 import { lookUpRoutes, policyRules, type RouteQuery } from '../../host/route-lookup.ts'
 import { FAMILIES, familyOf, formatAddress, parseAddress, type Address } from '../../net/address.ts'
 import { placeIn, type Status } from '../../report/status.ts'
@@ -31,7 +32,14 @@ export const explainCommand = command({
       throw new WeftError('USAGE', `${words.map(nameIn).join(' and ')} have different families`, {
         remedy: 'give two IPv4 addresses, or two IPv6 addresses',
       })
-    const facts = await gatherFacts({ status, silence: undefined, subnetFile: '', run, probe: undefined })
+    const facts = await gatherFacts({
+      status,
+      silence: undefined,
+      subnetFile: '',
+      run,
+      kernel: hostKernel,
+      probe: undefined,
+    })
     if (status.config && !isOnHost(source, status, facts) && !isOnHost(destination, status, facts))
       throw new WeftError(
         'USAGE',

@@ -4,6 +4,7 @@ import { expect, it } from 'vitest'
 import { WeftError } from '../../../src/base/errors.ts'
 import type { Lease, OwnLease } from '../../../src/control/lease/lease.ts'
 import { currentExternal, type ExternalInterface } from '../../../src/host/external-interface.ts'
+import { hostKernel } from '../../../src/host/no-kernel.ts'
 import { FAMILIES, formatAddress, type Family } from '../../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
 import { parseIpv6, parseIpv6Net } from '../../../src/net/ipv6.ts'
@@ -140,7 +141,7 @@ function rig(lease = LEASE, more: (family: Family) => Partial<DataPath> = () => 
       },
       plan: () => plan(() => external),
     }
-    return openDataPaths({ backend, lease, leases, signal, run, log })
+    return openDataPaths({ backend, lease, leases, signal, run, kernel: hostKernel, log })
   }
   return {
     calls,

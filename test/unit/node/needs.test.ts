@@ -4,6 +4,7 @@ import { createSocket, type Socket } from 'node:dgram'
 import { afterEach, describe, expect, it } from 'vitest'
 import { WeftError } from '../../../src/base/errors.ts'
 import type { Run } from '../../../src/host/command.ts'
+import { hostKernel } from '../../../src/host/no-kernel.ts'
 import { socketsIn } from '../../../src/host/udp-ports.ts'
 import { parseIpv4Net } from '../../../src/net/ipv4.ts'
 import { requireNeeds, type NeedsHost } from '../../../src/node/needs.ts'
@@ -38,7 +39,7 @@ const hostOf = (devices: readonly Device[], more: Partial<NeedsHost> = {}, liste
       })
     return '[]'
   }
-  return { run, isForwarding: false, tunNames: [], ...more }
+  return { run, kernel: hostKernel, isForwarding: false, tunNames: [], ...more }
 }
 const needs = (...parts: NeededPart[]) => ({ needs: () => parts })
 

@@ -5,6 +5,7 @@ import type { Secret } from '../../../base/secret.ts'
 import type { NetworkConfig } from '../../../control/config/network-config.ts'
 import { sideOf, type Lease } from '../../../control/lease/lease.ts'
 import type { Run } from '../../../host/command.ts'
+import type { HostKernel } from '../../../host/kernel.ts'
 import type { FollowedLink } from '../../../host/links.ts'
 import { formatNet, type ByFamily, type Family, type Net } from '../../../net/address.ts'
 import type { Adapting, Counting, DataPath, PathPeer, PathSide, PathTraffic } from '../../contract.ts'
@@ -16,6 +17,7 @@ import type { WireguardDevice, WireguardPeer } from '../wireguard-device.ts'
 export interface KernelOptions {
   readonly config: NetworkConfig
   readonly run: Run
+  readonly kernel: HostKernel
   readonly log: Log
   /** A log that drops repeated lines, because weftd tries to open the device again and again. */
   readonly calm: Log

@@ -7,6 +7,7 @@ import type { LeaseAttrs } from '../../../../src/control/lease/lease.ts'
 import { managerOf } from '../../../../src/control/lease/store-manager.ts'
 import { createBell } from '../../../../src/host/bell.ts'
 import type { ExternalInterface } from '../../../../src/host/external-interface.ts'
+import { hostKernel } from '../../../../src/host/no-kernel.ts'
 import type { Addresses } from '../../../../src/net/address.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { keepDataPath } from '../../../../src/node/loops/data-path.ts'
@@ -447,7 +448,7 @@ it('does not repair a lent path until it is taken back', async () => {
   await lent.open(() => openPaths({ plan, external: EXTERNAL }, lease, async () => ''))
   const options = { 'subnet-file': subnetFile() } as NewNode['options']
   const facts = { config: {} as Node['config'], backend, lease, attrs: lease.attrs, pathLease: lease }
-  const node = Object.assign(createNode({ options, store: '', log, stopping }, lent), facts)
+  const node = Object.assign(createNode({ options, store: '', kernel: hostKernel, log, stopping }, lent), facts)
   await lent.lend()
   const over = keepDataPath(node).catch(() => {})
   dataPaths[0]!.repaired = ['flannel0 was down']

@@ -5,6 +5,7 @@ import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import type { Lease } from '../../../../src/control/lease/lease.ts'
 import { run, type Run, type RunOptions } from '../../../../src/host/command.ts'
+import { hostKernel } from '../../../../src/host/no-kernel.ts'
 import { parseNet } from '../../../../src/net/address.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { createExtensionBackend, wordsOf } from '../../../../src/path/backends/extension.ts'
@@ -62,7 +63,14 @@ describe('a command that takes long', () => {
     const text = JSON.stringify({ Network: '10.5.0.0/16', Backend: { Type: 'extension', ...commands } })
     const config = parseNetworkConfig(text)
     const settings = readSettings('extension', config.backend)
-    return createExtensionBackend({ config, settings, external: external as never, run: how, log: quiet })
+    return createExtensionBackend({
+      config,
+      settings,
+      external: external as never,
+      run: how,
+      kernel: hostKernel,
+      log: quiet,
+    })
   }
   const own = { ...lease(1), expiresAt: undefined, revision: 1n }
 
@@ -129,6 +137,7 @@ it('does not run PreStartupCommand again after a rename of the external interfac
     settings: readSettings('extension', config.backend),
     external: { name, index: 2, mtu: 1500, address, publicIp: address, named },
     run: host,
+    kernel: hostKernel,
     log: { info: () => {}, warn: () => {}, error: () => {}, v: () => false },
   })
   const { signal } = new AbortController()

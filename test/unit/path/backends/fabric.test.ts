@@ -9,6 +9,7 @@ import { afterAll, expect, it } from 'vitest'
 import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
+import { hostKernel } from '../../../../src/host/no-kernel.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { parseIpv6, parseIpv6Net } from '../../../../src/net/ipv6.ts'
 import { createAwsVpcBackend } from '../../../../src/path/backends/aws-vpc.ts'
@@ -48,6 +49,7 @@ function partsOf<T extends BackendType>(type: T, backend: object, network: objec
       log: logged.log,
       external: { name: 'eth0', mtu: 1500, address, publicIp: address, named: { address: {}, publicIp: {} } },
       run: async () => JSON.stringify(links),
+      kernel: hostKernel,
     },
   }
 }

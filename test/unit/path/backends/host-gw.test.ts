@@ -3,6 +3,7 @@
 import { expect, it } from 'vitest'
 import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
+import { hostKernel } from '../../../../src/host/no-kernel.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../../../src/net/ipv6.ts'
 import { createHostGwBackend } from '../../../../src/path/backends/host-gw.ts'
@@ -35,6 +36,7 @@ it.each([
       named: { address: {}, publicIp: { ipv4: true, ipv6: true } },
     },
     run: async () => JSON.stringify([{ ifindex: 2, ifname: 'eth0', mtu: 1500, flags: ['UP'], addr_info: info }]),
+    kernel: hostKernel,
   })
   const prepared = backend.prepare(new AbortController().signal)
   // A difference in a family that the network lacks has no effect.

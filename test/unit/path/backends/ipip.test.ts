@@ -6,6 +6,7 @@ import { WeftError } from '../../../../src/base/errors.ts'
 import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import type { Run } from '../../../../src/host/command.ts'
+import { hostKernel } from '../../../../src/host/no-kernel.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { parseIpv6, parseIpv6Net } from '../../../../src/net/ipv6.ts'
 import { createIpipBackend } from '../../../../src/path/backends/ipip.ts'
@@ -55,6 +56,7 @@ async function opened() {
     settings: readSettings('ipip', config.backend),
     external: found,
     run,
+    kernel: hostKernel,
     log,
   })
   const { signal } = new AbortController()

@@ -4,6 +4,7 @@ import { beforeEach, describe, expect, it } from 'vitest'
 import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
+import { hostKernel } from '../../../../src/host/no-kernel.ts'
 import {
   formatAddress,
   formatEndpoint,
@@ -101,6 +102,7 @@ const backend = (text = '{"Network":"10.5.0.0/16"}', address = '192.0.2.1', ipv6
     },
     startEngine,
     run,
+    kernel: hostKernel,
     log,
     persistence: { persist: false, tunNames: [], isMultiQueue: false, inherit: async () => undefined },
   })

@@ -7,6 +7,7 @@ import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import type { Lease } from '../../../../src/control/lease/lease.ts'
 import type { Run } from '../../../../src/host/command.ts'
+import { hostKernel } from '../../../../src/host/no-kernel.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { prepareKernelVxlan } from '../../../../src/path/backends/vxlan-kernel.ts'
 import { openPaths } from '../../../support/data-paths.ts'
@@ -77,7 +78,7 @@ async function open() {
     macs: { ipv4: '02:ff:ff:ff:ff:ff' },
     external: { name: 'eth0', mtu: 1500, address, publicIp: address, named },
   }
-  const carrier = await prepareKernelVxlan(() => setup, { config, run: kernel.run, log })
+  const carrier = await prepareKernelVxlan(() => setup, { config, run: kernel.run, kernel: hostKernel, log })
   const attrs = { publicIp: address, backendType: 'vxlan' }
   const own = {
     key: '10.200.0.0-24',
@@ -185,7 +186,7 @@ it('moves a peer to the tunnel while the kernel refuses its direct route, and ba
     external: { name: 'eth0', mtu: 1500, address, publicIp: address, named: { address: {}, publicIp: {} } },
   }
   const heard = { ...log, error: (line: string) => void errors.push(line) }
-  const carrier = await prepareKernelVxlan(() => setup, { config, run, log: heard })
+  const carrier = await prepareKernelVxlan(() => setup, { config, run, kernel: hostKernel, log: heard })
   const own = { ...lease(200), expiresAt: 0, revision: 1n }
   const lease200 = { ...own, subnet: { ipv4: parseIpv4Net('10.200.0.0/24')! } }
   const dataPath = await openPaths({ ...carrier, external: setup.external }, lease200, run, { log: heard })

@@ -7,6 +7,7 @@ import { parseNetworkConfig } from '../../../../src/control/config/network-confi
 import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
 import type { Run } from '../../../../src/host/command.ts'
 import { currentExternal, type ExternalInterface } from '../../../../src/host/external-interface.ts'
+import { hostKernel } from '../../../../src/host/no-kernel.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { openVxlanDevice } from '../../../../src/path/backends/vxlan-device.ts'
 import { prepareKernelVxlan } from '../../../../src/path/backends/vxlan-kernel.ts'
@@ -105,7 +106,7 @@ async function open(run: Run) {
     macs: { ipv4: MAC },
     external,
   })
-  const carrier = await prepareKernelVxlan(setup, { config, run, log })
+  const carrier = await prepareKernelVxlan(setup, { config, run, kernel: hostKernel, log })
   const own: OwnLease = {
     key: '10.200.0.0-24',
     subnet: { ipv4: parseIpv4Net('10.200.0.0/24')! },

@@ -10,6 +10,7 @@ import { WeftError } from '../../../../src/base/errors.ts'
 import { Secret } from '../../../../src/base/secret.ts'
 import { run as runForReal, type Run } from '../../../../src/host/command.ts'
 import { FollowedLink } from '../../../../src/host/links.ts'
+import { hostKernel } from '../../../../src/host/no-kernel.ts'
 import { openWireguardDevice } from '../../../../src/path/backends/wireguard-device.ts'
 import { log } from '../../../support/fake-host.ts'
 
@@ -65,6 +66,7 @@ const open = (keyFile: string, device = new FollowedLink('flannel-wg')) =>
     psk: new Secret(PSK),
     keepalive: 0,
     run,
+    kernel: hostKernel,
     log,
   })
 

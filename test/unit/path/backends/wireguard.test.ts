@@ -10,6 +10,7 @@ import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
 import type { Run } from '../../../../src/host/command.ts'
+import { hostKernel } from '../../../../src/host/no-kernel.ts'
 import {
   formatAddress,
   formatEndpoint,
@@ -90,6 +91,7 @@ async function open(mode: string, subnet: Nets, network = '10.5.0.0/16') {
     settings: readSettings('wireguard', config.backend),
     external: externalOf(),
     run,
+    kernel: hostKernel,
     log,
     ...NO_ENGINE,
   })
@@ -270,6 +272,7 @@ function endpointOf(backend: object, own: Addresses, peer: Addresses, port?: num
     settings: readSettings('wireguard', config.backend),
     external,
     run,
+    kernel: hostKernel,
     log,
     ...NO_ENGINE,
   })
@@ -357,6 +360,7 @@ describe('a Node.js without ciphers', () => {
       settings: readSettings('wireguard', config.backend),
       external: externalOf(),
       run: without,
+      kernel: hostKernel,
       log,
       lacks,
       ...NO_ENGINE,
@@ -419,6 +423,7 @@ describe('weftd itself, in the mode auto', () => {
       settings: readSettings('wireguard', config.backend),
       external,
       run,
+      kernel: hostKernel,
       log,
       ...NO_ENGINE,
       async startEngine(engineConfig) {

@@ -5,6 +5,7 @@ import { WeftError } from '../../../../src/base/errors.ts'
 import type { Ipv4Lease } from '../../../../src/control/lease/lease.ts'
 import type { Run } from '../../../../src/host/command.ts'
 import { FollowedLink } from '../../../../src/host/links.ts'
+import { hostKernel } from '../../../../src/host/no-kernel.ts'
 import { parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { RouteSync } from '../../../../src/path/device/route-sync.ts'
 import { DirectHops } from '../../../../src/path/tunnel/direct-routing.ts'
@@ -21,7 +22,13 @@ it("removes an earlier process's routes to peers through its own device, and kee
     return args.includes('-j') ? JSON.stringify(routes) : ''
   }
   const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
-  const sync = new RouteSync({ network: parseIpv4Net('10.5.0.0/16')!, ownDevice: { name: 'flannel.1' }, run, log })
+  const sync = new RouteSync({
+    network: parseIpv4Net('10.5.0.0/16')!,
+    ownDevice: { name: 'flannel.1' },
+    run,
+    kernel: hostKernel,
+    log,
+  })
   await sync.apply(new Map())
   expect(batches.join('').match(/route del \S+/g)).toEqual(['route del 10.5.2.0/24'])
 })
@@ -54,7 +61,7 @@ it('replaces a route with several gateways to a peer, which is not the route of 
     return ''
   }
   const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
-  const sync = new RouteSync({ network: parseIpv4Net('10.5.0.0/16')!, run, log })
+  const sync = new RouteSync({ network: parseIpv4Net('10.5.0.0/16')!, run, kernel: hostKernel, log })
   await sync.apply(new Map([['10.5.2.0/24', { gateway: '192.0.2.2', device: new FollowedLink('eth0') }]]))
   expect(batches.join('')).toContain('route replace 10.5.2.0/24 via 192.0.2.2')
 })
@@ -77,6 +84,7 @@ it('does not replace the route of a bridge: it logs the route once, and adds the
   const sync = new RouteSync({
     network: parseIpv4Net('10.5.0.0/16')!,
     run,
+    kernel: hostKernel,
     log: { info: say, warn: say, error: say, v: () => false },
   })
   const hop = (last: number) => ({ gateway: `192.0.2.${last}`, device: new FollowedLink('eth0') })
@@ -126,7 +134,12 @@ function renaming() {
   const device = new FollowedLink('eth0', 2)
   const hops = (...thirds: readonly number[]) =>
     new Map(thirds.map((third) => [`10.5.${third}.0/24`, { gateway: `192.0.2.${third}`, device }]))
-  return { host, errors, hops, sync: new RouteSync({ network: parseIpv4Net('10.5.0.0/16')!, run, log }) }
+  return {
+    host,
+    errors,
+    hops,
+    sync: new RouteSync({ network: parseIpv4Net('10.5.0.0/16')!, run, kernel: hostKernel, log }),
+  }
 }
 
 it('keeps the routes through a renamed interface, and adds and removes routes under the new name', async () => {

@@ -3,6 +3,7 @@
 import { expect, it } from 'vitest'
 import { describeError } from '../../../../src/base/errors.ts'
 import type { Run } from '../../../../src/host/command.ts'
+import { hostKernel } from '../../../../src/host/no-kernel.ts'
 import { parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import {
   adoptTun,
@@ -19,7 +20,15 @@ installHost()
 async function configured(): Promise<TunDevice> {
   host.link = { mtu: 1500, txqlen: 500, flags: [], addr_info: [] }
   const [network, subnet] = [parseIpv4Net('10.5.0.0/16')!, parseIpv4Net('10.5.72.0/24')!]
-  const device = createTunDevice({ device: { name: 'flannel0' }, network, subnet, mtu: 1472, run, log })
+  const device = createTunDevice({
+    device: { name: 'flannel0' },
+    network,
+    subnet,
+    mtu: 1472,
+    run,
+    kernel: hostKernel,
+    log,
+  })
   await device.configure()
   return device
 }

@@ -3,6 +3,7 @@
 import { beforeEach, describe, expect, it, vi } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
 import type { Run } from '../../../../src/host/command.ts'
+import { hostKernel } from '../../../../src/host/no-kernel.ts'
 import type { Nets } from '../../../../src/net/address.ts'
 import { parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { parseIpv6Net } from '../../../../src/net/ipv6.ts'
@@ -89,6 +90,7 @@ function fakeHost(given: Readonly<Record<string, string | Error>>, verbosity = 0
     plainPorts: false,
     previous: { network: {}, subnet: {} },
     run,
+    kernel: hostKernel,
     log,
     ...wish,
   })
@@ -249,7 +251,7 @@ describe('iptables', () => {
     const { run, ...rest } = host.options({})
     const picky: Run = (file, args, options) =>
       options?.input?.startsWith('*nat') ? Promise.reject(refused('no nat')) : run(file, args, options)
-    await createIptables({ ...rest, run: picky }).raise(SUBNET)
+    await createIptables({ ...rest, run: picky, kernel: hostKernel }).raise(SUBNET)
     expect(host.inputs('iptables-restore').map((input) => input.split('\n')[0])).toEqual(['*filter'])
     expect(host.lines.slice(-3)).toEqual([
       'E Failed to bootstrap IPTables: `x` failed: no nat',
@@ -652,7 +654,7 @@ describe('both families', () => {
       if (how?.input?.includes(`add ${foreign}`)) throw refused('Address family not supported by protocol')
       return options.run(file, args, how)
     }
-    const firewall = createNftables({ ...options, run })
+    const firewall = createNftables({ ...options, run, kernel: hostKernel })
     await firewall.raise(subnet)
     expect(host.inputs('nft').filter((input) => input.includes('chain postrtg'))).toHaveLength(1)
     expect(await firewall.ensure(subnet)).toEqual(fine())
@@ -712,7 +714,7 @@ describe('both families', () => {
       !more?.input?.includes('delete table')
         ? Promise.reject(refused(`no ${families.join(', ')}`))
         : run(file, args, more)
-    return { ...rest, run: picky }
+    return { ...rest, run: picky, kernel: hostKernel }
   }
 
   it.each([

@@ -5,6 +5,7 @@ import { WeftError } from '../../../../src/base/errors.ts'
 import type { Ipv4Lease } from '../../../../src/control/lease/lease.ts'
 import type { Run } from '../../../../src/host/command.ts'
 import { FollowedLink } from '../../../../src/host/links.ts'
+import { hostKernel } from '../../../../src/host/no-kernel.ts'
 import type { Net } from '../../../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import type { Carrier } from '../../../../src/path/tunnel/carrier.ts'
@@ -105,7 +106,7 @@ describe('direct routing', () => {
   })
 
   it('leaves a peer whose route the kernel refuses to the next carrier, and removes a route that is no longer direct', async () => {
-    const carrier = createDirectCarrier({ network: parseIpv4Net('10.5.0.0/16')!, run, log })
+    const carrier = createDirectCarrier({ network: parseIpv4Net('10.5.0.0/16')!, run, kernel: hostKernel, log })
     refused = /^10\.5\.2\./
     await carrier.apply(byKey(NEAR, OTHER, FAR), undefined)
     expect([NEAR, OTHER, FAR].map((each) => carrier.takes(each))).toEqual([true, false, false])

@@ -3,6 +3,7 @@ import { openSync } from 'node:fs'
 import { createServer } from 'node:net'
 import { afterEach, expect, it, vi } from 'vitest'
 import { addon } from '../../../../src/host/addon.ts'
+import { hostKernel } from '../../../../src/host/no-kernel.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import type { Peer } from '../../../../src/path/engine/peers.ts'
 import { COUNTERS, IS_LITTLE, TRAFFIC_BYTES } from '../../../../src/path/tunnel/kernel-way-maps.ts'
@@ -129,6 +130,7 @@ function rig(changed: Partial<KernelWayParts> = {}, bpf = new FakeBpf()): Rig {
   const way = new KernelWay({
     bpf,
     run,
+    kernel: hostKernel,
     log: { info: say, warn: say, error: say, v: () => true },
     engine: { tunName: 'flannel0', traffic },
     uplink: 'eth0',
@@ -332,6 +334,7 @@ it('does not begin beside IPsec policies, which the programs would bypass', asyn
   const { way } = rig({
     run: async (_, args) =>
       args.includes('xfrm') ? 'src :: dst ::\n  dir out' : '[{"ifname":"eth0","ifindex":7,"link_type":"ether"}]',
+    kernel: hostKernel,
   })
   await way.check()
   expect(way.state.reason).toBe('this host has IPsec policies')
@@ -430,6 +433,7 @@ it('does not begin if it cannot read the IPsec policies, unless the kernel has n
       if (args.includes('xfrm')) throw new Error(why)
       return '[{"ifname":"eth0","ifindex":7,"link_type":"ether"}]'
     },
+    kernel: hostKernel,
   })
   const [broken, without] = [rig(failing('ip timed out')), rig(failing('Protocol not supported'))]
   await broken.way.check()

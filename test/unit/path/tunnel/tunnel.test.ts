@@ -5,6 +5,7 @@ import { parseNetworkConfig } from '../../../../src/control/config/network-confi
 import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
 import type { Run } from '../../../../src/host/command.ts'
 import type { ExternalInterface } from '../../../../src/host/external-interface.ts'
+import { hostKernel } from '../../../../src/host/no-kernel.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import type { Engine, EngineSessions, OpenPath } from '../../../../src/path/engine/engine.ts'
 import { decodePeers } from '../../../../src/path/engine/peers.ts'
@@ -121,6 +122,7 @@ const open = (inherited?: OpenPath, ownLease = own): Promise<Tunnel> => {
         },
       },
       run,
+      kernel: hostKernel,
       log,
     },
     kind,
