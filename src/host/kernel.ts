@@ -120,7 +120,7 @@ export interface Route {
   readonly source: Address | undefined
   /** The number of the routing table; 254 is the main table. */
   readonly table: number
-  /** True for a copy of a route in the routing cache (RTM_F_CLONED), as route lookups return it. */
+  /** True if the gateway counts as reachable on the interface, whatever the other routes say (RTNH_F_ONLINK). */
   readonly isOnlink: boolean
 }
 
@@ -311,7 +311,17 @@ export type KernelEvent =
       readonly text: string
       readonly gone: boolean
     }
-  | { readonly of: 'route'; readonly route: Route; readonly family: Family; readonly gone: boolean }
+  | {
+      readonly of: 'route'
+      readonly route: Route
+      readonly family: Family
+      /**
+       * The route without its lifetime, as text, to recognise a report that only renews the lifetime; undefined for a
+       * route without a lifetime.
+       */
+      readonly text?: string | undefined
+      readonly gone: boolean
+    }
   | { readonly of: 'rule'; readonly family: Family; readonly gone: boolean }
   | { readonly of: 'neighbour'; readonly neighbour: Neighbour; readonly gone: boolean }
   | { readonly of: 'forwarding'; readonly forwarding: Forwarding; readonly gone: boolean }

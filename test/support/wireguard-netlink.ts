@@ -132,7 +132,7 @@ export class FakeWireguard implements NetlinkSocket {
       if (messages.length === 0) {
         message.attributeU16(6, this.port).attributeU32(7, 0).attributeU32(1, this.index)
         if (this.privateKey.some((byte) => byte !== 0))
-          message.bytes(3, this.privateKey).bytes(4, Buffer.from(this.privateKey).reverse())
+          message.bytes(3, this.privateKey).bytes(4, this.privateKey.toReversed())
       }
       message.text(2, this.name).nested(8, () => {
         for (; at < parts.length && message.length < PAGE; at++) encodePeer(message, ...parts[at]!)

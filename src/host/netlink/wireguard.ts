@@ -67,18 +67,25 @@ export async function readWireguard(socket: NetlinkSocket, device: Device): Prom
 }
 
 /**
- * Makes a change of a WireGuard device, with all of its requests even if the kernel refuses one. Returns the first
- * refusal, or an answer without an error number.
+ * Makes changes of WireGuard devices in the given order, all of them even if the kernel refuses one. Returns for each
+ * change the kernel's first refusal, or an answer without an error number.
  */
-export async function setWireguard(socket: NetlinkSocket, change: WireguardChange): Promise<Answer> {
+export async function setWireguard(
+  socket: NetlinkSocket,
+  changes: readonly WireguardChange[],
+): Promise<readonly Answer[]> {
   const { answer: found, family } = await findFamily(socket)
-  if (family === undefined) return found
-  const requests = setRequests(family, change)
+  if (family === undefined) return changes.map(() => found)
+  const requests = changes.map((change) => setRequests(family, change))
   try {
-    const answers = await socket.exchange(requests)
-    return answers.find(({ errno }) => errno !== 0) ?? found
+    const answers = await socket.exchange(requests.flat())
+    let at = 0
+    return requests.map(({ length }) => {
+      const own = answers.slice(at, (at += length))
+      return own.find(({ errno }) => errno !== 0) ?? own[0] ?? UNANSWERED
+    })
   } finally {
-    for (const request of requests) request.fill(0)
+    for (const request of requests.flat()) request.fill(0)
   }
 }
 
