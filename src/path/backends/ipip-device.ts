@@ -3,6 +3,7 @@
 import { WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import type { Run } from '../../host/command.ts'
+import type { HostKernel } from '../../host/kernel.ts'
 import { addDevice, ipJson, type FollowedLink } from '../../host/links.ts'
 import { KINDS } from '../catalog.ts'
 import { sayingWhoHasIt } from '../device/device-refusal.ts'
@@ -28,13 +29,15 @@ export class IpipDevice {
   /** The device's MTU, address and link state. */
   readonly #state: DeviceState
   readonly #run: Run
+  readonly #kernel: HostKernel
   readonly #log: Log
 
-  constructor(link: FollowedLink, local: string, state: DeviceState, run: Run, log: Log) {
+  constructor(link: FollowedLink, local: string, state: DeviceState, run: Run, kernel: HostKernel, log: Log) {
     this.#link = link
     this.#local = local
     this.#state = state
     this.#run = run
+    this.#kernel = kernel
     this.#log = log
   }
 
@@ -86,7 +89,7 @@ export class IpipDevice {
 
   async #make(): Promise<void> {
     const { name } = this.#link
-    await sayingWhoHasIt(this.#run, { name }, () => addDevice(this.#run, name, TYPE, [], ['local', this.#local]))
+    await sayingWhoHasIt(this.#kernel, { name }, () => addDevice(this.#run, name, TYPE, [], ['local', this.#local]))
     await this.#link.find(this.#run)
   }
 }

@@ -75,9 +75,9 @@ export function createIpipBackend({
     const { network } = ipv4For(NEEDS, config)
     const { address } = ipv4For(NEEDS, own.subnet)
     const link = new FollowedLink(NAME)
-    await findEarlier(link, run, TYPE, [address], log)
+    await findEarlier(link, kernel, TYPE, [address], log)
     const local = formatIpv4(ipv4For(NEEDS, external.address))
-    const device = new IpipDevice(link, local, deviceState(run, link, mtu, address, network), run, log)
+    const device = new IpipDevice(link, local, deviceState(run, link, mtu, address, network), run, kernel, log)
     await device.open()
     const filter = new PeerFilter<Net>({ type: TYPE, lease: own, network, log })
     const parts = { network, device: link, probeSource: address, filter, directRouting, run, kernel, log }

@@ -51,7 +51,7 @@ export abstract class RoutedPath extends KernelPath {
     this.#family = family
     this.#filter = filter
     this.#routes = new RouteSync({ network, ...(device === undefined ? {} : { ownDevice: device }), run, kernel, log })
-    this.#direct = directRouting ? new DirectHops(run, family) : undefined
+    this.#direct = directRouting ? new DirectHops(kernel, family) : undefined
   }
 
   /** Returns the next hop for a peer without a direct route. */

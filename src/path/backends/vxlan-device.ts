@@ -4,6 +4,7 @@ import { writeFile } from 'node:fs/promises'
 import { isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import type { Run } from '../../host/command.ts'
+import type { HostKernel } from '../../host/kernel.ts'
 import { addDevice, FollowedLink } from '../../host/links.ts'
 import { formatAddress, type Address, type Net } from '../../net/address.ts'
 import { KINDS } from '../catalog.ts'
@@ -17,8 +18,14 @@ import { describeVxlan, differenceOf, type JsonVxlan, type VxlanOptions } from '
  * Finds or creates the device and sets its MAC. Throws WeftError NO_DEVICE_TYPE if the kernel does not support vxlan,
  * and DEVICE for any other failure.
  */
-export async function openVxlanDevice(options: VxlanOptions, mac: string, run: Run, log: Log): Promise<VxlanDevice> {
-  const device = new VxlanDevice(options, mac, run, log)
+export async function openVxlanDevice(
+  options: VxlanOptions,
+  mac: string,
+  run: Run,
+  kernel: HostKernel,
+  log: Log,
+): Promise<VxlanDevice> {
+  const device = new VxlanDevice(options, mac, run, kernel, log)
   await device.open()
   return device
 }
@@ -29,6 +36,7 @@ export class VxlanDevice {
   readonly #options: VxlanOptions
   readonly #mac: string
   readonly #run: Run
+  readonly #kernel: HostKernel
   readonly #log: Log
   /** The external interface, to which the kernel binds the device. */
   readonly #underlay: FollowedLink
@@ -37,18 +45,19 @@ export class VxlanDevice {
   /** True if `open` created the device. */
   #isMade = false
 
-  constructor(options: VxlanOptions, mac: string, run: Run, log: Log) {
+  constructor(options: VxlanOptions, mac: string, run: Run, kernel: HostKernel, log: Log) {
     this.link = new FollowedLink(options.name)
     this.entries = new VxlanEntryTable(this.link, options.local, run)
     this.#options = options
     this.#mac = mac
     this.#run = run
+    this.#kernel = kernel
     this.#log = log
     this.#underlay = new FollowedLink(options.underlay, options.underlayIndex)
   }
 
   async open(): Promise<void> {
-    await findEarlier(this.link, this.#run, 'vxlan', [this.#options.own], this.#log)
+    await findEarlier(this.link, this.#kernel, 'vxlan', [this.#options.own], this.#log)
     const { index, name } = this.link
     let found = index === undefined ? undefined : await describeVxlan(this.#run, name)
     const other = found && (await this.#differenceNow(found))
@@ -155,7 +164,7 @@ export class VxlanDevice {
     const port = { number: this.#options.port, option: KINDS.vxlan.options.port.name }
     return {
       ...of,
-      configure: () => sayingWhoHasIt(this.#run, { name: this.link.name, port }, () => of.configure()),
+      configure: () => sayingWhoHasIt(this.#kernel, { name: this.link.name, port }, () => of.configure()),
     }
   }
 }

@@ -91,7 +91,7 @@ async function openFamily(
     throw new Error(`${family} is none of this node's families`)
   const mtu = mtus[family]
   const link = { local, underlay: external.name, underlayIndex: external.index, port, mtu }
-  const opened = await openVxlanDevice({ name, own: subnet.address, vni, learning, gbp, ...link }, mac, run, log)
+  const opened = await openVxlanDevice({ name, own: subnet.address, vni, learning, gbp, ...link }, mac, run, kernel, log)
   await opened.configure(subnet.address, network)
   const identity = {
     name: 'MAC',

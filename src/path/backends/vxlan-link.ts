@@ -3,6 +3,7 @@
 import { randomBytes } from 'node:crypto'
 import { isWeftError } from '../../base/errors.ts'
 import type { Run } from '../../host/command.ts'
+import type { HostKernel } from '../../host/kernel.ts'
 import { addDevice, findLink, ipJson } from '../../host/links.ts'
 import { formatAddress, netsOf, type Address, type Net } from '../../net/address.ts'
 import { findRenamed } from '../device/flannel-devices.ts'
@@ -78,9 +79,9 @@ export const describeVxlan = async (run: Run, name: string): Promise<JsonVxlan |
  * Returns the present name of the vxlan device of an earlier run, which another program may have renamed. If there is
  * no such device, returns the name that a new device will have.
  */
-export async function vxlanName(run: Run, name: string, vni: number, network: Net): Promise<string> {
-  if (await findLink(run, name)) return name
-  return (await findRenamed(run, 'vxlan', netsOf([network]), vni)) ?? name
+export async function vxlanName(kernel: HostKernel, name: string, vni: number, network: Net): Promise<string> {
+  if (await kernel.link(name)) return name
+  return (await findRenamed(kernel, 'vxlan', netsOf([network]), vni)) ?? name
 }
 
 /** Returns the MAC of the vxlan device called `name`; undefined if no vxlan device has that name. */

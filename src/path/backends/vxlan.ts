@@ -42,13 +42,13 @@ export interface VxlanBackendOptions extends TunnelOptions<'vxlan'> {
 }
 
 export function createVxlanBackend(options: VxlanBackendOptions): Backend {
-  const { config, settings: own, log, run } = options
+  const { config, settings: own, log, run, kernel } = options
   const { vni, port, gbp, learning, directRouting, dataPath } = own
   const families = familiesOf(config)
   const names = onlyOf(families, namesOf(vni))
   const nameOf = async (family: Family): Promise<string> => {
     const [name = '', network] = [names[family], config[family]?.network]
-    return network ? vxlanName(run, name, vni, network) : name
+    return network ? vxlanName(kernel, name, vni, network) : name
   }
   let { external } = options
   let macs: ByFamily<string> = {}

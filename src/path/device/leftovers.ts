@@ -438,7 +438,7 @@ export async function removeLeftovers(
     if (!('selector' in each)) continue
     if (!mayGo()) return failures
     try {
-      await run('ip', ['xfrm', 'policy', 'delete', ...each.selector.split(' ')])
+      await removePolicy(run, each.selector)
       removed(each.what)
     } catch (error) {
       if (!isWeftError(error)) throw error
@@ -460,6 +460,13 @@ export async function removeLeftovers(
   else for (const what of gone) removed(what)
   return failures
 }
+
+const removePolicy = async (run: Run, selector: string): Promise<void> =>
+  void (await run('ip', ['xfrm', 'policy', 'delete', ...selector.split(' ')]))
+
+/** Removes one leftover. Throws WeftError. */
+export const removeLeftover = ({ kernel, run }: HostAccess, leftover: Leftover): Promise<void> =>
+  'selector' in leftover ? removePolicy(run, leftover.selector) : removeAll(kernel, [leftover.change])
 
 /**
  * Removes a kernel device of another backend that blocks a route to the given networks, unless another running daemon

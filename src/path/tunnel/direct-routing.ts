@@ -4,6 +4,7 @@
 import { isDeepStrictEqual } from 'node:util'
 import type { Log } from '../../base/log.ts'
 import { sideOf, type Lease } from '../../control/lease/lease.ts'
+import type { Run } from '../../host/command.ts'
 import type { HostKernel } from '../../host/kernel.ts'
 import { FollowedLink } from '../../host/links.ts'
 import { familyOf, formatAddress, formatNet, type Address, type Family, type Net } from '../../net/address.ts'
@@ -126,7 +127,7 @@ interface DirectCarrierOptions {
  */
 export function createDirectCarrier({ network, run, kernel, log }: DirectCarrierOptions): Carrier {
   const family = familyOf(network)
-  const direct = new DirectHops(run, family)
+  const direct = new DirectHops(kernel, family)
   const routes = new RouteSync({ network, run, kernel, log })
   return {
     name: 'direct',

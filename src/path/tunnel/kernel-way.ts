@@ -5,7 +5,6 @@
 // `look` does all periodic work: the daemon calls it every two seconds.
 
 import { messageOf } from '../../base/errors.ts'
-import type { Log } from '../../base/log.ts'
 import { FollowedLink } from '../../host/links.ts'
 import { formatAddress, listed, type Net } from '../../net/address.ts'
 import type { TunnelSettings } from '../catalog.ts'
