@@ -53,11 +53,11 @@ export const isKey = (text: string): boolean => WIREGUARD_KEY.test(text)
  * does not support WireGuard, and DEVICE or COMMAND for other failures.
  */
 export async function openWireguardDevice(options: WireguardOptions): Promise<WireguardDevice> {
-  const { link, keyFile, run } = options
+  const { link, keyFile, run, kernel } = options
   await removeLeftovers(keyFile)
   if (await link.find(run)) await run('ip', ['link', 'del', link.name])
   link.forget()
-  await sayingWhoHasIt(run, { name: link.name }, () => addDevice(run, link.name, 'wireguard', []))
+  await sayingWhoHasIt(kernel, { name: link.name }, () => addDevice(run, link.name, 'wireguard', []))
   await link.find(run)
   const device = new WireguardDevice(options)
   try {
