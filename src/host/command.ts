@@ -45,6 +45,9 @@ export const childEnvironment = (more: NodeJS.ProcessEnv = {}): NodeJS.ProcessEn
   ...more,
 })
 const TIMEOUT_MS = 10_000
+/** The remedy for an operation that the kernel refused with EPERM. */
+export const NEEDS_NET_ADMIN =
+  'run as root or with the capability CAP_NET_ADMIN: in a container, `docker run --cap-add NET_ADMIN`; in a unit, CapabilityBoundingSet=CAP_NET_ADMIN'
 
 export type Run = (file: string, args: readonly string[], options?: RunOptions) => Promise<string>
 
@@ -118,8 +121,7 @@ function commandError(file: string, args: readonly string[], error: ExecFileExce
   }
   if (denied !== undefined) {
     return new WeftError('PERMISSION', message, {
-      remedy:
-        'run as root or with the capability CAP_NET_ADMIN: in a container, `docker run --cap-add NET_ADMIN`; in a unit, CapabilityBoundingSet=CAP_NET_ADMIN',
+      remedy: NEEDS_NET_ADMIN,
       cause: error,
     })
   }

@@ -15,7 +15,10 @@ const RTM_GETNEIGH = 30
 const HEADER = 12
 /** Attributes of an entry. */
 const NDA = { DST: 1, LLADDR: 2, IFINDEX: 8, MASTER: 9 } as const
+const NUD_NOARP = 0x40
 const NUD_PERMANENT = 0x80
+/** The state of a forwarding entry that neither expires nor changes; `bridge fdb` calls it `permanent`. */
+const FORWARDING_STATE = NUD_PERMANENT | NUD_NOARP
 /** The flags of an entry in the device's own forwarding table, and of an entry in the table of the device's bridge. */
 const NTF_SELF = 2
 const NTF_MASTER = 4
@@ -27,7 +30,7 @@ const STATES: readonly (readonly [number, string])[] = [
   [0x08, 'DELAY'],
   [0x10, 'PROBE'],
   [0x20, 'FAILED'],
-  [0x40, 'NOARP'],
+  [NUD_NOARP, 'NOARP'],
   [NUD_PERMANENT, 'PERMANENT'],
 ]
 
@@ -61,7 +64,7 @@ export function entryRequest(change: EntryChange, indexOf: IndexOf): Buffer | un
   switch (change.kind) {
     case 'replace forwarding':
     case 'delete forwarding':
-      return headed(type, flags, AF_BRIDGE, index, NUD_PERMANENT, NTF_SELF)
+      return headed(type, flags, AF_BRIDGE, index, FORWARDING_STATE, NTF_SELF)
         .mac(NDA.LLADDR, change.mac)
         .address(NDA.DST, change.host)
         .finish()

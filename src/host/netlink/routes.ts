@@ -110,9 +110,9 @@ export function routeRequest(change: RouteRequest, indexOf: IndexOf): Buffer | u
     .u8(scopeOf(change))
     .u8(type === undefined && !isNew ? 0 : TYPES.indexOf(type ?? 'unicast'))
     .u32(onlink ? RTNH_F_ONLINK : 0)
-  if (prefixLength > 0) writer.address(RTA.DST, destination.address)
-  if (into > 0xff) writer.attributeU32(RTA.TABLE, into)
+  writer.address(RTA.DST, destination.address)
   if (gateway !== undefined) writeGateway(writer, destination, gateway)
+  if (into > 0xff) writer.attributeU32(RTA.TABLE, into)
   if (source !== undefined) writer.address(RTA.PREFSRC, source)
   if (metric !== undefined) writer.attributeU32(RTA.PRIORITY, metric)
   if (index !== undefined) writer.attributeU32(RTA.OIF, index)
@@ -133,8 +133,9 @@ const LOCAL_TYPES: ReadonlySet<RouteType> = new Set(['local', 'broadcast', 'anyc
  * Returns the scope of a changed route as iproute2 chooses it. A deletion without a scope finds routes of any scope. The
  * kernel ignores the scope of IPv6 routes.
  */
-function scopeOf({ kind, type = 'unicast', scope, gateway }: RouteRequest): number {
+function scopeOf({ kind, type = 'unicast', scope, gateway, destination }: RouteRequest): number {
   if (scope !== undefined) return SCOPES[scope]
+  if (familyOf(destination) === 'ipv6') return SCOPES.global
   if (type === 'local') return SCOPES.host
   if (type === 'broadcast' || type === 'multicast' || type === 'anycast') return SCOPES.link
   if (kind === 'delete route') return SCOPES.nowhere

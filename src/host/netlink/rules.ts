@@ -51,10 +51,10 @@ export function ruleRequest({ kind, family, priority, iif, from, to, action }: R
   const type = isNew ? RTM_NEWRULE : RTM_DELRULE
   const writer = new MessageWriter(type, NLM_F.ACK | (isNew ? NLM_F.CREATE | NLM_F.EXCL : 0))
   writer.raw(headerOf(family, { from, to, table, action: actionNumber })).attributeU32(FRA.PRIORITY, priority)
-  if (table !== undefined && table > 0xff) writer.attributeU32(FRA.TABLE, table)
   if (iif !== undefined) writer.text(FRA.IIFNAME, iif)
   if (from && from.prefixLength > 0) writer.address(FRA.SRC, from.address)
   if (to && to.prefixLength > 0) writer.address(FRA.DST, to.address)
+  if (table !== undefined && table > 0xff) writer.attributeU32(FRA.TABLE, table)
   return writer.finish()
 }
 

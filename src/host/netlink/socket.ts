@@ -1,5 +1,9 @@
 // socket.ts - sends requests to the kernel and returns its answers.
 
+import type { NetlinkSocket as AddonSocket } from '../../../native/addon.d.ts'
+import { addon } from '../addon.ts'
+import { createTurn } from '../turn.ts'
+
 /** The kernel's answer to one request. */
 export interface Answer {
   /** The messages of the answer, one after another, without the acknowledgement; `messagesIn` reads them. */
@@ -8,13 +12,46 @@ export interface Answer {
   readonly errno: number
   /** The kernel's own explanation of a refusal (NLMSGERR_ATTR_MSG, Linux 4.12); undefined if it gave none. */
   readonly explanation: string | undefined
+  /** True if the listed objects changed during each of the attempts to list them; else left out. */
+  readonly isInterrupted?: true
 }
 
 /** A socket to one subsystem of the kernel, such as rtnetlink(7). */
 export interface NetlinkSocket {
   /**
    * Sends the requests in one batch and returns their answers in the same order. Each request must have the flag
-   * NLM_F.ACK or NLM_F.DUMP. The socket sets the sequence numbers. Rejects only if the kernel does not answer at all.
+   * NLM_F.ACK or NLM_F.DUMP. The socket sets the sequence numbers. Rejects only if the socket cannot be opened.
    */
   exchange(requests: readonly Buffer[]): Promise<readonly Answer[]>
+}
+
+/** The subsystems of the kernel that weft uses (netlink(7)). */
+export const NETLINK = { ROUTE: 0, GENERIC: 16 } as const
+
+const ACCEPTED: Answer = { data: Buffer.alloc(0), errno: 0, explanation: undefined }
+
+/** A netlink socket of the addon, which is opened at its first use in the network namespace of this process. */
+export class KernelSocket implements NetlinkSocket {
+  readonly #protocol: number
+  #socket: AddonSocket | undefined
+  /** The addon makes one exchange at a time on a socket. */
+  readonly #inTurn = createTurn()
+
+  constructor(protocol: number) {
+    this.#protocol = protocol
+  }
+
+  exchange(requests: readonly Buffer[]): Promise<readonly Answer[]> {
+    return this.#inTurn(() => this.#exchange(requests))
+  }
+
+  async #exchange(requests: readonly Buffer[]): Promise<readonly Answer[]> {
+    if (requests.length === 0) return []
+    this.#socket ??= addon.openNetlink(this.#protocol)
+    const bytes = Buffer.concat(requests)
+    const answers = this.#socket.exchange(bytes)
+    // The addon has copied the requests, which may contain keys.
+    bytes.fill(0)
+    return (await answers).map((answer) => (answer ? { explanation: undefined, ...answer } : ACCEPTED))
+  }
 }
