@@ -24,14 +24,7 @@ const NEEDS = `the ${TYPE} backend`
 const { overhead, devices } = KINDS.ipip
 const [[, NAME]] = devices
 
-export function createIpipBackend({
-  config,
-  settings,
-  external: found,
-  run,
-  kernel,
-  log,
-}: BackendParts<'ipip'>): Backend {
+export function createIpipBackend({ config, settings, external: found, kernel, log }: BackendParts<'ipip'>): Backend {
   let external = found
   const { directRouting } = settings
   log.info(`IPIP config: DirectRouting=${directRouting}`)
@@ -44,7 +37,7 @@ export function createIpipBackend({
     },
     words: ROUTE_WORDS,
     async prepare(): Promise<LeaseAttrs> {
-      external = await currentExternal(run, external)
+      external = await currentExternal(kernel, external)
       carryIpv4Alone(NEEDS, config, log)
       return { publicIp: external.publicIp, backendType: TYPE }
     },

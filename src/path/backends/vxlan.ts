@@ -42,7 +42,7 @@ export interface VxlanBackendOptions extends TunnelOptions<'vxlan'> {
 }
 
 export function createVxlanBackend(options: VxlanBackendOptions): Backend {
-  const { config, settings: own, log, run, kernel } = options
+  const { config, settings: own, log, kernel } = options
   const { vni, port, gbp, learning, directRouting, dataPath } = own
   const families = familiesOf(config)
   const names = onlyOf(families, namesOf(vni))
@@ -100,7 +100,7 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
     },
     words: { added: describe, removed: describe },
     async prepare(signal): Promise<LeaseAttrs> {
-      external = await currentExternal(run, external)
+      external = await currentExternal(kernel, external)
       checkNetwork(config, external.address, calm)
       let attrs: Promise<LeaseAttrs | undefined> | undefined
       const published = async (family: Family): Promise<string | undefined> => {
