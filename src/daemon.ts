@@ -147,24 +147,27 @@ async function startNode(
   health: Health,
   publish: (waitsFor: string) => void,
 ): Promise<never> {
-  const { log, signal, ownership, known } = node
+  const { log, signal, ownership, known, kernel } = node
   const hostChanged = createBell()
   const changed = (): void => [hostChanged, ownership.recheck].forEach((bell) => bell.ring())
   const watch = createHostWatch(changed, log, signal)
   const waiter = { log: seldom(log), signal, publish }
   try {
-    const { earlier, isMine } = ownAddresses({ manager, known, log, signal, subnet: previous.subnet })
+    const { earlier, isMine } = ownAddresses({ manager, known, kernel, log, signal, subnet: previous.subnet })
     const { config, configText } = await findConfig(manager, waiter)
     const families = familiesOf(config)
     watch.follow(families)
     await waitForSameNetwork(manager, async () => (await handover.predecessor())?.lease, waiter)
     const before = { earlier, known: () => externalBefore(node) }
-    const external = await findExternal({ options: node.options, manager, families, hostChanged, before }, waiter)
-    await observed(warnOfForwarding(families, waiter.log), node)
-    await observed(warnOfRoutesLeft(previous.network, config, external, log), node)
+    const external = await findExternal(
+      { kernel, options: node.options, manager, families, hostChanged, before },
+      waiter,
+    )
+    await observed(warnOfForwarding(families, kernel, waiter.log), node)
+    await observed(warnOfRoutesLeft(previous.network, config, external, node), node)
     const made = isFor(node, { config, external })
       ? node.backend
-      : await createBackend(config, external, options.engine, log, attrsBefore(manager, log), handover, node.kernel)
+      : await createBackend(config, external, options.engine, log, attrsBefore(manager, log), handover, kernel)
     const parts: NodeParts = {
       manager,
       config,

@@ -52,6 +52,8 @@ export interface VxlanSettings {
 export interface IpipSettings {
   readonly local: Ipv4 | undefined
   readonly remote: Ipv4 | undefined
+  /** The index of the interface to which the device is bound; 0 or left out if it is bound to none. */
+  readonly underlay?: number
   readonly external: boolean
 }
 

@@ -266,6 +266,8 @@ export class FollowedLink implements Named {
   }
 
   /** Finds the interface as `find` does, and logs its name if the name has changed. */
+  follow(from: HostKernel, log: Pick<Log, 'info'>): Promise<KernelLink | undefined>
+  follow(from: Run | HostKernel, log: Pick<Log, 'info'>): Promise<Link | undefined>
   async follow(from: Run | HostKernel, log: Pick<Log, 'info'>): Promise<Link | undefined> {
     const before = this.name
     const link = await this.find(from)

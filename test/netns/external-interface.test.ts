@@ -5,6 +5,7 @@ import { createLab, type Host, type Lab } from '../../lab/lab.ts'
 import { chooseExternalInterface } from '../../src/host/choose-interface.ts'
 import type { Run } from '../../src/host/command.ts'
 import { currentExternal } from '../../src/host/external-interface.ts'
+import { hostKernel } from '../../src/host/no-kernel.ts'
 import { findLink } from '../../src/host/links.ts'
 import { addressText, FAMILIES, type Family } from '../../src/net/address.ts'
 import { eventually } from '../support/event.ts'
@@ -34,7 +35,7 @@ const remove = (address: string): Promise<string> => ip('address', 'del', `${add
 const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 const wishes = { ifaces: ['eth0'], patterns: [], canReach: '', publicIp: { ipv4: '', ipv6: '' } }
 const choose = (families: readonly Family[] = FAMILIES) =>
-  chooseExternalInterface(run, wishes, families, log, readSysctl)
+  chooseExternalInterface(hostKernel, wishes, families, log, readSysctl)
 const chosen = async (): Promise<string> => addressText({ ipv6: (await choose()).address.ipv6 })
 const entries = async () => (await findLink(run, 'eth0'))!.addresses.ipv6
 

@@ -33,7 +33,14 @@ const UDP_HEADER = 8
  */
 const USERSPACE_MTU = 1400
 
-export function createIpsecBackend({ config, settings, external: found, run, kernel, log }: BackendParts<'ipsec'>): Backend {
+export function createIpsecBackend({
+  config,
+  settings,
+  external: found,
+  run,
+  kernel,
+  log,
+}: BackendParts<'ipsec'>): Backend {
   const { psk, udpEncap, espProposal, dataPath } = settings
   let external = found
   let isUserspace: boolean | undefined

@@ -5,7 +5,8 @@
 
 import type { Lease, OwnLease } from '../../control/lease/lease.ts'
 import { entriesOf } from '../../host/events.ts'
-import { familiesOf, listed, type Family, type Net } from '../../net/address.ts'
+import type { KernelEvent } from '../../host/kernel.ts'
+import { familiesOf, listed, parseAddress, type Family, type Net } from '../../net/address.ts'
 import { KINDS } from '../catalog.ts'
 import { checkFamily } from '../device/tun-device.ts'
 import { PeerFilter } from '../tunnel/peer-filter.ts'
@@ -16,7 +17,7 @@ import { isAsWanted } from './vxlan-entries.ts'
 import { checkVxlan } from './vxlan-link.ts'
 import { VxlanPath } from './vxlan-path.ts'
 
-type Parts = Pick<TunnelOptions<'vxlan'>, 'config' | 'run' | 'kernel' | 'log'>
+type Parts = Pick<TunnelOptions<'vxlan'>, 'config' | 'kernel' | 'log'>
 
 /**
  * Checks that the kernel supports vxlan, and returns the kernel as the carrier of the packets. Changes no device,
@@ -25,12 +26,12 @@ type Parts = Pick<TunnelOptions<'vxlan'>, 'config' | 'run' | 'kernel' | 'log'>
  */
 export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts): Promise<VxlanCarrier> {
   const { names, mtus } = setup()
-  const { config, run } = parts
+  const { config, kernel } = parts
   const families = familiesOf(config)
   const leastMtu = (): number => Math.min(...families.map((family) => setup().mtus[family]))
   const devices = families.flatMap((family) => names[family] ?? [])
   const [first = ''] = devices
-  await checkVxlan(run, first)
+  await checkVxlan(kernel, first)
   return {
     needs(family) {
       const { options, port, external } = setup()
@@ -60,7 +61,7 @@ export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts):
       // Ignore reports about changes that this process made itself, because a report that is not ignored starts a check
       // of all entries.
       const isNews = (line: string): boolean =>
-        watched.matters?.(line) !== false && !listed(open).some((path) => isAsWanted(line, path.entries()))
+        watched.matters?.(line) !== false && !listed(open).some((path) => isAsWanted(eventOf(line), path.entries()))
       const shared = { ...watched, matters: isNews }
       return families.map((family) => ({
         families: [family],
@@ -78,10 +79,22 @@ export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts):
   }
 }
 
+/** Reads a line of `ip monitor neigh`. */
+function eventOf(line: string): KernelEvent {
+  const [, deleted, name = '', mac = '', state = ''] =
+    /^(Deleted )?(\S+) dev \S+ (?:lladdr (\S+) )?(.*)$/.exec(line.trimEnd()) ?? []
+  const address = parseAddress(name) ?? 0
+  const gone = deleted !== undefined
+  const states = state.split(' ')
+  if (states.includes('NOARP'))
+    return { of: 'forwarding', forwarding: { deviceIndex: 0, mac, host: address, isPermanent: true }, gone }
+  return { of: 'neighbour', neighbour: { deviceIndex: 0, address, mac, states }, gone }
+}
+
 async function openFamily(
   family: Family,
   { names, options, port, mtus, macs, external }: VxlanSetup,
-  { config, run, kernel, log }: Parts,
+  { config, kernel, log }: Parts,
   lease: OwnLease,
 ): Promise<VxlanPath> {
   const { vni, learning, gbp, directRouting } = options
@@ -91,7 +104,7 @@ async function openFamily(
     throw new Error(`${family} is none of this node's families`)
   const mtu = mtus[family]
   const link = { local, underlay: external.name, underlayIndex: external.index, port, mtu }
-  const opened = await openVxlanDevice({ name, own: subnet.address, vni, learning, gbp, ...link }, mac, run, kernel, log)
+  const opened = await openVxlanDevice({ name, own: subnet.address, vni, learning, gbp, ...link }, mac, kernel, log)
   await opened.configure(subnet.address, network)
   const identity = {
     name: 'MAC',
@@ -108,7 +121,6 @@ async function openFamily(
     probeSource: subnet.address,
     filter,
     directRouting,
-    run,
     kernel,
     log,
   }

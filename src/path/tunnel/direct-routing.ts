@@ -4,7 +4,6 @@
 import { isDeepStrictEqual } from 'node:util'
 import type { Log } from '../../base/log.ts'
 import { sideOf, type Lease } from '../../control/lease/lease.ts'
-import type { Run } from '../../host/command.ts'
 import type { HostKernel } from '../../host/kernel.ts'
 import { FollowedLink } from '../../host/links.ts'
 import { familyOf, formatAddress, formatNet, type Address, type Family, type Net } from '../../net/address.ts'
@@ -116,7 +115,6 @@ export class DirectHops {
 
 interface DirectCarrierOptions {
   readonly network: Net
-  readonly run: Run
   readonly kernel: HostKernel
   readonly log: Log
 }
@@ -125,10 +123,10 @@ interface DirectCarrierOptions {
  * Returns the carrier that sends packets over direct routes. The carrier is tried before a tunnel that has a route to
  * the whole network.
  */
-export function createDirectCarrier({ network, run, kernel, log }: DirectCarrierOptions): Carrier {
+export function createDirectCarrier({ network, kernel, log }: DirectCarrierOptions): Carrier {
   const family = familyOf(network)
   const direct = new DirectHops(kernel, family)
-  const routes = new RouteSync({ network, run, kernel, log })
+  const routes = new RouteSync({ network, kernel, log })
   return {
     name: 'direct',
     // Accept only peers whose route the kernel accepted, because packets to all other peers still follow the tunnel's
