@@ -25,6 +25,7 @@ import type { IndexOf, NameOf } from './interfaces.ts'
 import { addressRequest, getLink, linkRequest, linksIn, listAddresses, listLinks } from './links.ts'
 import { messagesIn } from './message.ts'
 import { entryRequest, forwardingEntriesIn, forwardingRequest, neighboursIn, neighboursRequest } from './neighbours.ts'
+import { countPolicies, hasPoliciesIn } from './policies.ts'
 import { changeError, isMissing, isMissingFamily, NO_DEVICE, readError } from './refusal.ts'
 import { eventOf, groupsOf } from './reports.ts'
 import { lookedUpIn, lookUpRequest, refusalOf, RouteDump, routeRequest } from './routes.ts'
@@ -49,6 +50,7 @@ interface Batch {
 export class NetlinkKernel implements HostKernel {
   readonly #route = new KernelSocket(NETLINK.ROUTE)
   readonly #generic = new KernelSocket(NETLINK.GENERIC)
+  readonly #xfrm = new KernelSocket(NETLINK.XFRM)
   /** Logs each change if its verbosity is 4 or more; undefined until `logTo` is called. */
   #log: Pick<Log, 'info' | 'v'> | undefined
 
@@ -120,6 +122,17 @@ export class NetlinkKernel implements HostKernel {
     const { answer, state } = await readWireguard(this.#generic, device)
     if (state) return state
     throw readError(`the WireGuard device ${device.name}`, answer)
+  }
+
+  async hasIpsecPolicies(): Promise<boolean> {
+    try {
+      const [answer] = await this.#xfrm.exchange([countPolicies()])
+      return hasPoliciesIn(messagesIn(dataOf(answer, 'IPsec policies')))
+    } catch (error) {
+      // The kernel is built without IPsec.
+      if ((error as NodeJS.ErrnoException).code === 'EPROTONOSUPPORT') return false
+      throw error
+    }
   }
 
   async change(changes: readonly Change[]): Promise<readonly (WeftError | undefined)[]> {

@@ -49,7 +49,7 @@ export const isKey = (text: string): boolean => WIREGUARD_KEY.test(text)
  * does not support WireGuard, and DEVICE or KERNEL for other failures.
  */
 export async function openWireguardDevice(options: WireguardOptions): Promise<WireguardDevice> {
-  const { link, keyFile, run, kernel } = options
+  const { link, keyFile, kernel } = options
   await removeLeftovers(keyFile)
   await deleteLink(link, kernel)
   link.forget()

@@ -3,7 +3,7 @@
 
 import { messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
-import { hostKernel } from '../../host/no-kernel.ts'
+import { hostKernel } from '../../host/netlink/host-kernel.ts'
 import type { Connection } from '../../host/unix-socket.ts'
 import { predecessorAt } from '../../node/restart/predecessor.ts'
 import { rendezvousAt } from '../../node/restart/rendezvous.ts'
