@@ -155,10 +155,7 @@ export class RouteSync {
     this.#noteRefused(await this.#change(deletions, 'replace route', missing), all)
   }
 
-  /**
-   * Changes only the routes to `touched`. Reads the kernel's route to a destination only if there may be one, because
-   * the kernel lists all its routes for that, which takes longer than the change.
-   */
+  /** Changes only the routes to `touched`. Reads the kernel's route to a destination only if there may be one. */
   async #applySome(known: NextHops, touched: ReadonlySet<string>): Promise<void> {
     const [deletions, fresh, doubtful]: [Change[], Entry[], Set<string>] = [[], [], new Set()]
     for (const destination of touched) {
@@ -169,12 +166,29 @@ export class RouteSync {
     }
     const refusals = await this.#change(deletions, 'add route', fresh)
     for (const { entry, error } of refusals) if (errnoOf(error) === 'EEXIST') doubtful.add(entry[0])
-    const routes = doubtful.size > 0 ? await this.#mainRoutes(doubtful) : new Map<string, Route>()
+    const routes = await this.#routesTo(doubtful, known)
     this.#noteTaken(routes, touched)
     const missing = this.#missing(routes, doubtful)
     this.#logReplaced(missing, routes, known)
     const others = refusals.filter(({ entry }) => !doubtful.has(entry[0]))
     this.#noteRefused([...others, ...(await this.#change([], 'replace route', missing))], touched)
+  }
+
+  /**
+   * Returns the kernel's routes to `destinations`. Looks up each route first, and lists the routes of the main table
+   * only if a route is not as in `known`, because the kernel then lists the routes to thousands of peers.
+   */
+  async #routesTo(destinations: ReadonlySet<string>, known: NextHops): Promise<Map<string, Route>> {
+    const all = [...destinations]
+    const queries = all.map((destination) => ({ to: (parseNet(destination) as Net).address }))
+    const answers = all.length > 0 ? await this.#kernel.lookUp(familyOf(this.#network), queries) : []
+    const kept = new Map<string, Route>()
+    for (const [at, destination] of all.entries()) {
+      const [answer, hop] = [answers[at], known.get(destination)]
+      if (answer && 'route' in answer && hop && isThere(answer.route, hop)) kept.set(destination, answer.route)
+    }
+    const others = new Set(all.filter((destination) => !kept.has(destination)))
+    return others.size > 0 ? new Map([...kept, ...(await this.#mainRoutes(others))]) : kept
   }
 
   /** Lists the routes of the main table to `destinations`, or to all parts of the network if it is left out. */

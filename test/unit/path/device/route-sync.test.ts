@@ -89,8 +89,11 @@ describe('RouteSync', () => {
   it('moves a route to another gateway, unless another program has changed it to a link', async () => {
     const { kernel, sync, hop, hops } = open()
     await sync.apply(hops(2))
+    kernel.reads.length = 0
     await sync.apply(new Map([['10.5.2.0/24', hop(9)]]), new Set(['10.5.2.0/24']))
     expect(kernel.routesAsText()).toEqual(['10.5.2.0/24 via 192.0.2.9 dev eth0'])
+    // The kernel looks up one route, and does not list all routes.
+    expect(kernel.reads).toEqual(['lookUp'])
     kernel.act({ kind: 'replace route', destination: net('10.5.2.0/24'), device: { name: 'eth0' } })
     await sync.apply(hops(2), new Set(['10.5.2.0/24']))
     expect([kernel.routesAsText(), sync.isSet('10.5.2.0/24')]).toEqual([['10.5.2.0/24 dev eth0'], false])
