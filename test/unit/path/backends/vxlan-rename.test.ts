@@ -128,7 +128,9 @@ it('continues with a renamed device: its peers, its entries and its name in the 
   expect(await dataPath.resync()).toEqual(['1 entries of other0 for peers were gone'])
   expect(lines).toEqual(['The interface flannel.1 is called other0 now; weftd goes on with it under the new name'])
   expect([linkChanges(kernel), dataPath.carrier().device, dataPath.peers().length]).toEqual([[], 'other0', 1])
-  expect(dataPath.watched[0]?.matters?.(entryEvent('10.202.0.0 dev other0 FAILED', kernel.peek('other0')!.index))).toBe(true)
+  expect(dataPath.watched[0]?.matters?.(entryEvent('10.202.0.0 dev other0 FAILED', kernel.peek('other0')!.index))).toBe(
+    true,
+  )
   await dataPath.apply(node.peers(2, 3), 'own', new Set(['10.203.0.0-24']))
   expect(kernel.changes.filter((line) => !/ dev other0\b/.test(line))).toEqual([])
   expect(dataPath.peers()).toHaveLength(2)
