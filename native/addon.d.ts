@@ -459,10 +459,12 @@ export function interfaceIndex(name: string): number
 export function interfaceName(index: number): string
 
 /**
- * Joins rtnetlink groups (RTNLGRP_*), and calls `onReports` from the event loop with the reports of the kernel, one after
- * another. `isLossy` is true if reports before these were lost. After the return the kernel reports each change.
+ * Joins groups of one subsystem of the kernel, such as RTNLGRP_* of NETLINK_ROUTE (0), and calls `onReports` from the
+ * event loop with the reports of the kernel, one after another. `isLossy` is true if reports before these were lost.
+ * After the return the kernel reports each change.
  */
 export function watchNetlink(
+  protocol: number,
   groups: readonly number[],
   onReports: (reports: Buffer, isLossy: boolean) => void,
 ): NetlinkMonitor

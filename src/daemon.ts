@@ -18,7 +18,7 @@ import { addon } from './host/addon.ts'
 import { createBell } from './host/bell.ts'
 import { hasTimedOut, run } from './host/command.ts'
 import { openEcho } from './host/echo.ts'
-import { createHostWatch } from './host/events.ts'
+import { HostWatch } from './host/events.ts'
 import { getSysctl } from './host/sysctl.ts'
 import { familiesOf, netText, type Nets } from './net/address.ts'
 import { networkAsking } from './node/ask-nodes.ts'
@@ -150,7 +150,7 @@ async function startNode(
   const { log, signal, ownership, known, kernel } = node
   const hostChanged = createBell()
   const changed = (): void => [hostChanged, ownership.recheck].forEach((bell) => bell.ring())
-  const watch = createHostWatch(changed, log, signal)
+  const watch = new HostWatch(node.kernel, changed, log, signal)
   const waiter = { log: seldom(log), signal, publish }
   try {
     const { earlier, isMine } = ownAddresses({ manager, known, kernel, log, signal, subnet: previous.subnet })

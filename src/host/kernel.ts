@@ -299,7 +299,7 @@ export type Change =
       readonly peers?: readonly WireguardPeerChange[]
     }
 
-export type Topic = 'links' | 'addresses' | 'routes' | 'rules' | 'neighbours'
+export type Topic = 'links' | 'addresses' | 'routes' | 'rules' | 'neighbours' | 'ipsec policies'
 
 /** A change that the kernel reported. `gone` is true if the object was deleted. */
 export type KernelEvent =
@@ -327,6 +327,7 @@ export type KernelEvent =
   | { readonly of: 'rule'; readonly family: Family; readonly gone: boolean }
   | { readonly of: 'neighbour'; readonly neighbour: Neighbour; readonly gone: boolean }
   | { readonly of: 'forwarding'; readonly forwarding: Forwarding; readonly gone: boolean }
+  | { readonly of: 'ipsec policies' }
   /** Reports were lost (ENOBUFS), or the subscription was renewed: everything must be read again. */
   | { readonly of: 'anything' }
 

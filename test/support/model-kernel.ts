@@ -50,6 +50,7 @@ const TOPIC_OF: Readonly<Record<Exclude<KernelEvent['of'], 'anything'>, Topic>> 
   rule: 'rules',
   neighbour: 'neighbours',
   forwarding: 'neighbours',
+  'ipsec policies': 'ipsec policies',
 }
 
 const DEFAULTS: Omit<Link, 'index' | 'name' | 'addresses'> = {

@@ -23,7 +23,7 @@ import type {
 } from '../kernel.ts'
 import type { IndexOf, NameOf } from './interfaces.ts'
 import { addressRequest, getLink, linkRequest, linksIn, listAddresses, listLinks } from './links.ts'
-import { messagesIn } from './message.ts'
+import { messagesIn, type ReceivedMessage } from './message.ts'
 import { entryRequest, forwardingEntriesIn, forwardingRequest, neighboursIn, neighboursRequest } from './neighbours.ts'
 import { countPolicies, hasPoliciesIn } from './policies.ts'
 import { changeError, isMissing, isMissingFamily, NO_DEVICE, readError } from './refusal.ts'
@@ -148,21 +148,10 @@ export class NetlinkKernel implements HostKernel {
     return errors
   }
 
-  watch(topics: readonly Topic[], onEvent: (event: KernelEvent) => void, signal: AbortSignal): Promise<void> {
-    return new Promise((resolve) => {
-      if (signal.aborted) return resolve()
-      const monitor = addon.watchNetlink(groupsOf(topics), (reports, isLossy) => {
-        if (isLossy) onEvent({ of: 'anything' })
-        const nameOf = createNames()
-        for (const message of messagesIn(reports)) {
-          // A callback before this message may have aborted the signal.
-          const event = signal.aborted ? undefined : eventOf(message, nameOf)
-          if (event) onEvent(event)
-        }
-      })
-      signal.addEventListener('abort', () => monitor.stop(), { once: true })
-      resolve()
-    })
+  async watch(topics: readonly Topic[], onEvent: (event: KernelEvent) => void, signal: AbortSignal): Promise<void> {
+    const { route, xfrm } = groupsOf(topics)
+    watchGroups(NETLINK.ROUTE, route, eventOf, onEvent, signal)
+    watchGroups(NETLINK.XFRM, xfrm, () => ({ of: 'ipsec policies' }), onEvent, signal)
   }
 
   /** Sends a batch. The answer of a change is undefined if an interface that the change names does not exist. */
@@ -180,6 +169,30 @@ export class NetlinkKernel implements HostKernel {
       this.#log.info('Another program changed the kernel objects while the kernel listed them')
     return answers
   }
+}
+
+/**
+ * Calls `onEvent` for the reports of these groups of a subsystem until `signal` aborts. `read` returns the event that a
+ * report describes.
+ */
+function watchGroups(
+  protocol: number,
+  groups: readonly number[],
+  read: (report: ReceivedMessage, nameOf: NameOf) => KernelEvent | undefined,
+  onEvent: (event: KernelEvent) => void,
+  signal: AbortSignal,
+): void {
+  if (groups.length === 0 || signal.aborted) return
+  const monitor = addon.watchNetlink(protocol, groups, (reports, isLossy) => {
+    if (isLossy) onEvent({ of: 'anything' })
+    const nameOf = createNames()
+    for (const report of messagesIn(reports)) {
+      // A callback before this report may have aborted the signal.
+      const event = signal.aborted ? undefined : read(report, nameOf)
+      if (event) onEvent(event)
+    }
+  })
+  signal.addEventListener('abort', () => monitor.stop(), { once: true })
 }
 
 /** The kernel of this host, in the network namespace of this process. */

@@ -4,9 +4,8 @@
 // The devices, entries and routes are those of flanneld (pkg/backend/vxlan).
 
 import type { Lease, OwnLease } from '../../control/lease/lease.ts'
-import { entriesOf } from '../../host/events.ts'
-import type { KernelEvent } from '../../host/kernel.ts'
-import { familiesOf, listed, parseAddress, type Family, type Net } from '../../net/address.ts'
+import type { Watched } from '../../host/events.ts'
+import { familiesOf, listed, type Family, type Net } from '../../net/address.ts'
 import { KINDS } from '../catalog.ts'
 import { checkFamily } from '../device/tun-device.ts'
 import { PeerFilter } from '../tunnel/peer-filter.ts'
@@ -57,17 +56,17 @@ export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts):
     },
     plan() {
       const open: { [F in Family]?: VxlanPath } = {}
-      const watched = entriesOf(() => families.map((family) => open[family]?.carrier().device ?? names[family] ?? ''))
-      // Ignore reports about changes that this process made itself, because a report that is not ignored starts a check
-      // of all entries.
-      const isNews = (line: string): boolean =>
-        watched.matters?.(line) !== false && !listed(open).some((path) => isAsWanted(eventOf(line), path.entries()))
-      const shared = { ...watched, matters: isNews }
+      const watched: Watched = {
+        topics: ['neighbours'],
+        // Ignore reports about changes that this process made itself, because a report that is not ignored starts a check
+        // of all entries.
+        matters: (event) => listed(open).some((path) => path.owns(event) && !isAsWanted(event, path.entries())),
+      }
       return families.map((family) => ({
         families: [family],
         mtu: mtus[family],
         external: { families: [family], isBound: true },
-        watched: shared,
+        watched,
         async open(own) {
           checkFamily(family, leastMtu(), setup().external)
           const path = await openFamily(family, setup(), parts, own)
@@ -77,18 +76,6 @@ export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts):
       }))
     },
   }
-}
-
-/** Reads a line of `ip monitor neigh`. */
-function eventOf(line: string): KernelEvent {
-  const [, deleted, name = '', mac = '', state = ''] =
-    /^(Deleted )?(\S+) dev \S+ (?:lladdr (\S+) )?(.*)$/.exec(line.trimEnd()) ?? []
-  const address = parseAddress(name) ?? 0
-  const gone = deleted !== undefined
-  const states = state.split(' ')
-  if (states.includes('NOARP'))
-    return { of: 'forwarding', forwarding: { deviceIndex: 0, mac, host: address, isPermanent: true }, gone }
-  return { of: 'neighbour', neighbour: { deviceIndex: 0, address, mac, states }, gone }
 }
 
 async function openFamily(

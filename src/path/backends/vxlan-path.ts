@@ -1,6 +1,7 @@
 // vxlan-path.ts - the data path of one family whose packets the kernel's vxlan device carries.
 
 import type { Lease } from '../../control/lease/lease.ts'
+import type { KernelEvent } from '../../host/kernel.ts'
 import { formatAddress, formatEndpoint, type Family } from '../../net/address.ts'
 import type { PathSide } from '../contract.ts'
 import type { NextHop } from '../device/route-sync.ts'
@@ -33,6 +34,12 @@ export class VxlanPath extends RoutedPath {
   /** Returns the neighbour and forwarding entries that the device should have. */
   entries(): VxlanEntries {
     return (this.#wanted ??= entriesOfPeers(this.#peersIn(this.tunnelled)))
+  }
+
+  /** Returns true if a report of the kernel is about a neighbour or forwarding entry of this data path's device. */
+  owns(event: KernelEvent): boolean {
+    const entry = event.of === 'neighbour' ? event.neighbour : event.of === 'forwarding' ? event.forwarding : undefined
+    return entry !== undefined && entry.deviceIndex === this.#opened.link.index
   }
 
   protected hopTo(peer: Lease): NextHop {

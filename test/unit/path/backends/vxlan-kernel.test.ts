@@ -9,6 +9,7 @@ import { formatAddress } from '../../../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { prepareKernelVxlan } from '../../../../src/path/backends/vxlan-kernel.ts'
 import { openPaths } from '../../../support/data-paths.ts'
+import { entryEvent } from '../../../support/entry-event.ts'
 import { ModelKernel } from '../../../support/model-kernel.ts'
 
 const PEERS = 500
@@ -95,11 +96,13 @@ it('touches only the entries of a lease that changed, came or went, with the sam
 })
 
 it('ignores reports of its own changes, but not of other changes', async () => {
-  const { dataPath, leases, own, apply } = await openWithPeers()
+  const { kernel, dataPath, leases, own, apply } = await openWithPeers()
   await apply(lease(3, '02:99:00:00:00:03'))
   leases.delete('10.0.4.0-24')
   await dataPath.apply(leases, own.key, new Set(['10.0.4.0-24']))
-  const matters = (line: string) => dataPath.watched[0]?.matters?.(line)
+  const { index } = kernel.peek('flannel.1')!
+  const matters = (line: string) =>
+    dataPath.watched[0]?.matters?.(entryEvent(line, line.includes('flannel.1') ? index : index + 1))
   for (const [line, isNews] of [
     ['10.0.3.0 dev flannel.1 lladdr 02:99:00:00:00:03 PERMANENT ', false],
     ['172.16.0.3 dev flannel.1 lladdr 02:99:00:00:00:03 NOARP PERMANENT ', false],

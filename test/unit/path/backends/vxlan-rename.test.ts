@@ -9,6 +9,7 @@ import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { openVxlanDevice } from '../../../../src/path/backends/vxlan-device.ts'
 import { prepareKernelVxlan } from '../../../../src/path/backends/vxlan-kernel.ts'
 import { openPaths } from '../../../support/data-paths.ts'
+import { entryEvent } from '../../../support/entry-event.ts'
 import { ModelKernel } from '../../../support/model-kernel.ts'
 
 const MAC = '02:ff:ff:ff:ff:ff'
@@ -127,7 +128,9 @@ it('continues with a renamed device: its peers, its entries and its name in the 
   expect(await dataPath.resync()).toEqual(['1 entries of other0 for peers were gone'])
   expect(lines).toEqual(['The interface flannel.1 is called other0 now; weftd goes on with it under the new name'])
   expect([linkChanges(kernel), dataPath.carrier().device, dataPath.peers().length]).toEqual([[], 'other0', 1])
-  expect(dataPath.watched[0]?.matters?.('10.202.0.0 dev other0 FAILED')).toBe(true)
+  expect(dataPath.watched[0]?.matters?.(entryEvent('10.202.0.0 dev other0 FAILED', kernel.peek('other0')!.index))).toBe(
+    true,
+  )
   await dataPath.apply(node.peers(2, 3), 'own', new Set(['10.203.0.0-24']))
   expect(kernel.changes.filter((line) => !/ dev other0\b/.test(line))).toEqual([])
   expect(dataPath.peers()).toHaveLength(2)
