@@ -1,10 +1,10 @@
-// ip-words.ts - writes a change of the kernel's network configuration as a command line of `ip`, `bridge` or `wg`, so
-// that an operator can repeat the change by hand. Pure.
+// ip-words.ts - writes changes of the kernel's network configuration as command lines of `ip`, `bridge` or `wg`, so that
+// an operator can repeat the changes by hand, and policy rules as `ip rule` prints them. Pure.
 
 import type { Secret } from '../base/secret.ts'
 import { printable } from '../base/text.ts'
 import { formatAddress, formatEndpoint, formatNet, type Family, type Net } from '../net/address.ts'
-import type { Change, NewDevice, RouteChange, WireguardPeerChange } from './kernel.ts'
+import type { Change, NewDevice, PolicyRule, RouteChange, WireguardPeerChange } from './kernel.ts'
 
 /** The changes whose kinds include the kind `K`. */
 type OfKind<K extends Change['kind'], C extends Change = Change> = C extends unknown
@@ -197,3 +197,30 @@ function wordsOfPeer(peer: WireguardPeerChange): readonly string[] {
 /** Returns the words for a key. `wg` removes a key if its file is empty, as /dev/null is. */
 const keyWords = (word: string, key: Secret | undefined): readonly string[] =>
   option(word, key && (key.isEmpty ? '/dev/null' : HIDDEN_KEY))
+
+/** The numbers of the routing tables that every host has, and their names in `ip`. */
+export const MAIN_TABLE = 254
+export const LOCAL_TABLE = 255
+const TABLE_NAMES: ReadonlyMap<number, string> = new Map([
+  [253, 'default'],
+  [MAIN_TABLE, 'main'],
+  [LOCAL_TABLE, 'local'],
+])
+
+export const tableName = (table: number): string => TABLE_NAMES.get(table) ?? String(table)
+
+const ALL_BITS = 0xff_ff_ff_ff
+
+/** Writes a policy rule as `ip rule` prints it, such as `5270: from all lookup 52`. */
+export function ruleText(rule: PolicyRule): string {
+  const { priority, table, action, iif, oif, from, to, mark, mask, isInverted } = rule
+  const bits = mask === ALL_BITS ? '' : `/0x${mask.toString(16)}`
+  return [
+    `${priority}:${isInverted ? ' not' : ''} from ${from ? formatNet(from) : 'all'}`,
+    ...option('to', to && formatNet(to)),
+    ...option('fwmark', mark === undefined ? undefined : `0x${mark.toString(16)}${bits}`),
+    ...option('iif', iif),
+    ...option('oif', oif),
+    table === undefined ? action : `lookup ${tableName(table)}`,
+  ].join(' ')
+}

@@ -91,7 +91,7 @@ export async function setWireguard(
 
 /**
  * Looks up the number of WireGuard's family; the kernel loads its module for that. The number changes when the module
- * is loaded again, so it is looked up before each use.
+ * is loaded again, so each use of the family begins with this request.
  */
 async function findFamily(
   socket: NetlinkSocket,

@@ -4,13 +4,11 @@ import { existsSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
-import { WeftError } from '../../../../src/base/errors.ts'
 import { Secret } from '../../../../src/base/secret.ts'
 import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
 import type { Run } from '../../../../src/host/command.ts'
-import { hostKernel } from '../../../../src/host/no-kernel.ts'
 import {
   formatAddress,
   formatEndpoint,
@@ -21,6 +19,7 @@ import {
 } from '../../../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { parseIpv6, parseIpv6Net } from '../../../../src/net/ipv6.ts'
+import { endpointText } from '../../../../src/path/backends/wireguard-device.ts'
 import { createWireguardBackend } from '../../../../src/path/backends/wireguard.ts'
 import { chooseCarrier } from '../../../../src/path/backends/wireguard/carrier.ts'
 import { endOf } from '../../../../src/path/backends/wireguard/endpoint.ts'
@@ -29,6 +28,7 @@ import type { Engine, EngineConfig } from '../../../../src/path/engine/engine.ts
 import { decodePeers } from '../../../../src/path/engine/peers.ts'
 import { openPaths } from '../../../support/data-paths.ts'
 import { host, installHost, log } from '../../../support/fake-host.ts'
+import { ModelKernel } from '../../../support/model-kernel.ts'
 
 const KEY = 'MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY='
 const OTHER_KEY = 'XasIfmJKikt54X+Lg4AO5m87sSkmGLb9HC+LJ/+I4Os='
@@ -44,10 +44,9 @@ let publicKey: string
 let ipv6: string
 /** The MTU of eth0, in bytes. */
 let mtu: number
-/** The peers that the device prints. */
-let dumped: string
+let kernel: ModelKernel
 beforeEach(() => {
-  dumped = ''
+  kernel = new ModelKernel()
   folder = mkdtempSync(join(tmpdir(), 'weft-wg-'))
   writeFileSync(join(folder, 'wgkey'), KEY)
   vi.stubEnv('WIREGUARD_KEY_FILE', join(folder, 'wgkey'))
@@ -61,12 +60,17 @@ afterEach(() => {
 /** A simulated host with all devices and eth0, which records the commands. */
 const run: Run = async (file, args) => {
   const command = [file, ...args].join(' ')
-  if (file === 'wg' && args[0] === 'show') return `priv\t${publicKey}\t51820\toff\n${dumped}`
   const [, device] = / show dev (\S+)$/.exec(command) ?? []
-  if (device === 'eth0' || commands.some((each) => each.startsWith(`ip link add ${device} `))) {
+  if (device === 'eth0' || kernel.peek(device ?? '')) {
     const info = device === 'eth0' ? [{ local: '192.0.2.1' }, { local: ipv6 }] : []
     return JSON.stringify([
-      { ifindex: 1, ifname: device, mtu: device === 'eth0' ? mtu : 1420, flags: ['UP'], addr_info: info },
+      {
+        ifindex: kernel.peek(device ?? '')?.index ?? 1,
+        ifname: device,
+        mtu: device === 'eth0' ? mtu : 1420,
+        flags: ['UP'],
+        addr_info: info,
+      },
     ])
   }
   if (args.includes('show')) return '[]'
@@ -91,7 +95,7 @@ async function open(mode: string, subnet: Nets, network = '10.5.0.0/16') {
     settings: readSettings('wireguard', config.backend),
     external: externalOf(),
     run,
-    kernel: hostKernel,
+    kernel,
     log,
     ...NO_ENGINE,
   })
@@ -185,7 +189,7 @@ it.each(['separate', 'auto'])('in mode %s keeps its devices after a change of th
   await path.resync()
   expect(path.isOutdated).toBe(false)
   ipv6 = '2001:db8::2'
-  const made = (): number => commands.filter((command) => /^ip link (add|del) /.test(command)).length
+  const made = (): number => kernel.changes.filter((words) => /^ip link (add|del) /.test(words)).length
   const before = made()
   await path.resync()
   expect([path.isOutdated, path.lacking]).toEqual([true, {}])
@@ -236,13 +240,11 @@ it('reports the current endpoint of a peer after reading it from the device', as
   const endpoint = (): string | undefined => path.peers()[0]?.ipv4?.endpoint
   await path.apply(leases(51_820), 'own')
   expect(endpoint()).toBe('172.16.0.3:51820')
-  for (const [at, expected] of [
-    ['192.0.2.9:22235', '192.0.2.9:22235'],
-    ['(none)', '192.0.2.9:22235'],
-  ]) {
-    dumped = `${OTHER_KEY}\t(none)\t${at}\t10.5.2.0/24\t0\t1\t1\toff\n`
+  const { peers } = kernel.wireguardDevice('flannel-wg')
+  for (const at of [{ address: parseIpv4('192.0.2.9')!, port: 22_235 }, undefined]) {
+    peers.set(OTHER_KEY, { ...peers.get(OTHER_KEY)!, endpoint: at })
     await path.traffic()
-    expect(endpoint()).toBe(expected)
+    expect(endpoint()).toBe('192.0.2.9:22235')
   }
   await path.apply(leases(51_830), 'own')
   expect(endpoint()).toBe('172.16.0.3:51830')
@@ -272,7 +274,7 @@ function endpointOf(backend: object, own: Addresses, peer: Addresses, port?: num
     settings: readSettings('wireguard', config.backend),
     external,
     run,
-    kernel: hostKernel,
+    kernel,
     log,
     ...NO_ENGINE,
   })
@@ -327,21 +329,15 @@ describe('the endpoint of a flanneld peer', () => {
     'over %s, with one device: %s, has the port on which it listens: case %#',
     (outer, isOneDevice, attrs, endpoint, allowedIps) => {
       const end = endOf({ key: 'k', subnet: BOTH, attrs }, outer, isOneDevice, PORTS)
-      expect([end?.endpoint, end?.allowedIps]).toEqual([endpoint, allowedIps])
+      expect([end && endpointText(end.endpoint), end?.allowedIps.map(formatNet)]).toEqual([endpoint, allowedIps])
     },
   )
 })
 
 it('chooses the kernel although a weftd was killed while it tested the kernel', async () => {
-  let isThere = true
-  const withLeftover: Run = async (_file, args) => {
-    const words = args.join(' ')
-    if (words === '-j address show dev weft-wg-try') return isThere ? '[{"ifindex":9,"ifname":"weft-wg-try"}]' : '[]'
-    if (words.startsWith('link add') && isThere) throw new WeftError('COMMAND', 'RTNETLINK answers: File exists')
-    isThere = words.startsWith('link add')
-    return ''
-  }
-  expect([await chooseCarrier(undefined, [], withLeftover, log), isThere]).toEqual(['kernel', false])
+  kernel.addLink({ name: 'weft-wg-try', type: 'wireguard' })
+  expect(await chooseCarrier(undefined, [], kernel, log)).toBe('kernel')
+  expect(kernel.peek('weft-wg-try')).toBeUndefined()
 })
 
 describe('a Node.js without ciphers', () => {
@@ -350,17 +346,12 @@ describe('a Node.js without ciphers', () => {
     const config = parseNetworkConfig(
       JSON.stringify({ Network: '10.5.0.0/16', Backend: { Type: 'wireguard', ...backend } }),
     )
-    const without: Run = async (file, args, options) => {
-      if (file === 'wg' && args[0] === 'pubkey') return `of wg pubkey, from ${options?.input}\n`
-      if (args.includes('add')) throw new WeftError('NO_DEVICE_TYPE', 'no such device')
-      return run(file, args, options)
-    }
     const made = createWireguardBackend({
       config,
       settings: readSettings('wireguard', config.backend),
       external: externalOf(),
-      run: without,
-      kernel: hostKernel,
+      run,
+      kernel,
       log,
       lacks,
       ...NO_ENGINE,
@@ -370,21 +361,26 @@ describe('a Node.js without ciphers', () => {
   }
 
   it('is refused if the kernel has no WireGuard either', async () => {
+    kernel.unknownTypes.add('wireguard')
     expect(await chosen({}, [])).toEqual({
       names: ['flannel-wg'],
       backendData: { PublicKey: publicKey, Port: 51_820, AnyPort: true },
     })
-    expect(host.lines.splice(0)).toEqual(['WireGuard is carried by weftd itself: no such device'])
-    await expect(chosen({}, ['BLAKE2s', 'ChaCha20-Poly1305'])).rejects.toMatchObject({
+    const [line = ''] = host.lines.splice(0)
+    expect(line).toMatch(/^WireGuard is carried by weftd itself: .*wireguard/)
+    const why = line.replace('WireGuard is carried by weftd itself: ', '')
+    await expect(chosen({}, ['X25519', 'BLAKE2s'])).rejects.toMatchObject({
       code: 'DEVICE',
-      message: 'WireGuard cannot be carried: no such device, and this Node.js has no BLAKE2s, no ChaCha20-Poly1305',
+      message: `WireGuard cannot be carried: ${why}, and this Node.js has no X25519, no BLAKE2s`,
       remedy: expect.stringContaining('not in FIPS mode') as string,
     })
   })
 
-  it('is accepted if the kernel is the carrier: wg computes the public key', async () => {
-    const { backendData } = await chosen({ DataPath: 'kernel' }, ['X25519'])
-    expect(backendData).toEqual({ PublicKey: `of wg pubkey, from ${KEY}`, Port: 51_820 })
+  it.each([{ DataPath: 'kernel' }, {}])('is accepted if the kernel is the carrier (%j)', async (backend) => {
+    const { backendData } = await chosen(backend, ['X25519'])
+    expect(backendData).toEqual({ PublicKey: publicKey, Port: 51_820 })
+    const onlyByKernel = kernel.changes.filter((words) => words === 'wg set weft-wg-try private-key (hidden)')
+    expect([onlyByKernel.length, kernel.peek('weft-wg-try')]).toEqual([1, undefined])
   })
 
   it('is refused if weftd must be the carrier', async () => {
@@ -423,12 +419,12 @@ describe('weftd itself, in the mode auto', () => {
       settings: readSettings('wireguard', config.backend),
       external,
       run,
-      kernel: hostKernel,
+      kernel,
       log,
       ...NO_ENGINE,
       async startEngine(engineConfig) {
         startedWith = engineConfig
-        commands.push(`ip link add ${engineConfig.tunName} `)
+        kernel.addLink({ name: engineConfig.tunName, type: 'tun' })
         return { ...quietEngine(engineConfig.tunName), setPeers: (all) => void (records = all), ...besides }
       },
     })

@@ -85,7 +85,7 @@ const OUTAGES: readonly Outage[] = [
     what: "tailscale's table is asked first (k3s#7772, tailscale#297)",
     facts: {
       ...silent,
-      kernelRoutes: routesBy({ host: { device: 'ts0', table: '52' }, out: { device: 'ts0', table: '52' } }),
+      kernelRoutes: routesBy({ host: { device: 'ts0', table: 52 }, out: { device: 'ts0', table: 52 } }),
     },
     finds: ['policy-route', 'peer-silent'],
     out: { device: 'ts0', byRule: '5270: from all lookup 52' },
@@ -93,7 +93,7 @@ const OUTAGES: readonly Outage[] = [
   },
   {
     what: 'a rule for the bridge of containers (rke2#1053)',
-    facts: { kernelRoutes: routesBy({ out: { device: 'eth0', gateway: '192.0.2.254', table: '30400' } }) },
+    facts: { kernelRoutes: routesBy({ out: { device: 'eth0', gateway: '192.0.2.254', table: 30400 } }) },
     finds: ['policy-route'],
     out: { device: 'eth0', gateway: '192.0.2.254', byRule: '30400: from all iif cni0 lookup 30400' },
   },
@@ -105,7 +105,7 @@ const OUTAGES: readonly Outage[] = [
   },
   {
     what: 'strict rp_filter, where the way back is another one',
-    facts: { kernelRoutes: routesBy({ in: 'Invalid cross-device link' }) },
+    facts: { kernelRoutes: routesBy({ in: 'EXDEV' }) },
     finds: ['route-refused'],
     back: { device: 'cni0', refused: 'Invalid cross-device link' },
   },
