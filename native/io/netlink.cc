@@ -210,6 +210,11 @@ Failure NetlinkReports::open(std::span<const int> groups) {
   Fd fd(socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, NETLINK_ROUTE));
   if (!fd) return SystemError{"socket AF_NETLINK", errno};
   enlarge_receive_buffer(fd.get());
+  // Without a port number of its own, the socket would have the kernel's number 0, and get no reports of the kernel.
+  sockaddr_nl any_port = {};
+  any_port.nl_family = AF_NETLINK;
+  if (bind(fd.get(), reinterpret_cast<sockaddr*>(&any_port), sizeof any_port) < 0)
+    return SystemError{"bind AF_NETLINK", errno};
   for (const int group : groups) {
     if (setsockopt(fd.get(), SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, &group, sizeof group) < 0)
       return SystemError{"setsockopt NETLINK_ADD_MEMBERSHIP", errno};
