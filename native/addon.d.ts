@@ -449,7 +449,7 @@ export function sessionMs(): number
  */
 export function watchReadable(fd: number, onReadable: () => void): ReadWatcher
 
-/** Makes a socket for one subsystem of the kernel: NETLINK_ROUTE (0) or NETLINK_GENERIC (16). */
+/** Makes a socket for one subsystem of the kernel: NETLINK_ROUTE (0), NETLINK_XFRM (6) or NETLINK_GENERIC (16). */
 export function openNetlink(protocol: number): NetlinkSocket
 
 /** Returns the index of the interface with a name (if_nametoindex(3)); 0 if there is none. */
@@ -459,10 +459,12 @@ export function interfaceIndex(name: string): number
 export function interfaceName(index: number): string
 
 /**
- * Joins rtnetlink groups (RTNLGRP_*), and calls `onReports` from the event loop with the reports of the kernel, one after
- * another. `isLossy` is true if reports before these were lost. After the return the kernel reports each change.
+ * Joins groups of one subsystem of the kernel, such as RTNLGRP_* of NETLINK_ROUTE (0), and calls `onReports` from the
+ * event loop with the reports of the kernel, one after another. `isLossy` is true if reports before these were lost.
+ * After the return the kernel reports each change.
  */
 export function watchNetlink(
+  protocol: number,
   groups: readonly number[],
   onReports: (reports: Buffer, isLossy: boolean) => void,
 ): NetlinkMonitor

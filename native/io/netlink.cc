@@ -206,14 +206,15 @@ Failure NetlinkSocket::receive(NetlinkAnswers& answers) {
   return {};
 }
 
-Failure NetlinkReports::open(std::span<const int> groups) {
-  Fd fd(socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, NETLINK_ROUTE));
+Failure NetlinkReports::open(int protocol, std::span<const int> groups) {
+  Fd fd(socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, protocol));
   if (!fd) return SystemError{"socket AF_NETLINK", errno};
   enlarge_receive_buffer(fd.get());
-  // Without a port number of its own, the socket would have the kernel's number 0, and get no reports of the kernel.
-  sockaddr_nl any_port = {};
-  any_port.nl_family = AF_NETLINK;
-  if (bind(fd.get(), reinterpret_cast<sockaddr*>(&any_port), sizeof any_port) < 0)
+  // The kernel sends its reports to all ports but number 0, which is that of a socket without an address
+  // (net/netlink/af_netlink.c, do_one_broadcast).
+  sockaddr_nl own = {};
+  own.nl_family = AF_NETLINK;
+  if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&own), sizeof own) < 0)
     return SystemError{"bind AF_NETLINK", errno};
   for (const int group : groups) {
     if (setsockopt(fd.get(), SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, &group, sizeof group) < 0)

@@ -81,9 +81,10 @@ class MonitorHandle : public WithCleanup<MonitorHandle> {
     return DefineClass(env, "NetlinkMonitor", {InstanceMethod<&MonitorHandle::stop>("stop")});
   }
   explicit MonitorHandle(const Napi::CallbackInfo& info) : WithCleanup(info) {
-    callback_ = Napi::Persistent(info[1].As<Napi::Function>());
+    callback_ = Napi::Persistent(info[2].As<Napi::Function>());
     const auto tell = [this](Napi::Env env) { hand_over(env); };
-    Failure failure = reports_.open(to_numbers(info[0].As<Napi::Array>()));
+    const int protocol = info[0].As<Napi::Number>().Int32Value();
+    Failure failure = reports_.open(protocol, to_numbers(info[1].As<Napi::Array>()));
     if (!failure) failure = Watcher::start(info.Env(), reports_.fd(), tell, watcher_);
     if (!failure) return;
     release();
@@ -128,7 +129,7 @@ Napi::Value interface_name(const Napi::CallbackInfo& info) {
 }
 
 Napi::Value watch_netlink(const Napi::CallbackInfo& info) {
-  return info.Env().GetInstanceData<Classes>()->netlink_monitor.New({info[0], info[1]});
+  return info.Env().GetInstanceData<Classes>()->netlink_monitor.New({info[0], info[1], info[2]});
 }
 
 }  // namespace

@@ -6,6 +6,7 @@ import { chooseExternalInterface } from '../../src/host/choose-interface.ts'
 import type { Run } from '../../src/host/command.ts'
 import { currentExternal } from '../../src/host/external-interface.ts'
 import { findLink } from '../../src/host/links.ts'
+import { hostKernel } from '../../src/host/netlink/host-kernel.ts'
 import { addressText, FAMILIES, type Family } from '../../src/net/address.ts'
 import { eventually } from '../support/event.ts'
 import { HOSTS, needs } from '../support/needs.ts'
@@ -34,7 +35,7 @@ const remove = (address: string): Promise<string> => ip('address', 'del', `${add
 const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 const wishes = { ifaces: ['eth0'], patterns: [], canReach: '', publicIp: { ipv4: '', ipv6: '' } }
 const choose = (families: readonly Family[] = FAMILIES) =>
-  chooseExternalInterface(run, wishes, families, log, readSysctl)
+  chooseExternalInterface(hostKernel, wishes, families, log, readSysctl)
 const chosen = async (): Promise<string> => addressText({ ipv6: (await choose()).address.ipv6 })
 const entries = async () => (await findLink(run, 'eth0'))!.addresses.ipv6
 

@@ -88,6 +88,7 @@ function linkOfJson(json: JsonLink, indexes: ReadonlyMap<string, number>): Link 
       ipip: {
         local: data['local'] === 'any' ? undefined : parseIpv4(data['local'] as string),
         remote: data['remote'] === 'any' ? undefined : parseIpv4(data['remote'] as string),
+        underlay: indexes.get(data['link'] as string) ?? 0,
         external: is('external'),
       },
     }),
@@ -283,8 +284,9 @@ describe('the reports of the kernel', () => {
         return `${sign}neighbour ${formatAddress(event.neighbour.address)} ${event.neighbour.mac}`
       case 'forwarding':
         return `${sign}forwarding ${event.forwarding.mac}`
+      case 'ipsec policies':
       case 'anything':
-        return 'anything'
+        return event.of
     }
   }
   const expectEvents = (texts: readonly string[]): Promise<void> =>

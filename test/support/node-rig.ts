@@ -11,7 +11,7 @@ import { parseLeaseKey, type LeaseAttrs, type OwnLease } from '../../src/control
 import { managerOf } from '../../src/control/lease/store-manager.ts'
 import { runNode } from '../../src/daemon.ts'
 import { createBell } from '../../src/host/bell.ts'
-import { hostKernel } from '../../src/host/no-kernel.ts'
+import { hostKernel } from '../../src/host/netlink/host-kernel.ts'
 import { familiesOf, onlyOf, type ByFamily, type Family } from '../../src/net/address.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../src/net/ipv6.ts'

@@ -1,5 +1,6 @@
 // host-kernel.ts - the kernel of this host, read, changed and watched with netlink sockets (netlink(7)).
 
+import type { NetlinkMonitor } from '../../../native/addon.d.ts'
 import type { WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import type { Family } from '../../net/address.ts'
@@ -23,8 +24,9 @@ import type {
 } from '../kernel.ts'
 import type { IndexOf, NameOf } from './interfaces.ts'
 import { addressRequest, getLink, linkRequest, linksIn, listAddresses, listLinks } from './links.ts'
-import { messagesIn } from './message.ts'
+import { messagesIn, type ReceivedMessage } from './message.ts'
 import { entryRequest, forwardingEntriesIn, forwardingRequest, neighboursIn, neighboursRequest } from './neighbours.ts'
+import { countPolicies, hasPoliciesIn } from './policies.ts'
 import { changeError, isMissing, isMissingFamily, NO_DEVICE, readError } from './refusal.ts'
 import { eventOf, groupsOf } from './reports.ts'
 import { lookedUpIn, lookUpRequest, refusalOf, RouteDump, routeRequest } from './routes.ts'
@@ -49,6 +51,7 @@ interface Batch {
 export class NetlinkKernel implements HostKernel {
   readonly #route = new KernelSocket(NETLINK.ROUTE)
   readonly #generic = new KernelSocket(NETLINK.GENERIC)
+  readonly #xfrm = new KernelSocket(NETLINK.XFRM)
   /** Logs each change if its verbosity is 4 or more; undefined until `logTo` is called. */
   #log: Pick<Log, 'info' | 'v'> | undefined
 
@@ -122,6 +125,16 @@ export class NetlinkKernel implements HostKernel {
     throw readError(`the WireGuard device ${device.name}`, answer)
   }
 
+  async hasIpsecPolicies(): Promise<boolean> {
+    try {
+      const [answer] = await this.#xfrm.exchange([countPolicies()])
+      return hasPoliciesIn(messagesIn(dataOf(answer, 'IPsec policies')))
+    } catch (error) {
+      if (isWithoutIpsec(error)) return false
+      throw error
+    }
+  }
+
   async change(changes: readonly Change[]): Promise<readonly (WeftError | undefined)[]> {
     const errors: (WeftError | undefined)[] = []
     for (const batch of batchesOf(changes)) {
@@ -135,21 +148,22 @@ export class NetlinkKernel implements HostKernel {
     return errors
   }
 
-  watch(topics: readonly Topic[], onEvent: (event: KernelEvent) => void, signal: AbortSignal): Promise<void> {
-    return new Promise((resolve) => {
-      if (signal.aborted) return resolve()
-      const monitor = addon.watchNetlink(groupsOf(topics), (reports, isLossy) => {
-        if (isLossy) onEvent({ of: 'anything' })
-        const nameOf = createNames()
-        for (const message of messagesIn(reports)) {
-          // A callback before this message may have aborted the signal.
-          const event = signal.aborted ? undefined : eventOf(message, nameOf)
-          if (event) onEvent(event)
-        }
-      })
-      signal.addEventListener('abort', () => monitor.stop(), { once: true })
-      resolve()
-    })
+  async watch(topics: readonly Topic[], onEvent: (event: KernelEvent) => void, signal: AbortSignal): Promise<void> {
+    const { route, xfrm } = groupsOf(topics)
+    const monitors: NetlinkMonitor[] = []
+    const stop = (): void => monitors.forEach((monitor) => monitor.stop())
+    if (signal.aborted) return
+    signal.addEventListener('abort', stop, { once: true })
+    try {
+      if (route.length > 0) monitors.push(watchGroups(NETLINK.ROUTE, route, eventOf, onEvent, signal))
+      if (xfrm.length > 0)
+        monitors.push(watchGroups(NETLINK.XFRM, xfrm, () => ({ of: 'ipsec policies' }), onEvent, signal))
+    } catch (error) {
+      // A kernel without IPsec has no policies to report.
+      if (isWithoutIpsec(error)) return
+      stop()
+      throw error
+    }
   }
 
   /** Sends a batch. The answer of a change is undefined if an interface that the change names does not exist. */
@@ -168,6 +182,30 @@ export class NetlinkKernel implements HostKernel {
     return answers
   }
 }
+
+/** Returns true for the error of opening a socket of NETLINK_XFRM on a kernel that is built without IPsec. */
+const isWithoutIpsec = (error: unknown): boolean => (error as NodeJS.ErrnoException).code === 'EPROTONOSUPPORT'
+
+/**
+ * Calls `onEvent` for the reports of these groups of a subsystem, unless `signal` has aborted. `read` returns the event
+ * that a report describes.
+ */
+const watchGroups = (
+  protocol: number,
+  groups: readonly number[],
+  read: (report: ReceivedMessage, nameOf: NameOf) => KernelEvent | undefined,
+  onEvent: (event: KernelEvent) => void,
+  signal: AbortSignal,
+): NetlinkMonitor =>
+  addon.watchNetlink(protocol, groups, (reports, isLossy) => {
+    if (isLossy) onEvent({ of: 'anything' })
+    const nameOf = createNames()
+    for (const report of messagesIn(reports)) {
+      // A callback before this report may have aborted the signal.
+      const event = signal.aborted ? undefined : read(report, nameOf)
+      if (event) onEvent(event)
+    }
+  })
 
 /** The kernel of this host, in the network namespace of this process. */
 export const hostKernel = new NetlinkKernel()

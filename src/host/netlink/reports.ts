@@ -13,7 +13,7 @@ import { RTM_DELRULE, RTM_NEWRULE } from './rules.ts'
  * The numbers of rtnetlink's groups, for IPv4 and for IPv6 (RTNLGRP_* in linux/rtnetlink.h). A kernel without IPv6 has
  * the groups, too.
  */
-const GROUPS: Readonly<Record<Topic, readonly number[]>> = {
+const GROUPS: Readonly<Record<Exclude<Topic, 'ipsec policies'>, readonly number[]>> = {
   links: [1],
   addresses: [5, 9],
   routes: [7, 11],
@@ -21,7 +21,19 @@ const GROUPS: Readonly<Record<Topic, readonly number[]>> = {
   neighbours: [3],
 }
 
-export const groupsOf = (topics: readonly Topic[]): readonly number[] => topics.flatMap((topic) => GROUPS[topic])
+/** The group of the subsystem NETLINK_XFRM for changes of IPsec policies (XFRMNLGRP_POLICY in linux/xfrm.h). */
+const POLICY_GROUPS: readonly number[] = [4]
+
+/** Returns the groups of NETLINK_ROUTE, and those of NETLINK_XFRM, that report changes of these topics. */
+export function groupsOf(topics: readonly Topic[]): {
+  readonly route: readonly number[]
+  readonly xfrm: readonly number[]
+} {
+  return {
+    route: topics.flatMap((topic) => (topic === 'ipsec policies' ? [] : GROUPS[topic])),
+    xfrm: topics.includes('ipsec policies') ? POLICY_GROUPS : [],
+  }
+}
 
 /** Returns the event that a report describes; undefined for a report of an object that weft does not use. */
 export function eventOf(message: ReceivedMessage, nameOf: NameOf): KernelEvent | undefined {

@@ -29,8 +29,8 @@ export interface PolicyPeer {
   readonly host: string
 }
 
-/** The command that reports the changes of the kernel's IPsec policies. */
-export const POLICY_CHANGES: Watched = { monitor: ['ip', 'xfrm', 'monitor', 'policy'] }
+/** The changes of the kernel's IPsec policies. */
+export const POLICY_CHANGES: Watched = { topics: ['ipsec policies'] }
 
 interface PolicyOptions {
   readonly network: string

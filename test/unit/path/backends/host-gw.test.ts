@@ -3,7 +3,7 @@
 import { expect, it } from 'vitest'
 import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
-import { hostKernel } from '../../../../src/host/no-kernel.ts'
+import { hostKernel } from '../../../../src/host/netlink/host-kernel.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../../../src/net/ipv6.ts'
 import { createHostGwBackend } from '../../../../src/path/backends/host-gw.ts'

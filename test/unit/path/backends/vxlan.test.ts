@@ -5,9 +5,9 @@ import { WeftError } from '../../../../src/base/errors.ts'
 import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import { encodeLeaseValue } from '../../../../src/control/lease/lease.ts'
-import { hostKernel } from '../../../../src/host/no-kernel.ts'
 import { vtepMacOf } from '../../../../src/path/backends/vxlan-config.ts'
 import { createVxlanBackend } from '../../../../src/path/backends/vxlan.ts'
+import { ModelKernel } from '../../../support/model-kernel.ts'
 
 it.each([
   [{ VNI: 1, VtepMAC: '5A:11:22:33:44:55' }, '5a:11:22:33:44:55'],
@@ -49,7 +49,7 @@ it('keeps the MAC that peers know if its device is gone and the store does not a
       if (!args.includes('dev')) return '[]'
       throw new WeftError('COMMAND', 'Device does not exist.')
     },
-    kernel: hostKernel,
+    kernel: new ModelKernel(),
     log,
   })
   const macOf = async () => vtepMacOf(await backend.prepare(new AbortController().signal), 'ipv4')
@@ -83,7 +83,7 @@ it('publishes null as IPv4 data if it has only IPv6, and the IPv6 MAC that it pu
       if (args.includes('add') || args.includes('del') || !args.includes('dev')) return '' // the kernel has vxlan
       throw new WeftError('COMMAND', 'Device does not exist.')
     },
-    kernel: hostKernel,
+    kernel: new ModelKernel(),
     log,
   })
   const attrs = await backend.prepare(new AbortController().signal)

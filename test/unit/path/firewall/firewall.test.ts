@@ -3,7 +3,7 @@
 import { beforeEach, describe, expect, it, vi } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
 import type { Run } from '../../../../src/host/command.ts'
-import { hostKernel } from '../../../../src/host/no-kernel.ts'
+import { hostKernel } from '../../../../src/host/netlink/host-kernel.ts'
 import type { Nets } from '../../../../src/net/address.ts'
 import { parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { parseIpv6Net } from '../../../../src/net/ipv6.ts'
