@@ -199,7 +199,7 @@ export async function runNode(
 ): Promise<never> {
   const { backend, config, external, next, ...membership } = parts
   const { options, log, signal, stopping, ownership } = starting
-  const means = { ...parts, options, log, signal }
+  const means = { ...parts, options, kernel: starting.kernel, log, signal }
   // If a program such as `ip` does not answer in time, try again, because an overloaded host is not a mistake of an
   // operator.
   const answered = <T>(find: () => Promise<T>): Promise<T> => retry({ failure: REGISTERING, find }, { log, signal })

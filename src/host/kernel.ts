@@ -345,6 +345,11 @@ export interface HostKernel {
   forwarding(device: Device): Promise<readonly Forwarding[]>
   wireguard(device: Device): Promise<WireguardState>
   /**
+   * Returns true if the kernel has IPsec policies (ip-xfrm(8)), which may encrypt or drop packets. Returns false on a
+   * kernel without IPsec.
+   */
+  hasIpsecPolicies(): Promise<boolean>
+  /**
    * Makes the changes in the given order, all of them even if one fails. Returns the error of each change, in the same
    * order, or undefined if the kernel accepted the change. An error has the code PERMISSION (EPERM), NO_DEVICE_TYPE (the
    * kernel does not support the type of a new device) or KERNEL; its cause is a KernelRefusal with the errno.

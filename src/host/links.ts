@@ -1,7 +1,7 @@
 // links.ts - reads network interfaces, their addresses, and routes from iproute2's JSON.
 
 import { readFile } from 'node:fs/promises'
-import { isWeftError, messageOf, WeftError } from '../base/errors.ts'
+import { isWeftError, WeftError } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
 import {
   ADDRESS_BITS,
@@ -247,6 +247,8 @@ export class FollowedLink implements Named {
   }
 
   /** Looks up the interface and remembers its present name and index. Returns undefined if the interface is gone. */
+  find(from: HostKernel): Promise<KernelLink | undefined>
+  find(from: Run | HostKernel): Promise<Link | undefined>
   async find(from: Run | HostKernel): Promise<Link | undefined> {
     const link = await (typeof from === 'function'
       ? findLinkAgain(from, this.name, this.index)
@@ -264,6 +266,8 @@ export class FollowedLink implements Named {
   }
 
   /** Finds the interface as `find` does, and logs its name if the name has changed. */
+  follow(from: HostKernel, log: Pick<Log, 'info'>): Promise<KernelLink | undefined>
+  follow(from: Run | HostKernel, log: Pick<Log, 'info'>): Promise<Link | undefined>
   async follow(from: Run | HostKernel, log: Pick<Log, 'info'>): Promise<Link | undefined> {
     const before = this.name
     const link = await this.find(from)
@@ -341,14 +345,9 @@ export async function routesWithin(run: Run, network: Net): Promise<Route[]> {
  * table alone does not determine the route of a packet. Returns false if the kernel is built without policy routing or
  * without the family.
  */
-export async function hasPolicyRules(run: Run, family: Family): Promise<boolean> {
-  try {
-    const rules = await ipJson<{ priority?: number }>(run, [ipFlag(family), 'rule', 'show'])
-    return rules.some(({ priority = 0 }) => !USUAL_RULES.has(priority))
-  } catch (error) {
-    if (isRefusal(error) && /not supported/i.test(messageOf(error))) return false
-    throw error
-  }
+export async function hasPolicyRules(kernel: HostKernel, family: Family): Promise<boolean> {
+  const rules = (await kernel.rules(family)) ?? []
+  return rules.some(({ priority }) => !USUAL_RULES.has(priority))
 }
 /**
  * The priorities of the rules that every host has, for the tables local, main and default (net/ipv4/fib_rules.c,

@@ -79,13 +79,13 @@ async function requireProgram(program: string, { run }: NeedsHost): Promise<void
 async function requireSide(
   { family, network, mtu, external }: NeededSide,
   device: NeededDevice | undefined,
-  { run, isForwarding, tunNames }: NeedsHost,
+  { kernel, isForwarding, tunNames }: NeedsHost,
 ): Promise<void> {
   checkMtu(family, mtu, external)
   // A route through a TUN device that this process inherited from its earlier run is this node's own route.
   const isOwn = (name: string): boolean =>
     tunNames.includes(name) || (device !== undefined && !device.name.includes('%d') && name === device.name)
-  if (network && !isForwarding) await checkForeignRoute(run, network, isOwn)
+  if (network && !isForwarding) await checkForeignRoute(kernel, network, isOwn)
 }
 
 /**
@@ -95,12 +95,12 @@ async function requireSide(
 async function presentDevice(
   device: NeededDevice,
   devices: readonly Link[],
-  { run }: NeedsHost,
+  { kernel }: NeedsHost,
 ): Promise<NeededDevice> {
   const { name, type, networks } = device
   const isRenamed = (link: Link): boolean => link.type === type && !hasBackendName(link.name)
   if (devices.some((link) => isNamedBy(name, link.name)) || !devices.some(isRenamed)) return device
-  return { ...device, name: (await findRenamed(run, type, networks)) ?? name }
+  return { ...device, name: (await findRenamed(kernel, type, networks)) ?? name }
 }
 
 /** Returns the type of a device for a message; `none` for a physical interface. */

@@ -49,11 +49,11 @@ export const isKey = (text: string): boolean => WIREGUARD_KEY.test(text)
  * does not support WireGuard, and DEVICE or KERNEL for other failures.
  */
 export async function openWireguardDevice(options: WireguardOptions): Promise<WireguardDevice> {
-  const { link, keyFile, run, kernel } = options
+  const { link, keyFile, kernel } = options
   await removeLeftovers(keyFile)
   await deleteLink(link, kernel)
   link.forget()
-  await sayingWhoHasIt(run, { name: link.name }, () =>
+  await sayingWhoHasIt(kernel, { name: link.name }, () =>
     applyChange(kernel, { kind: 'add link', link: { name: link.name, type: 'wireguard' } }),
   )
   await link.find(kernel)
