@@ -1,5 +1,6 @@
 // host-kernel.ts - the kernel of this host, read, changed and watched with netlink sockets (netlink(7)).
 
+import type { NetlinkMonitor } from '../../../native/addon.d.ts'
 import type { WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import type { Family } from '../../net/address.ts'
@@ -129,8 +130,7 @@ export class NetlinkKernel implements HostKernel {
       const [answer] = await this.#xfrm.exchange([countPolicies()])
       return hasPoliciesIn(messagesIn(dataOf(answer, 'IPsec policies')))
     } catch (error) {
-      // The kernel is built without IPsec.
-      if ((error as NodeJS.ErrnoException).code === 'EPROTONOSUPPORT') return false
+      if (isWithoutIpsec(error)) return false
       throw error
     }
   }
@@ -150,8 +150,20 @@ export class NetlinkKernel implements HostKernel {
 
   async watch(topics: readonly Topic[], onEvent: (event: KernelEvent) => void, signal: AbortSignal): Promise<void> {
     const { route, xfrm } = groupsOf(topics)
-    watchGroups(NETLINK.ROUTE, route, eventOf, onEvent, signal)
-    watchGroups(NETLINK.XFRM, xfrm, () => ({ of: 'ipsec policies' }), onEvent, signal)
+    const monitors: NetlinkMonitor[] = []
+    const stop = (): void => monitors.forEach((monitor) => monitor.stop())
+    if (signal.aborted) return
+    signal.addEventListener('abort', stop, { once: true })
+    try {
+      if (route.length > 0) monitors.push(watchGroups(NETLINK.ROUTE, route, eventOf, onEvent, signal))
+      if (xfrm.length > 0)
+        monitors.push(watchGroups(NETLINK.XFRM, xfrm, () => ({ of: 'ipsec policies' }), onEvent, signal))
+    } catch (error) {
+      // A kernel without IPsec has no policies to report.
+      if (isWithoutIpsec(error)) return
+      stop()
+      throw error
+    }
   }
 
   /** Sends a batch. The answer of a change is undefined if an interface that the change names does not exist. */
@@ -171,19 +183,21 @@ export class NetlinkKernel implements HostKernel {
   }
 }
 
+/** Returns true for the error of opening a socket of NETLINK_XFRM on a kernel that is built without IPsec. */
+const isWithoutIpsec = (error: unknown): boolean => (error as NodeJS.ErrnoException).code === 'EPROTONOSUPPORT'
+
 /**
- * Calls `onEvent` for the reports of these groups of a subsystem until `signal` aborts. `read` returns the event that a
- * report describes.
+ * Calls `onEvent` for the reports of these groups of a subsystem, unless `signal` has aborted. `read` returns the event
+ * that a report describes.
  */
-function watchGroups(
+const watchGroups = (
   protocol: number,
   groups: readonly number[],
   read: (report: ReceivedMessage, nameOf: NameOf) => KernelEvent | undefined,
   onEvent: (event: KernelEvent) => void,
   signal: AbortSignal,
-): void {
-  if (groups.length === 0 || signal.aborted) return
-  const monitor = addon.watchNetlink(protocol, groups, (reports, isLossy) => {
+): NetlinkMonitor =>
+  addon.watchNetlink(protocol, groups, (reports, isLossy) => {
     if (isLossy) onEvent({ of: 'anything' })
     const nameOf = createNames()
     for (const report of messagesIn(reports)) {
@@ -192,8 +206,6 @@ function watchGroups(
       if (event) onEvent(event)
     }
   })
-  signal.addEventListener('abort', () => monitor.stop(), { once: true })
-}
 
 /** The kernel of this host, in the network namespace of this process. */
 export const hostKernel = new NetlinkKernel()

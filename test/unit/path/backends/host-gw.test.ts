@@ -3,7 +3,6 @@
 import { expect, it } from 'vitest'
 import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
-import { hostNet, parseAddress } from '../../../../src/net/address.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../../../src/net/ipv6.ts'
 import { createHostGwBackend } from '../../../../src/path/backends/host-gw.ts'
@@ -25,8 +24,10 @@ it.each([
     }),
   )
   const kernel = new ModelKernel()
-  const addresses = ['192.0.2.1', 'fd00::1'].map((text) => hostNet(parseAddress(text)!))
-  kernel.addLink({ name: 'eth0', index: 2 }, addresses)
+  kernel.addLink({ name: 'eth0' }, [
+    { address: address.ipv4, prefixLength: 24 },
+    { address: address.ipv6, prefixLength: 64 },
+  ])
   const backend = createHostGwBackend({
     config,
     settings: readSettings('host-gw', config.backend),
@@ -38,7 +39,7 @@ it.each([
       publicIp,
       named: { address: {}, publicIp: { ipv4: true, ipv6: true } },
     },
-    run: () => Promise.reject(new Error('no program may be started')),
+    run: () => Promise.reject(new Error('host-gw runs no programs')),
     kernel,
   })
   const prepared = backend.prepare(new AbortController().signal)
