@@ -114,8 +114,8 @@ class WireguardBackend {
   }
 
   async prepare(): Promise<LeaseAttrs> {
-    const { config, settings, run, kernel, log } = this.#options
-    this.#external = await currentExternal(run, this.#external)
+    const { config, settings, kernel, log } = this.#options
+    this.#external = await currentExternal(kernel, this.#external)
     this.#checkOuterAddress()
     checkNetwork(config, this.#external.address, this.#calm)
     // On a host without X25519 the kernel computes the public key, so weftd first finds out whether the kernel can.
