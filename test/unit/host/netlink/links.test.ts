@@ -111,7 +111,7 @@ describe('an interface in an answer', () => {
     })
   })
 
-  it('has the settings of an ipip device, whose address is no link-layer address', () => {
+  it('has the settings of an ipip device, whose IP address does not count as a link-layer address', () => {
     const message = linkMessage({ frames: 768 }, (to) => {
       to.address(IFLA.ADDRESS, ipv4)
       withInfo('ipip', (data) => data.attributeU32(1, 3).address(2, ipv4).address(3, 0))(to)
