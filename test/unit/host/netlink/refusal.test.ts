@@ -39,10 +39,10 @@ it('names the type of a device that the kernel does not have', () => {
   expect(changeError(UP, { errno: 95, explanation: undefined })).toMatchObject({ code: 'KERNEL' })
 })
 
-it('says how long a kernel did not answer', () => {
+it('says that a kernel did not answer', () => {
   expect(readError('routes', { errno: 110, explanation: undefined })).toMatchObject({
     code: 'KERNEL',
-    message: 'the kernel refused to list routes: no answer within 10 s',
+    message: 'the kernel refused to list routes: the kernel did not answer in time',
     cause: { errno: 'ETIMEDOUT' },
   })
 })
