@@ -69,7 +69,9 @@ export class NetlinkKernel implements HostKernel {
   }
 
   async link(which: string | number): Promise<Link | undefined> {
-    const [found] = await this.#exchange([getLink(which)])
+    const request = getLink(which)
+    if (!request) return undefined
+    const [found] = await this.#exchange([request])
     if (found?.errno === NO_DEVICE.errno) return undefined
     const data = dataOf(found, `the interface ${which}`)
     const [bare] = linksIn(data, Buffer.alloc(0))
