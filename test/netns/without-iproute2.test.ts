@@ -36,10 +36,9 @@ async function start(host: Host, bin: string, backend: object): Promise<Daemon> 
   mkdirSync(leases, { recursive: true })
   writeFileSync(join(leases, 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend: backend }))
   // weftd also looks for programs in /usr/sbin, so an empty folder hides that one.
-  const hiding = '/usr/bin/mount -t tmpfs none /usr/sbin && exec "$@"'
+  const hiding = `/usr/bin/mount -t tmpfs none /usr/sbin && export PATH=${bin} && exec "$@"`
   const daemon = host.startDaemon({
     args: ['--lease-dir', leases, '--iptables-forward-rules=false'],
-    env: { PATH: bin },
     before: ['/usr/bin/unshare', '--mount', '/bin/sh', '-c', hiding, 'sh'],
   })
   await daemon.line(/flannel is ready/)
