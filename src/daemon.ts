@@ -214,7 +214,6 @@ export async function runNode(
     predecessor: predecessor?.pid,
     isForwarding,
     tunNames: handover.tunNames,
-    run,
     kernel: starting.kernel,
   }
   await registered(answered(() => permitted(backend, host)))

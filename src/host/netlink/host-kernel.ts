@@ -212,7 +212,7 @@ export const hostKernel = new NetlinkKernel()
 
 /**
  * Divides changes into batches. A change that names an interface begins a new batch if an earlier change in the batch
- * creates or deletes an interface, because the index of the interface is looked up when the batch is sent.
+ * creates or deletes an interface, because weftd determines the index of the interface when it sends the batch.
  */
 function batchesOf(changes: readonly Change[]): readonly Batch[] {
   const batches: Batch[] = []

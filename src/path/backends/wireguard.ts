@@ -343,13 +343,12 @@ class WireguardBackend {
 
   /** Opens a data path for the families `carried` through one device of the kernel. */
   async #openKernel(name: string, port: number, carried: readonly Family[], lease: OwnLease): Promise<DataPath> {
-    const { config, settings, run, kernel, log } = this.#options
+    const { config, settings, kernel, log } = this.#options
     const { openKernel } = await import('./wireguard/kernel.ts')
     const own = await this.#key.read()
     return openKernel(
       {
         config,
-        run,
         kernel,
         log,
         calm: this.#calm,
