@@ -37,7 +37,7 @@ void enlarge_receive_buffer(int fd) {
 
 /// Receives one message of any length, and makes `buffer` larger if necessary. Returns the number of its bytes; 0 for a
 /// message that another process sent. Returns -1 if recv(2) fails.
-ssize_t receive_one(int fd, std::vector<uint8_t>& buffer) {
+ssize_t receive_one(int fd, SecretBytes& buffer) {
   ssize_t size;
   do size = recv(fd, nullptr, 0, MSG_PEEK | MSG_TRUNC);
   while (size < 0 && errno == EINTR);
@@ -165,10 +165,11 @@ Failure NetlinkSocket::exchange(std::span<uint8_t> bytes, std::vector<NetlinkAns
       fd_.reset();
       for (NetlinkAnswer& answer : std::span(answers).subspan(at))
         if (!answer.is_complete) answer.error = failure->number;
-      return {};
+      break;
     }
     at += count;
   }
+  if (protocol_ == NETLINK_GENERIC) explicit_bzero(buffer_.data(), buffer_.size());
   return {};
 }
 
