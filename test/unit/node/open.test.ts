@@ -283,7 +283,7 @@ it.each([
   const saved = parseNetworkConfig(withoutSecrets(text('k'.repeat(44), 8285)))
   const stored = parseNetworkConfig(text(psk ?? 'other', psk === undefined ? 8286 : 8285))
   const node = createNode(
-    { options: {} as NewNode['options'], store: '', log, stopping: new AbortController() },
+    { options: {} as NewNode['options'], store: '', kernel: hostKernel, log, stopping: new AbortController() },
     new Ownership(log),
   )
   const backend = { name: 'udp', external: EXTERNAL } as unknown as Backend
