@@ -16,7 +16,7 @@ export const isGone = (error: unknown): boolean => GONE.has(errnoOf(error))
 
 /** Makes the changes, all of them even if one fails. Throws the first error. */
 export async function applyChanges(kernel: HostKernel, changes: readonly Change[]): Promise<void> {
-  const [error] = (await kernel.change(changes)).filter((each) => each !== undefined)
+  const error = (await kernel.change(changes)).find((each) => each !== undefined)
   if (error) throw error
 }
 
@@ -25,6 +25,6 @@ export const applyChange = (kernel: HostKernel, change: Change): Promise<void> =
 
 /** Removes the objects of these changes, all of them even if one removal fails. Ignores objects that are gone already. Throws the first error. */
 export async function removeAll(kernel: HostKernel, changes: readonly Change[]): Promise<void> {
-  const [error] = (await kernel.change(changes)).filter((each) => each !== undefined && !isGone(each))
+  const error = (await kernel.change(changes)).find((each) => each !== undefined && !isGone(each))
   if (error) throw error
 }
