@@ -2,7 +2,7 @@
 // that program nor another one.
 
 import { chmodSync, existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs'
-import { join } from 'node:path'
+import { dirname, join } from 'node:path'
 import { afterEach, expect, it } from 'vitest'
 import { createLab, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
@@ -38,6 +38,7 @@ async function start(host: Host, bin: string, backend: object): Promise<Daemon> 
   const hiding = `/usr/bin/mount -t tmpfs none /usr/sbin && export PATH=${bin} && exec "$@"`
   const daemon = host.startDaemon({
     args: ['--lease-dir', leases, '--iptables-forward-rules=false'],
+    env: { WIREGUARD_KEY_FILE: join(dirname(host.subnetFile), 'wgkey') },
     before: ['/usr/bin/unshare', '--mount', '/bin/sh', '-c', hiding, 'sh'],
   })
   await daemon.line(/flannel is ready/)
