@@ -137,7 +137,7 @@ export interface RouteFilter {
   readonly table?: number | 'all'
 }
 
-/** A packet whose route is looked up. */
+/** A packet for which the kernel looks up the route. */
 export interface RouteQuery {
   readonly to: Address
   /**
