@@ -63,7 +63,7 @@ nlmsghdr header_of(std::span<const uint8_t> message) {
 /// the order NEW, DEL, GET, SET. For other protocols the result is true for each request of a family.
 bool is_get(int protocol, uint16_t type) { return protocol != NETLINK_ROUTE || (type & 3) == (RTM_GETLINK & 3); }
 
-/// Returns the number of requests, from `at` on, that one send may contain.
+/// Returns how many of the requests, from the first one on, one send may contain.
 size_t batch_size(int protocol, std::span<const std::span<uint8_t>> requests) {
   size_t count = 0, bytes = 0, gets = 0;
   for (const auto request : requests) {
@@ -99,7 +99,7 @@ void read_end(const nlmsghdr& header, std::span<const uint8_t> body, NetlinkAnsw
   int32_t error = 0;
   if (body.size() >= sizeof error) std::memcpy(&error, body.data(), sizeof error);
   if (error < 0 && error > -4096) answer.error = -error;
-  if (error == 0 || !(header.nlmsg_flags & NLM_F_ACK_TLVS)) return;
+  if (answer.error == 0 || !(header.nlmsg_flags & NLM_F_ACK_TLVS)) return;
   size_t before = sizeof error;
   if (header.nlmsg_type == NLMSG_ERROR) {
     if (body.size() < sizeof(nlmsgerr)) return;

@@ -23,7 +23,10 @@ export async function applyChanges(kernel: HostKernel, changes: readonly Change[
 /** Makes a change. Throws the error if the kernel refuses the change. */
 export const applyChange = (kernel: HostKernel, change: Change): Promise<void> => applyChanges(kernel, [change])
 
-/** Removes the objects of these changes, all of them even if one removal fails. Ignores objects that are gone already. Throws the first error. */
+/**
+ * Removes the objects of these changes, all of them even if one removal fails. Ignores objects that are gone already.
+ * Throws the first error.
+ */
 export async function removeAll(kernel: HostKernel, changes: readonly Change[]): Promise<void> {
   const error = (await kernel.change(changes)).find((each) => each !== undefined && !isGone(each))
   if (error) throw error
