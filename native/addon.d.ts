@@ -285,6 +285,35 @@ export interface ReadWatcher {
   stop(): void
 }
 
+/**
+ * The kernel's answer to one netlink request. For an acknowledgement without messages the answer is undefined instead.
+ */
+export interface NetlinkAnswer {
+  /** The messages of the answer, one after another (netlink(7)), without the acknowledgement. */
+  readonly data: Buffer
+  /** The error number with which the kernel refused the request; 0 if it accepted the request. */
+  readonly errno: number
+  /** The kernel's own words (NLMSGERR_ATTR_MSG, Linux 4.12); absent if it gave none. */
+  readonly explanation?: string
+  /** True if the listed objects changed during each of the attempts to list them (NLM_F_DUMP_INTR); else absent. */
+  readonly isInterrupted?: true
+}
+
+/** A netlink socket for requests, opened at its first use. */
+export interface NetlinkSocket {
+  /**
+   * Sends the requests, each padded to 4 bytes, and returns their answers in the same order (native/io/netlink.h). If the
+   * kernel does not answer a request within 10 s, that request and all later requests have the error ETIMEDOUT. The
+   * caller must await an exchange before the next one.
+   */
+  exchange(requests: Uint8Array): Promise<(NetlinkAnswer | undefined)[]>
+}
+
+export interface NetlinkMonitor {
+  /** Leaves the groups and closes the socket. A second call has no effect. */
+  stop(): void
+}
+
 /** The names of the counters, in the order of `NativeEngine.counters`. */
 export const counterNames: string[]
 
@@ -420,6 +449,26 @@ export function sessionMs(): number
  */
 export function watchReadable(fd: number, onReadable: () => void): ReadWatcher
 
+/** Makes a socket for one subsystem of the kernel: NETLINK_ROUTE (0), NETLINK_XFRM (6) or NETLINK_GENERIC (16). */
+export function openNetlink(protocol: number): NetlinkSocket
+
+/** Returns the index of the interface with a name (if_nametoindex(3)); 0 if there is none. */
+export function interfaceIndex(name: string): number
+
+/** Returns the name of the interface with an index (if_indextoname(3)); an empty text if there is none. */
+export function interfaceName(index: number): string
+
+/**
+ * Joins groups of one subsystem of the kernel, such as RTNLGRP_* of NETLINK_ROUTE (0), and calls `onReports` from the
+ * event loop with the reports of the kernel, one after another. `isLossy` is true if reports before these were lost.
+ * After the return the kernel reports each change.
+ */
+export function watchNetlink(
+  protocol: number,
+  groups: readonly number[],
+  onReports: (reports: Buffer, isLossy: boolean) => void,
+): NetlinkMonitor
+
 /**
  * Waits for an exclusive lock on the whole file (open file description lock, fcntl F_OFD_SETLKW, Linux 3.15). A process
  * that receives the descriptor shares the lock. The lock ends when the last of these descriptors is closed.
@@ -511,12 +560,12 @@ export function echoPacket(socket: EchoSocket, from: Address, to: Address, seque
 export function takeEchoes(socket: EchoSocket): EchoAnswer[]
 
 /**
- * Returns the object file of the programs with which the kernel carries packets (native/bpf), in this machine's byte
- * order; undefined if the addon was built without clang.
+ * Returns the object file with the eBPF programs of FastPath (native/bpf), in this machine's byte order; undefined if
+ * the addon was built without clang.
  */
 export function kernelWayObject(): Buffer | undefined
 
-/** Creates a map of eBPF (bpf(2)) and returns its descriptor, which the caller must close. */
+/** Creates an eBPF map (bpf(2)) and returns its descriptor, which the caller must close. */
 export function createMap(map: {
   readonly name: string
   readonly type: number
@@ -526,54 +575,57 @@ export function createMap(map: {
   readonly flags: number
 }): number
 
-/** Sets the value of a key in a map of eBPF. */
+/** Sets the value of a key in an eBPF map. */
 export function updateMap(fd: number, key: Uint8Array, value: Uint8Array): void
 
-/** Removes a key from a map of eBPF. Returns false if the map does not have the key. */
+/** Removes a key from an eBPF map. Returns false if the map does not have the key. */
 export function deleteFromMap(fd: number, key: Uint8Array): boolean
 
 /**
- * Reads the value of a key in a map of eBPF into `value`. If the map has a value for each CPU, `value` has room for all
- * of them. Returns false if the map does not have the key.
+ * Reads the value of a key in an eBPF map into `value`. If the map has a value for each CPU, `value` must have room for
+ * all of them. Returns false if the map does not have the key.
  */
 export function lookUpInMap(fd: number, key: Uint8Array, value: Uint8Array): boolean
 
 /**
- * Loads a program for tc and returns its descriptor, which the caller must close. If the kernel refuses, the Error has
- * the end of the verifier's report as `log`.
+ * Loads an eBPF program for tc and returns its descriptor, which the caller must close. If the kernel rejects the
+ * program, throws an Error whose `log` is the end of the verifier's report.
  */
 export function loadProgram(instructions: Uint8Array, name: string): number
 
 /**
- * Runs a program on a packet that no interface has (BPF_PROG_TEST_RUN). `context` is a struct __sk_buff, which the
- * kernel overwrites.
+ * Runs an eBPF program on a packet that no interface received (BPF_PROG_TEST_RUN). `context` is a struct __sk_buff, which
+ * the kernel overwrites.
  */
 export function testProgram(fd: number, packet: Uint8Array, context: Uint8Array): { result: number; packet: Buffer }
 
-/** A place where eBPF programs see the packets of the interface with this index. */
+/** The hook of an interface at which eBPF programs see each received packet (ingress) or each sent packet (egress). */
 export interface Hook {
   readonly index: number
   readonly isEgress: boolean
 }
 
-/** Attaches a program with tc, in place of an earlier program of weft. */
+/** Attaches an eBPF program to a hook with tc, and replaces an earlier program of weft. */
 export function attachProgram(hook: Hook, fd: number, name: string): void
 
-/** Detaches weft's program; does nothing if there is none. */
+/** Detaches weft's eBPF program from a hook; does nothing if the hook has no program of weft. */
 export function detachProgram(hook: Hook): void
 
-/** Lists the filters of tc in the order in which they run. */
+/** Lists the tc filters of a hook in the order in which they run. */
 export function listFilters(
   hook: Hook,
 ): readonly { readonly priority: number; readonly kind: string; readonly name: string }[]
 
-/** Counts the programs that are attached with tcx, which run before the filters of tc. */
+/** Returns the number of programs that are attached to a hook with tcx, which run before tc filters. */
 export function tcxPrograms(hook: Hook): number
 
 /** Returns the interface's features that are on (`ethtool -k`) as text; an empty text if there is no such interface. */
 export function activeFeatures(name: string): string
 
-/** Switches the joining of received packets (`gro`) or TCP superpackets (`tso`) of an interface, as `ethtool -K` does. */
+/**
+ * Switches the merging of received packets (`gro`) or the sending of TCP superpackets (`tso`) of an interface, as
+ * `ethtool -K` does.
+ */
 export function setOffload(name: string, offload: 'gro' | 'tso', isOn: boolean): void
 
 /**

@@ -47,7 +47,10 @@ function calibrate() {
   return Math.min(...rounds)
 }
 
-/** @param {string} path */
+/**
+ * Returns the trimmed text of a file; an empty text if the file cannot be read.
+ * @param {string} path
+ */
 function read(path) {
   try {
     return readFileSync(path, 'utf8').trim()
@@ -62,7 +65,10 @@ function read(path) {
  */
 export function usableCores() {
   const own = read('/proc/self/cgroup').split('\n')
-  /** @param {RegExp} pattern */
+  /**
+   * Returns the path of this process's cgroup on the line of /proc/self/cgroup that matches `pattern`.
+   * @param {RegExp} pattern
+   */
   const folder = (pattern) => own.find((line) => pattern.test(line))?.split(':')[2] ?? '/'
   const [quota = '', period] = read(join('/sys/fs/cgroup', folder(/^0::/), 'cpu.max')).split(' ')
   const old = join('/sys/fs/cgroup/cpu', folder(/:([^:]*,)?cpu(,[^:]*)?:/))
@@ -83,7 +89,10 @@ const missingDevices = () =>
     return status === 0 ? [] : [`this kernel has no ${name} device`]
   })
 
-/** @param {number} seconds */
+/**
+ * Formats a duration for people, rounded to 5 seconds or up to minutes.
+ * @param {number} seconds
+ */
 const duration = (seconds) =>
   seconds < 90 ? `${Math.max(5, 5 * Math.round(seconds / 5))} seconds` : `${Math.ceil(seconds / 60)} minutes`
 

@@ -48,9 +48,12 @@ async function run(command, args, options = {}) {
     throw new Error(`${[command, ...args].join(' ')} failed: ${typeof end === 'string' ? end : `exit code ${end}`}`)
 }
 
-/** @param {string} name
+/**
+ * Builds the program of Kubernetes called `name`, and moves it to the path `program`.
+ * @param {string} name
  * @param {string} program
- * @param {string} tags */
+ * @param {string} tags The build tags of the Go compiler.
+ */
 async function build(name, program, tags) {
   const total = SECONDS.lists + SECONDS.source + SECONDS.build
   const progress = createProgress(name, { total, pace: 'seconds' })

@@ -331,7 +331,10 @@ export function find(command) {
   return folders.map((folder) => join(folder, command)).find((path) => existsSync(path))
 }
 
-/** @param {Need} need */
+/**
+ * Returns true if this machine has the prerequisite.
+ * @param {Need} need
+ */
 export const isThere = (need) => (need.isThere ? need.isThere() : find(need.name) !== undefined)
 
 /**
@@ -344,12 +347,18 @@ export function missingFor(kinds, mustBuild) {
   return wanted.filter((need) => !isThere(need))
 }
 
-/** @param {readonly Need[]} needs */
+/**
+ * Lists the Debian packages that provide the prerequisites, each once.
+ * @param {readonly Need[]} needs
+ */
 export const packagesOf = (needs) => [
   ...new Set(needs.flatMap((need) => (typeof need.package === 'function' ? need.package() : (need.package ?? [])))),
 ]
 
-/** @param {readonly string[]} packages */
+/**
+ * Returns the command that installs Debian packages.
+ * @param {readonly string[]} packages
+ */
 export const installLine = (packages) => `apt-get install -y --no-install-recommends ${packages.join(' ')}`
 
 /**

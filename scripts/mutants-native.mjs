@@ -77,7 +77,11 @@ function codeOf(text) {
   )
 }
 
-/** @param {string} text @param {string} file */
+/**
+ * Lists all mutants (small mistakes) of the source text of a C++ file.
+ * @param {string} text
+ * @param {string} file
+ */
 export function mutantsOf(text, file) {
   const code = codeOf(text)
   const lines = text.split('\n')
@@ -176,7 +180,9 @@ export async function createNativeTrials({ root, folder }) {
   }
 
   /**
-   * @param {string} name @param {string} to The folder with the object files of a mutant. An object file that is
+   * Links a test program and returns its path.
+   * @param {string} name
+   * @param {string} to The folder with the object files of a mutant. An object file that is
    * missing in the folder is taken from the unchanged build.
    */
   async function link(name, to) {
@@ -192,7 +198,10 @@ export async function createNativeTrials({ root, folder }) {
     return program
   }
 
-  /** @type {Record<string, number>} */
+  /**
+   * The time limit of each test program in ms, by the program's name.
+   * @type {Record<string, number>}
+   */
   const limits = {}
   for (const [name, args] of Object.entries(PROGRAMS)) {
     const program = await link(name, before)

@@ -38,7 +38,11 @@ export const LEAST_PERCENT = 85
  * @property {number} [minutes]
  */
 
-/** @param {Known} known @param {Mutant} mutant */
+/**
+ * Returns true if the entry `known` of test/mutants.json describes the mutant.
+ * @param {Known} known
+ * @param {Mutant} mutant
+ */
 const fits = (known, mutant) =>
   known.file === mutant.file &&
   known.line === mutant.line &&
@@ -46,6 +50,7 @@ const fits = (known, mutant) =>
   (known.became ?? mutant.became) === mutant.became
 
 /**
+ * Evaluates the mutants of an area.
  * @param {string} area
  * @param {readonly Mutant[]} mutants
  * @param {readonly Known[]} known The known survivors of all areas.
@@ -71,7 +76,10 @@ export function judge(area, mutants, known, { isWhole, mayBeEmpty = true }) {
   }
 }
 
-/** @param {readonly Score[]} scores */
+/**
+ * Formats the scores of areas as a table, one row per area.
+ * @param {readonly Score[]} scores
+ */
 export function scoreTable(scores) {
   const rows = scores.map(({ area, killed, total, percent, unknown, minutes }) => [
     area,

@@ -51,7 +51,10 @@ export const strykerPlugins = [
     kind: 'Ignore',
     name: 'prose',
     value: {
-      /** @param {any} path */
+      /**
+       * Called by Stryker for each syntax node. Returns why Stryker must not mutate the node, or undefined.
+       * @param {any} path
+       */
       shouldIgnore(path) {
         const text = textOf(path)
         if (text !== undefined && (isMessage(path) || run.isProse(text))) return 'a text for people'
@@ -63,7 +66,10 @@ export const strykerPlugins = [
     kind: 'Reporter',
     name: 'how-far',
     injectableClass: class {
-      /** @param {{ mutantPlans: { plan: string }[] }} event */
+      /**
+       * Called by Stryker with its plan for each mutant; reports how many mutants it will run.
+       * @param {{ mutantPlans: { plan: string }[] }} event
+       */
       onMutationTestingPlanReady({ mutantPlans }) {
         run.onPlan(mutantPlans.filter(({ plan }) => plan === 'Run').length)
       }

@@ -31,7 +31,11 @@ const TESTS = { net: ['net/nets'] }
 const PROSE = new Set(['options', 'report', 'report/page', 'tool/doctor', 'tool/measure', 'tool/weft'])
 const NATIVE = ['core', 'encap']
 
-/** @param {string} message @returns {never} */
+/**
+ * Prints an error of the command line and ends this process with exit code 2.
+ * @param {string} message
+ * @returns {never}
+ */
 function fail(message) {
   process.stderr.write(`test:mutants: ${message}\n`)
   process.exit(2)
@@ -73,7 +77,11 @@ const isOver = () => performance.now() >= endsAt
 
 /** @typedef {import('./mutants-score.mjs').Mutant} Mutant */
 
-/** @param {string} area @returns {Promise<Mutant[]>} */
+/**
+ * Runs the mutants of a folder of src/ with Stryker.
+ * @param {string} area
+ * @returns {Promise<Mutant[]>}
+ */
 async function tryTypescript(area) {
   const own = files.filter((file) => areaOf(file) === area).map((file) => `src/${file}`)
   // Run only the unit tests of the area, because other tests may start processes, which takes too long for each mutant.
@@ -104,9 +112,16 @@ async function tryTypescript(area) {
   }
 }
 
-/** @type {Awaited<ReturnType<typeof createNativeTrials>> | undefined} */
+/**
+ * The build of the unchanged C++ code; undefined until the first C++ area runs.
+ * @type {Awaited<ReturnType<typeof createNativeTrials>> | undefined}
+ */
 let trials
-/** @param {string} area @returns {Promise<Mutant[]>} */
+/**
+ * Runs the mutants of a folder of native/.
+ * @param {string} area
+ * @returns {Promise<Mutant[]>}
+ */
 async function tryNative(area) {
   const progress = createProgress('test:mutants', { total: number, pace: 'even' })
   progress.now(`${area}: build`, 0)
@@ -114,8 +129,9 @@ async function tryNative(area) {
   const path = join(folder, `${area.replaceAll('/', '-')}.json`)
   const kept = existsSync(path) ? JSON.parse(readFileSync(path, 'utf8')) : {}
   /**
-   * @type {Record<string, boolean | null>} For each mutant, by a text that identifies it: true if a test noticed the
-   * mutant, false if none did, null if the mutant does not compile.
+   * For each mutant, by a text that identifies it: true if a test noticed the mutant, false if no test noticed it, null
+   * if the mutant does not compile.
+   * @type {Record<string, boolean | null>}
    */
   const outcomes = kept.state === trials.state ? kept.outcomes : {}
   const results = []

@@ -36,6 +36,7 @@ const COLUMNS = 80
  */
 
 /**
+ * The part of a writable stream (process.stderr) that a progress bar uses.
  * @typedef {object} Output
  * @property {boolean} [isTTY]
  * @property {number} [columns]
@@ -51,7 +52,10 @@ const COLUMNS = 80
 export const canShowBar = (stream = process.stderr, environment = process.env) =>
   stream.isTTY === true && environment.TERM !== 'dumb'
 
-/** @param {number} ms */
+/**
+ * Formats a duration for people.
+ * @param {number} ms
+ */
 function duration(ms) {
   const seconds = Math.round(ms / 1000)
   if (seconds < 120) return `${seconds} s`
@@ -78,7 +82,10 @@ export function barLine({ title, step, done, total, counted, elapsedMs, leftMs }
   return colour ? line.replace(/(?<=\[)#+/, '\u001B[32m$&\u001B[39m') : line
 }
 
-/** @typedef {'seconds' | 'even' | 'unknown'} Pace */
+/**
+ * The meaning of the sizes of steps, as createProgress() explains.
+ * @typedef {'seconds' | 'even' | 'unknown'} Pace
+ */
 
 /**
  * Returns the amount of work done and the remaining time, at the pace of the finished steps. Before the first step is
@@ -95,6 +102,7 @@ export function progressOf({ done, size, total, pace, beforeMs, withinMs }) {
 }
 
 /**
+ * Creates the progress display of a script. `title` is its first word.
  * @param {string} title
  * @param {object} options
  * @param {number} options.total The number of steps, or the sum of their sizes.
@@ -169,7 +177,10 @@ export function createProgress(title, { total, pace = 'unknown', stream = proces
   }
   process.once('exit', end).once('SIGINT', interrupted)
 
-  /** @param {Pick<typeof current, 'step' | 'size' | 'done'>} next */
+  /**
+   * Makes `next` the current step and draws the bar.
+   * @param {Pick<typeof current, 'step' | 'size' | 'done'>} next
+   */
   const begin = (next) => {
     Object.assign(current, next, { since: performance.now() })
     if (Number.isNaN(began)) began = current.since

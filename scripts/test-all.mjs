@@ -39,7 +39,10 @@ const MINUTES = {
   'test:mutants': 120,
 }
 
-/** @typedef {{ code: number, line: string, seconds: number }} Result */
+/**
+ * The result of an npm script: its exit code, its last line of output, and its duration in seconds.
+ * @typedef {{ code: number, line: string, seconds: number }} Result
+ */
 
 /** Lists the test scripts in package.json, except `test:all`. Scripts that MINUTES does not list come last. */
 function testScripts() {
@@ -65,7 +68,11 @@ function treeName() {
   return added && status === 0 ? stdout.trim() : ''
 }
 
-/** @returns {Record<string, Result>} */
+/**
+ * Returns the results of the npm scripts that passed in an earlier run, by the script's name. Returns no results if the
+ * earlier run tested a different git tree than `tree`.
+ * @returns {Record<string, Result>}
+ */
 function keptResults(tree) {
   if (tree === '' || process.argv.includes('--again')) return {}
   try {

@@ -34,6 +34,7 @@ const work = mkdtempSync(join(tmpdir(), 'weft-costs-'))
 undo(() => rmSync(work, { recursive: true, force: true }))
 
 /**
+ * One line of test/selection.json. The comment at the top of test-costs.mjs explains the members.
  * @typedef {{ file: string, in: string, only?: string, cpu?: number, part?: number, seconds?: number, hosts?: boolean,
  * rows?: string[], functions?: number, why?: string }} Entry
  */
@@ -157,7 +158,10 @@ if (unknown !== undefined) {
 }
 const measured = wanted.length > 0 ? wanted : files
 const progress = createProgress('test-costs', { total: measured.length, pace: 'even' })
-/** @type {Map<string, Set<string>>} */
+/**
+ * The functions of src/ that the tests of each test file called, by the name of the test file.
+ * @type {Map<string, Set<string>>}
+ */
 const functions = new Map()
 for (const file of measured) {
   progress.now(file)

@@ -122,8 +122,9 @@ class Session {
   /// comes from the peer's record. The time of the last handshake request is not saved, so the next engine may request
   /// a handshake immediately.
   void save(SecretWriter& out) const;
-  /// Loads a session that save() wrote. Marks `in` as bad if the bytes are invalid. `next_number` returns a number for
-  /// each pair of keys. `take_share` reserves memory for a waiting packet, or returns false if no memory is left.
+  /// Loads a session that save() wrote. Marks `in` as bad if the bytes are invalid. `next_number` returns the next
+  /// value of the `number` that set_keys() takes. `take_share` reserves memory for a waiting packet, or returns false
+  /// if no memory is left.
   void load(SecretReader& in, const std::function<uint64_t()>& next_number,
             const std::function<bool(size_t, StagedBytes&)>& take_share, uint32_t slot, int64_t now_ms);
 

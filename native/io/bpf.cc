@@ -84,8 +84,8 @@ Failure load_program(std::span<const uint8_t> instructions, const std::string& n
   fd = Fd(static_cast<int>(call_bpf(BPF_PROG_LOAD, attributes)));
   if (fd) return {};
   const SystemError failure{"bpf BPF_PROG_LOAD", errno};
-  // The verifier explains a refusal only if it gets room for the report, and the report of a loaded program is long. So
-  // a program is loaded again with that room only after a refusal.
+  // The verifier writes its report only into a buffer that the call provides, and the report of a valid program is
+  // long. So provide the buffer only after the kernel has rejected the program, by loading the program again.
   constexpr size_t kLogBytes = 1 << 20, kShownBytes = 400;
   const auto text = std::make_unique<char[]>(kLogBytes);
   attributes.log_buf = reinterpret_cast<uintptr_t>(text.get());

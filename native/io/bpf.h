@@ -12,8 +12,8 @@
 
 namespace weft {
 
-/// The object file of the programs of the kernel's way for this machine's byte order; empty if weft was built without
-/// clang.
+/// The object file with the eBPF programs of FastPath (native/bpf) in this machine's byte order; empty if weft was
+/// built without clang.
 std::span<const uint8_t> kernel_way_object();
 
 struct BpfMap {
@@ -24,12 +24,13 @@ struct BpfMap {
 Failure create_map(const BpfMap& map, Fd& fd);
 Failure update_map(int fd, const uint8_t* key, const uint8_t* value);
 Failure delete_from_map(int fd, const uint8_t* key);
-/// Reads a value. `value` has room for one value of each possible CPU if the map has a value for each CPU.
+/// Reads the value of a key in a map. If the map has a value for each CPU, `value` has room for the values of all
+/// possible CPUs.
 Failure look_up_in_map(int fd, const uint8_t* key, uint8_t* value);
-/// Loads a program for tc. If the kernel refuses, `log` has the end of the verifier's report.
+/// Loads an eBPF program for tc. If the kernel rejects the program, `log` has the end of the verifier's report.
 Failure load_program(std::span<const uint8_t> instructions, const std::string& name, Fd& fd, std::string& log);
 
-/// A run of a program on a packet that no interface has.
+/// A test run of an eBPF program on a packet that no interface received (BPF_PROG_TEST_RUN).
 struct TestRun {
   std::span<const uint8_t> packet;
   std::span<uint8_t> context;  ///< a struct __sk_buff, which the kernel reads and writes
@@ -38,8 +39,8 @@ struct TestRun {
   uint32_t result = 0;
 };
 Failure test_program(int fd, TestRun& run);
-/// Returns how many programs are attached to the interface with tcx, which run before those of tc; 0 if the kernel has
-/// no tcx (before Linux 6.6).
+/// Returns how many eBPF programs are attached to the interface with tcx, whose programs run before those of tc; 0 if
+/// the kernel has no tcx (before Linux 6.6).
 uint32_t tcx_programs(uint32_t index, bool is_egress);
 
 }  // namespace weft

@@ -9,7 +9,7 @@
 
 namespace weft {
 
-/// A place where programs see the packets of an interface.
+/// The hook of an interface at which eBPF programs see each received packet (ingress) or each sent packet (egress).
 struct Hook {
   uint32_t index;  ///< the index of the interface
   bool is_egress;
@@ -20,17 +20,18 @@ struct TcFilter {
   std::string kind, name;
 };
 
-/// Attaches a program under weft's priority, in place of an earlier program of weft. Packets pass one of the two
-/// programs at any time.
+/// Attaches a program with weft's priority. Replaces an earlier program of weft without a gap: each packet passes the
+/// old or the new program.
 Failure attach_program(const Hook& hook, int program, const std::string& name);
-/// Detaches the program that has weft's priority. Success if there is none.
+/// Detaches the program that has weft's priority. Succeeds if no program has it.
 Failure detach_program(const Hook& hook);
 /// Lists the filters of the hook; none if the interface has no clsact qdisc.
 Failure list_filters(const Hook& hook, std::vector<TcFilter>& filters);
-/// Returns the interface's features that are switched on (`ethtool -k`) as hexadecimal text; empty if the interface is
-/// gone.
+/// Returns the interface's features that are switched on (`ethtool -k`) as hexadecimal text; an empty text if the
+/// interface is gone.
 std::string active_features(const std::string& interface);
-/// The features that set_offload() can switch (`ethtool -K`): the joining of received packets, and superpackets of TCP.
+/// The features that set_offload() can switch (`ethtool -K`): the merging of received packets (GRO), and the sending of
+/// TCP superpackets (TSO).
 enum class Offload { kGro, kTso };
 Failure set_offload(const std::string& interface, Offload offload, bool is_on);
 

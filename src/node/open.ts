@@ -4,7 +4,6 @@ import { isDeepStrictEqual } from 'node:util'
 import { Secret } from '../base/secret.ts'
 import type { NetworkConfig } from '../control/config/network-config.ts'
 import { leasesEqual, type Lease, type OwnLease } from '../control/lease/lease.ts'
-import { run } from '../host/command.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
 import { hasBackendName, isNamedBy } from '../path/catalog.ts'
 import type { Backend } from '../path/contract.ts'
@@ -20,10 +19,10 @@ import { lastKnownFile, readLastKnown } from './restart/last-known.ts'
  * underlay family.
  */
 export const openPath = (
-  { view: leases, signal, log }: NewNode,
+  { view: leases, signal, kernel, log }: NewNode,
   { backend, lease, attrs }: PathFacts,
   others?: readonly string[],
-): Promise<DataPaths> => openDataPaths({ backend, lease: { ...lease, attrs }, leases, others, signal, log })
+): Promise<DataPaths> => openDataPaths({ backend, lease: { ...lease, attrs }, leases, others, signal, kernel, log })
 
 /**
  * Returns true if the backend can use the TUN device `left` of the earlier run, which may have been renamed since. Any
@@ -81,7 +80,7 @@ export async function openNode(
   const open = async (): Promise<DataPaths> => {
     const { backend, config } = facts
     const networks = { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network }
-    for (const left of handover.tunNames) if (!goesOnWith(backend, left)) await removeIdleTun(run, left, networks)
+    for (const left of handover.tunNames) if (!goesOnWith(backend, left)) await removeIdleTun(node.kernel, left, networks)
     await clear()
     const dataPath = await openPath(node, { ...facts, attrs }, known?.others)
     Object.assign(node, facts, { attrs, pathLease: facts.lease })

@@ -246,8 +246,8 @@ const HTTP_OPTIONS = {
     remedy: 'give it a region and a service, such as "cn-beijing-6/vpc"',
   },
   /**
-   * The path of the file with the values of {credential}: each line has an origin and the credential for it. The file
-   * may be mounted from a Kubernetes Secret.
+   * The path of the file with the credentials that replace {credential} in requests. Each line has a URL origin
+   * (scheme, host and port) and the credential for it. The file may be mounted from a Kubernetes Secret.
    */
   credentialFile: { name: 'CredentialFile', kind: 'text', form: /^\//, remedy: FILE_REMEDY },
   /**

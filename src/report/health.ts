@@ -99,7 +99,10 @@ const NO_DAEMON: About = {
 
 const NOTHING_YET: Beginning = { isForwarding: false, leaving: undefined, waitsFor: 'starting' }
 
-/** Creates the Health object of a daemon that has no node yet. The daemon replaces the members when it has a node. */
+/**
+ * Creates the Health object that a daemon serves until it has a Node object. Then the daemon replaces the members of
+ * the Health object.
+ */
 export function createHealth({ daemon, events, page = async () => undefined }: About = NO_DAEMON): Health {
   let latest: { readonly until: number; readonly status: Promise<Status> } | undefined
   async function make(): Promise<Status> {

@@ -37,7 +37,7 @@ function ownState({ state, impairments, trouble }: Status): Pick<NodeView, 'stat
   return { state, trouble: own.length === 0 ? null : own.map(({ what }) => what).join('; ') }
 }
 
-/** How the node that serves the view reaches one of its peers. */
+/** How well the node that serves this JSON view reaches one of its peers. */
 export interface Sight {
   /** The key of the peer's lease. */
   readonly lease: string

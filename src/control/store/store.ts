@@ -131,7 +131,7 @@ export interface Store {
    * and the store supports partial answers, returns only the claims that were written after that revision.
    */
   claims(since: bigint | undefined, signal: AbortSignal): Promise<Claims>
-  /** Deletes the claim `name`, a text next to the leases, if its value is still `value`. */
+  /** Deletes the claim `name` (a text that a host stored next to the leases) if its value is still `value`. */
   unclaim(name: string, value: string, signal: AbortSignal): Promise<void>
   close(): Promise<void>
 }

@@ -213,7 +213,10 @@ export class PathSearch {
     return new Map([...this.#known].flatMap(([key, { length }]) => (length ? [[key, length] as const] : [])))
   }
 
-  /** Begins a search with the size that passed last, or with the greatest size. */
+  /**
+   * Begins to search for the longest packet that reaches `peer`. Tries the size that passed last; tries the greatest
+   * size if no size has passed, or if a greater size is due for a try.
+   */
   #begin(peer: Known, longest: number, now: number): Search {
     const sizes = lengthsUpTo(longest, this.#overhead)
     const confirmed = peer.limit === undefined || now >= peer.raiseAt ? -1 : sizes.indexOf(peer.limit)

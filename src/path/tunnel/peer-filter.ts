@@ -84,7 +84,10 @@ interface Identity {
   readonly own: string
   /** Returns the value of the property that a lease publishes; undefined if the lease publishes no value. */
   readonly of: (lease: Lease) => string | undefined
-  /** The remedy in messages: how the operator gives one of the two hosts another value. */
+  /**
+   * The remedy that messages show: how the operator gives one of two hosts with the same value, such as the same MAC, a
+   * new value.
+   */
   readonly remedy: string
 }
 
@@ -304,9 +307,9 @@ export class PeerFilter<N extends Net = Net> {
   }
 
   /**
-   * Judges the lease apart from conflicts: returns the lease if it is valid, otherwise the reason as text. Returns
-   * undefined if the lease must be skipped silently, for example because the filter of the second family logs the
-   * reason.
+   * Judges the lease without a comparison with other leases. Returns the peer if the lease is valid, and the reason as
+   * text if it is not. Returns undefined if the lease must be skipped without a log line, for example because the other
+   * address family's filter logs the reason.
    */
   #judgeAlone(lease: Lease): PeerOf<N> | string | undefined {
     const { type, lease: own, isOneOfTwo = false } = this.#options

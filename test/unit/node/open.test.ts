@@ -10,6 +10,7 @@ import { WeftError } from '../../../src/base/errors.ts'
 import { withoutSecrets } from '../../../src/control/config/hidden.ts'
 import { parseNetworkConfig } from '../../../src/control/config/network-config.ts'
 import { parseLeaseKey, type OwnLease } from '../../../src/control/lease/lease.ts'
+import { hostKernel } from '../../../src/host/netlink/host-kernel.ts'
 import type { DataPaths } from '../../../src/node/data-paths.ts'
 import { keepDataPath } from '../../../src/node/loops/data-path.ts'
 import { createNode, type NewNode, type NodeParts } from '../../../src/node/node.ts'
@@ -47,7 +48,7 @@ it("a data path is opened for the node's lease after the lent data path has come
   const lending = ownership.lend()
 
   const node = createNode(
-    { options: {} as NewNode['options'], store: '', log, stopping: new AbortController() },
+    { options: {} as NewNode['options'], store: '', kernel: hostKernel, log, stopping: new AbortController() },
     ownership,
   )
   const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
@@ -84,6 +85,7 @@ async function forwarding(dataPath: DataPaths, lines: string[] = []) {
   const base = {
     options,
     store: '',
+    kernel: hostKernel,
     log: { ...log, warn: say, error: say },
     stopping: new AbortController(),
   }
@@ -259,6 +261,7 @@ it.each([
     const node = createNode({
       options,
       store: 'directory /leases',
+      kernel: hostKernel,
       log,
       stopping: new AbortController(),
     })
@@ -280,7 +283,7 @@ it.each([
   const saved = parseNetworkConfig(withoutSecrets(text('k'.repeat(44), 8285)))
   const stored = parseNetworkConfig(text(psk ?? 'other', psk === undefined ? 8286 : 8285))
   const node = createNode(
-    { options: {} as NewNode['options'], store: '', log, stopping: new AbortController() },
+    { options: {} as NewNode['options'], store: '', kernel: hostKernel, log, stopping: new AbortController() },
     new Ownership(log),
   )
   const backend = { name: 'udp', external: EXTERNAL } as unknown as Backend

@@ -21,7 +21,10 @@ export const listConnections = (networks: readonly Net[], signal: AbortSignal): 
 export const leaveCharon = (networks: readonly Net[], signal: AbortSignal): Promise<readonly string[]> =>
   inCharon(networks, signal, unloadAll)
 
-/** Calls `act` for each network, and returns the names from all calls. Returns no names if no charon runs. */
+/**
+ * Connects to charon, calls `act` for each network, and returns the names of connections from all calls. Returns an
+ * empty list if no charon runs.
+ */
 async function inCharon(
   networks: readonly Net[],
   signal: AbortSignal,

@@ -204,8 +204,8 @@ export function writeFirst(
 }
 
 /**
- * An initiation that was read: its sender and its payload. The owner must answer the initiation with `writeSecond` or
- * wipe the transcript.
+ * The result of `readFirst`: the sender and the payload of a handshake initiation. The caller must either answer the
+ * initiation with `writeSecond` or wipe `transcript`, which contains keys.
  */
 interface Received<R extends Remote> {
   readonly from: R
