@@ -141,7 +141,6 @@ export const NEEDS = [
   { name: 'qemu-system-x86_64', package: 'qemu-system-x86', for: ['vm'] },
   { name: 'busybox', package: 'busybox-static', for: ['vm', 'cluster'] },
   { name: 'cpio', package: 'cpio', for: ['vm'] },
-  { name: 'apparmor_parser', package: 'apparmor', for: ['vm'] },
   { name: 'modprobe', package: 'kmod', for: ['vm'] },
   { name: 'chromium', package: 'chromium', for: ['page'] },
   {

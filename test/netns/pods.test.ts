@@ -1,10 +1,10 @@
 // pods.test.ts - successive weftds in two pods of a host, as in an update with maxSurge. Each pod has its own processes and files; they
 // share only the host's network and the folder of subnet.env.
 
-import { chownSync, existsSync, mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs'
+import { chownSync, mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterEach, describe, expect, it } from 'vitest'
-import { ended, output, type Finished } from '../../lab/command.ts'
+import { ended, type Finished } from '../../lab/command.ts'
 import { createLab, packageRoot, whyNoVxlan, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
 import { eventually } from '../support/event.ts'
@@ -291,26 +291,5 @@ describe('an update in which the new pod is denied', () => {
     expect(await ready(after)).toMatchObject({ code: 0, stdout: 'ready\n' })
     await reach(containers[0].namespace, containers[1].address)
     expect(await after.end()).toBe(0)
-  })
-
-  it('the queues and sockets, by AppArmor: the old pod forwards again immediately', async ({ skip }) => {
-    const enabled = '/sys/module/apparmor/parameters/enabled'
-    skip(!existsSync(enabled) || !readFileSync(enabled, 'utf8').startsWith('Y'), 'this kernel has no AppArmor')
-    const before = await open({ Type: 'udp' })
-    const file = join(lab.folder, 'profile')
-    // The rules of containerd's default profile (contrib/apparmor/template.go), but without the right to receive a TUN queue.
-    writeFileSync(
-      file,
-      'profile weft-test flags=(attach_disconnected,mediate_deleted) {\n  network,\n  capability,\n  file,\n  deny /dev/net/tun rw,\n}\n',
-    )
-    const folder = '/sys/kernel/security'
-    const load = `test -e ${folder}/apparmor || mount -t securityfs securityfs ${folder}; apparmor_parser --replace ${file}`
-    await output(['sh', '-c', load])
-    const pings = pinging(...containers)
-    const after = await startPodBy('echo exec weft-test > /proc/self/attr/apparmor/exec && exec "$@"', a)
-    await after.line(/cannot hand over: this weftd may not receive its queues and sockets/)
-    await before.line(/The weftd that was taking over went away; forwarding again/)
-    await reach(containers[0].namespace, containers[1].address)
-    expect((await pings.stop()).lost).toBe(0)
   })
 })
