@@ -10,8 +10,8 @@ import { isPublic } from './documents.mjs'
 import { putProgram } from './program.mjs'
 
 /**
- * Returns the Debian packages that the program needs: the libraries of the Node.js in the executable, or Debian's
- * Node.js; and `ip`, with which weft makes network devices.
+ * Returns the Debian packages that weft needs: the libraries for the Node.js in the executable, or Debian's nodejs; and
+ * the package of `ip`, with which weft makes network devices.
  */
 const dependsOf = ({ integrity, glibc }) =>
   [
