@@ -19,6 +19,7 @@
         "native/io/bpf.cc",
         "native/io/handover_state.cc",
         "native/io/echo.cc",
+        "native/io/netlink.cc",
         "native/io/own_memory.cc",
         "native/io/path_probe.cc",
         "native/io/receiver.cc",
@@ -35,6 +36,7 @@
         "native/napi/host.cc",
         "native/napi/layout.cc",
         "native/napi/lock.cc",
+        "native/napi/netlink.cc",
         "native/napi/values.cc",
         "native/napi/watch.cc"
       ],

@@ -19,6 +19,7 @@ import type { Change, Entry } from '../src/control/lease/subnet-manager.ts'
 import { createBell } from '../src/host/bell.ts'
 import type { Run } from '../src/host/command.ts'
 import type { Echo } from '../src/host/echo.ts'
+import { hostKernel } from '../src/host/netlink/host-kernel.ts'
 import { openDataPaths } from '../src/node/data-paths.ts'
 import { keepLastKnown } from '../src/node/loops/last-known.ts'
 import { keepPeers } from '../src/node/loops/peers.ts'
@@ -118,6 +119,7 @@ async function openNode(count: number, onPeers: () => void, stopping: AbortContr
     settings: readSettings('udp', config.backend),
     external,
     run,
+    kernel: hostKernel,
     log,
     persistence,
     startEngine: async () => engine,
@@ -129,9 +131,9 @@ async function openNode(count: number, onPeers: () => void, stopping: AbortContr
   const options = cutOptions(parseFlags(FLAGS, ['--subnet-file', join(folder, 'subnet.env')]).options).node
   const ownership = new Ownership(log)
   const next = { config: '', store: 'bench', lastKnown: join(folder, 'last-known') } as Next
-  const node = createNode({ options, store: 'bench', log, stopping }, ownership)
+  const node = createNode({ options, store: 'bench', kernel: hostKernel, log, stopping }, ownership)
   const { signal } = stopping
-  await ownership.open(() => openDataPaths({ backend, lease: own, leases: new Map(), signal, log }))
+  await ownership.open(() => openDataPaths({ backend, lease: own, leases: new Map(), signal, kernel: hostKernel, log }))
   const forwarding = Object.assign(node, { config, backend, lease: own, attrs, next, pathLease: own })
   const manager = { source } as unknown as Node['manager']
   return {

@@ -8,7 +8,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { setImmediate, setTimeout as delay } from 'node:timers/promises'
-import { ended, output } from './command.ts'
+import { ended, execute, output } from './command.ts'
 import { EVENT_MS } from './lab.ts'
 
 /**
@@ -34,6 +34,8 @@ export interface Etcd {
    * certificate is self-signed, so clients also use it as the certificate authority.
    */
   readonly certificate: string
+  /** The URL at which the other members of the cluster reach the server. */
+  readonly peerUrl: string
   ctl(...args: string[]): Promise<string>
   /** Ends the server with a signal, by default SIGKILL. Keeps the server's data, so `start` continues with them. */
   kill(signal?: NodeJS.Signals): Promise<void>
@@ -117,6 +119,8 @@ interface EtcdPlace {
    */
   readonly tls?: boolean | Certificate
   readonly flags?: readonly string[]
+  /** The server becomes a learner in the cluster of this server. */
+  readonly learnsFrom?: Etcd
 }
 
 /** The paths of PEM files: a self-signed certificate, which servers and clients both use, and its key. */
@@ -125,23 +129,28 @@ interface Certificate {
   readonly key: string
 }
 
-export async function startEtcd({ namespace, address, tls = false, flags = [] }: EtcdPlace = {}): Promise<Etcd> {
+export async function startEtcd(place: EtcdPlace = {}): Promise<Etcd> {
+  const { namespace, address, tls = false, flags = [], learnsFrom } = place
   const data = mkdtempSync(join(tmpdir(), 'weft-etcd-'))
   const { client, peer, enter } = await siteOf(namespace, address)
   const endpoint = `http${tls ? 's' : ''}://${client}`
   const peerUrl = `http://${peer}`
   const shared = typeof tls === 'object' ? tls : undefined
+  const name = learnsFrom ? 'learner' : 'test'
+  const members = [...(learnsFrom ? [`test=${learnsFrom.peerUrl}`] : []), `${name}=${peerUrl}`].join()
   let child!: ChildProcess
 
   async function start(): Promise<void> {
     child = await launch(
       [
         '--name',
-        'test',
+        name,
         '--data-dir',
         data,
         '--initial-cluster',
-        `test=${peerUrl}`,
+        members,
+        '--initial-cluster-state',
+        learnsFrom ? 'existing' : 'new',
         '--listen-client-urls',
         endpoint,
         '--advertise-client-urls',
@@ -169,6 +178,7 @@ export async function startEtcd({ namespace, address, tls = false, flags = [] }:
   }
   const etcd: Etcd = {
     endpoint,
+    peerUrl,
     get process() {
       return child
     },
@@ -194,8 +204,10 @@ export async function startEtcd({ namespace, address, tls = false, flags = [] }:
     async restore(snapshot) {
       await etcd.kill()
       rmSync(data, { recursive: true })
+      // etcd 3.6 moved this command to etcdutl.
+      const hasUtility = (await execute(['etcd', '--version'])).stdout.includes('etcd Version: 3.6')
       await output([
-        ...ETCDCTL,
+        ...(hasUtility ? ['etcdutl'] : ETCDCTL),
         'snapshot',
         'restore',
         snapshot,
@@ -215,6 +227,7 @@ export async function startEtcd({ namespace, address, tls = false, flags = [] }:
       rmSync(data, { recursive: true, force: true })
     },
   }
+  if (learnsFrom) await learnsFrom.ctl('member', 'add', name, '--learner', '--peer-urls', peerUrl)
   await start()
   return etcd
 }

@@ -285,6 +285,35 @@ export interface ReadWatcher {
   stop(): void
 }
 
+/**
+ * The kernel's answer to one netlink request. For an acknowledgement without messages the answer is undefined instead.
+ */
+export interface NetlinkAnswer {
+  /** The messages of the answer, one after another (netlink(7)), without the acknowledgement. */
+  readonly data: Buffer
+  /** The error number with which the kernel refused the request; 0 if it accepted the request. */
+  readonly errno: number
+  /** The kernel's own words (NLMSGERR_ATTR_MSG, Linux 4.12); absent if it gave none. */
+  readonly explanation?: string
+  /** True if the listed objects changed during each of the attempts to list them (NLM_F_DUMP_INTR); else absent. */
+  readonly isInterrupted?: true
+}
+
+/** A netlink socket for requests, opened at its first use. */
+export interface NetlinkSocket {
+  /**
+   * Sends the requests, each padded to 4 bytes, and returns their answers in the same order (native/io/netlink.h). If the
+   * kernel does not answer a request within 10 s, that request and all later requests have the error ETIMEDOUT. The
+   * caller must await an exchange before the next one.
+   */
+  exchange(requests: Uint8Array): Promise<(NetlinkAnswer | undefined)[]>
+}
+
+export interface NetlinkMonitor {
+  /** Leaves the multicast groups and closes the netlink socket. A second call has no effect. */
+  stop(): void
+}
+
 /** The names of the counters, in the order of `NativeEngine.counters`. */
 export const counterNames: string[]
 
@@ -419,6 +448,26 @@ export function sessionMs(): number
  * file.
  */
 export function watchReadable(fd: number, onReadable: () => void): ReadWatcher
+
+/** Makes a socket for one subsystem of the kernel: NETLINK_ROUTE (0), NETLINK_XFRM (6) or NETLINK_GENERIC (16). */
+export function openNetlink(protocol: number): NetlinkSocket
+
+/** Returns the index of the interface with a name (if_nametoindex(3)); 0 if there is none. */
+export function interfaceIndex(name: string): number
+
+/** Returns the name of the interface with an index (if_indextoname(3)); an empty text if there is none. */
+export function interfaceName(index: number): string
+
+/**
+ * Joins groups of one subsystem of the kernel, such as RTNLGRP_* of NETLINK_ROUTE (0), and calls `onReports` from the
+ * event loop with the reports of the kernel, one after another. `isLossy` is true if reports before these were lost.
+ * After the return the kernel reports each change.
+ */
+export function watchNetlink(
+  protocol: number,
+  groups: readonly number[],
+  onReports: (reports: Buffer, isLossy: boolean) => void,
+): NetlinkMonitor
 
 /**
  * Waits for an exclusive lock on the whole file (open file description lock, fcntl F_OFD_SETLKW, Linux 3.15). A process

@@ -145,7 +145,7 @@ function corednsMain(plugins) {
 /**
  * Returns the text of a go.mod that requires a module. A module's own `replace` lines with folders do not count in another module, so the
  * modules that Kubernetes develops in its folder `staging` are replaced by their published versions, which have the same minor and patch
- * number.
+ * number. A `replace` line with another module is copied.
  * @param {GoSet} set
  * @param {string} own The text of the module's own go.mod.
  */
@@ -153,17 +153,21 @@ export function goMod({ module, version }, own) {
   const go = /^go (\S+)/m.exec(own)?.[1] ?? '1.21'
   const staged = [...own.matchAll(/^\s*(?:replace )?(k8s\.io\/\S+) => \.\/staging\//gm)].map(([, name]) => name)
   const replaced = staged.map((name) => `replace ${name} => ${name} ${version.replace(/^v1\./, 'v0.')}`)
-  return [`module weft.test/cluster`, `go ${go}`, `require ${module} ${version}`, ...replaced, ''].join('\n')
+  const others = [...own.matchAll(/^\s*(?:replace )?(\S+(?: v\S+)? => [^\s./]\S* v\S+)/gm)].map(
+    ([, line]) => `replace ${line}`,
+  )
+  return [`module weft.test/cluster`, `go ${go}`, `require ${module} ${version}`, ...replaced, ...others, ''].join('\n')
 }
 
-/** The name of a program in the cache, such as kubelet-v1.37.2. */
-const cached = (name, { version }) => join(cache, `${name}-${version}`)
+/** The path of a program in the cache, such as ~/.cache/weft/kubelet-v1.37.2. */
+export const cached = (name, { version }) => join(cache, `${name}-${version}`)
 
 /**
- * Downloads the Go module of a set of programs. Returns the answer of `go mod download -json`.
- * @param {GoSet} set
+ * Downloads a Go module, and returns the paths of its folder and files.
+ * @param {Pick<GoSet, 'module' | 'version'>} set
+ * @param {string} cwd
  */
-function downloadOf({ module, version }, cwd) {
+export function downloadOf({ module, version }, cwd) {
   const args = ['mod', 'download', '-json', `${module}@${version}`]
   const { status, stdout, stderr, error } = spawnSync('go', args, { cwd, encoding: 'utf8' })
   if (status === 0) return JSON.parse(stdout)
@@ -177,7 +181,8 @@ function downloadOf({ module, version }, cwd) {
  * @param {GoSet} set
  * @param {readonly string[]} names
  */
-async function build(set, names) {
+export async function build(set, names) {
+  mkdirSync(cache, { recursive: true })
   const work = mkdtempSync(join(cache, 'build-'))
   const remove = undo(() => rmSync(work, { recursive: true, force: true }))
   const { GoMod } = downloadOf(set, work)

@@ -17,6 +17,7 @@ const NAMED = [
   'stubborn',
   'soak',
   'paths',
+  'etcd',
   'kube',
   'kubelet',
   'cluster',
@@ -50,6 +51,7 @@ const HOSTED = [
 export const HOSTS = "root's right to make network namespaces, and /dev/net/tun"
 export const KUBE_APISERVER = 'a real kube-apiserver'
 export const HELM = 'Helm'
+export const CHART_TOOLS = 'helm-unittest and kubeconform'
 export const CHARON = "strongSwan's charon"
 export const VICI = "charon's plugin vici"
 export const LIBIPSEC = "charon's plugin kernel-libipsec"
@@ -139,6 +141,7 @@ export const NEEDS = [
   { name: 'qemu-system-x86_64', package: 'qemu-system-x86', for: ['vm'] },
   { name: 'busybox', package: 'busybox-static', for: ['vm', 'cluster'] },
   { name: 'cpio', package: 'cpio', for: ['vm'] },
+  { name: 'apparmor_parser', package: 'apparmor', for: ['vm'] },
   { name: 'modprobe', package: 'kmod', for: ['vm'] },
   { name: 'chromium', package: 'chromium', for: ['page'] },
   {
@@ -152,7 +155,7 @@ export const NEEDS = [
   { name: 'dpkg-source', package: 'dpkg-dev', for: ['kube', 'kubelet'] },
   { name: 'rsync', package: 'rsync', for: ['kube', 'kubelet'] },
   { name: 'jq', package: 'jq', for: ['test', 'kube', 'cluster'] },
-  { name: 'go', package: 'golang-go', for: ['kube', 'kubelet', 'cluster', 'vm'] },
+  { name: 'go', package: 'golang-go', for: ['etcd', 'kube', 'kubelet', 'cluster', 'vm'] },
   { name: 'kubectl', package: 'kubernetes-client', for: ['kube'] },
   {
     name: 'the C library of seccomp', // runc is built with it
@@ -186,6 +189,7 @@ export const NEEDS = [
   // programs.
   { name: KUBE_APISERVER, isThere: () => Boolean(process.env.WEFT_KUBE_APISERVER), remedy: byTestKube, for: [] },
   { name: HELM, isThere: () => Boolean(process.env.WEFT_HELM), remedy: byTestKube, for: [] },
+  { name: CHART_TOOLS, isThere: () => Boolean(process.env.WEFT_CHART_TOOLS), remedy: byTestKube, for: [] },
 ]
 
 function byTestKube() {

@@ -132,10 +132,20 @@ export const TASKS = {
     env: STRICT,
     commands: [script('scripts/test-vm.mjs')],
   },
+  'test:etcd': {
+    usage: '[FILE... [OPTION OF VITEST...]]',
+    setup: ['test', 'etcd'],
+    env: STRICT,
+    commands: [script('scripts/test-etcd.mjs')],
+  },
   'test:kube': {
     setup: ['test', 'kube'],
     env: LONG,
-    made: { WEFT_KUBE_APISERVER: 'scripts/kube-apiserver.mjs', WEFT_HELM: 'scripts/helm.mjs' },
+    made: {
+      WEFT_KUBE_APISERVER: 'scripts/kube-apiserver.mjs',
+      WEFT_HELM: 'scripts/helm.mjs',
+      WEFT_CHART_TOOLS: 'scripts/chart-tools.mjs',
+    },
     commands: [vitest('test/kube')],
   },
   'test:kubelet': {

@@ -26,6 +26,7 @@ const MINUTES = {
   'test:fuzz': 7,
   'test:arch': 10,
   'test:page': 2,
+  'test:etcd': 8,
   'test:kube': 8,
   'test:kubelet': 15,
   'test:cluster': 25,

@@ -53,6 +53,7 @@ const DEFAULT = [
   ['test/netns/wireguard-mixed.test.ts', '-t', 'of kernel'],
   ['test/netns/vxlan.test.ts', '-t', 'a cluster of both (has|sends)'],
   ['test/netns/ipsec-mixed.test.ts'],
+  ['test/netns/pods.test.ts', '-t', 'AppArmor'],
 ]
 
 function fail(message) {

@@ -19,6 +19,8 @@
 #include <cstdio>
 #include <cstring>
 
+#include "netlink.h"
+
 namespace weft {
 
 namespace {
@@ -26,7 +28,7 @@ namespace {
 /// The priority and the handle of weft's filters. Filters with a lower priority number run earlier. The number is high,
 /// because weft's programs redirect packets, which filters after them do not see.
 constexpr uint32_t kPriority = 4096, kHandle = 1;
-constexpr size_t kMessageBytes = 512, kAnswerBytes = 32 << 10;
+constexpr size_t kMessageBytes = 512;
 
 /// A message of rtnetlink for a qdisc or a filter.
 class Request {
@@ -56,34 +58,26 @@ class Request {
     const auto* end = bytes_.data() + header()->nlmsg_len;
     outer->rta_len = static_cast<uint16_t>(end - reinterpret_cast<const uint8_t*>(outer));
   }
-  nlmsghdr* header() { return reinterpret_cast<nlmsghdr*>(bytes_.data()); }
+  std::span<uint8_t> bytes() { return std::span(bytes_).first(header()->nlmsg_len); }
 
  private:
+  nlmsghdr* header() { return reinterpret_cast<nlmsghdr*>(bytes_.data()); }
+
   alignas(nlmsghdr) std::array<uint8_t, kMessageBytes> bytes_ = {};
 };
 
-/// Sends a request, and calls `each` with each message of the answer until its end.
+/// Sends a request, and calls `each` with each message of the answer.
 template <typename Each>
 Failure exchange(Request& request, Each each) {
-  const Fd socket(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE));
-  if (!socket) return SystemError{"socket AF_NETLINK", errno};
-  if (send(socket.get(), request.header(), request.header()->nlmsg_len, 0) < 0) return SystemError{"send", errno};
-  std::vector<uint8_t> answer(kAnswerBytes);
-  for (;;) {
-    const ssize_t size = recv(socket.get(), answer.data(), answer.size(), 0);
-    if (size < 0 && errno == EINTR) continue;
-    if (size <= 0) return SystemError{"recv", size < 0 ? errno : EPIPE};
-    auto left = static_cast<unsigned>(size);
-    for (auto* at = reinterpret_cast<nlmsghdr*>(answer.data()); NLMSG_OK(at, left); at = NLMSG_NEXT(at, left)) {
-      if (at->nlmsg_type == NLMSG_DONE) return {};
-      if (at->nlmsg_type == NLMSG_ERROR) {
-        const int error = -static_cast<nlmsgerr*>(NLMSG_DATA(at))->error;
-        if (error == 0) return {};
-        return SystemError{"rtnetlink", error};
-      }
-      each(at);
-    }
-  }
+  NetlinkSocket socket(NETLINK_ROUTE);
+  std::vector<NetlinkAnswer> answers;
+  if (Failure failure = socket.exchange(request.bytes(), answers)) return failure;
+  if (answers.front().error) return SystemError{"rtnetlink", answers.front().error};
+  SecretBytes& messages = answers.front().messages;
+  each_netlink_message(messages, [&](const nlmsghdr&, std::span<const uint8_t> message) {
+    each(reinterpret_cast<nlmsghdr*>(messages.data() + (message.data() - messages.data())));
+  });
+  return {};
 }
 
 Failure ask(Request& request) {
@@ -149,7 +143,7 @@ Failure detach_program(const Hook& hook) {
 Failure list_filters(const Hook& hook, std::vector<TcFilter>& filters) {
   Request request(RTM_GETTFILTER, NLM_F_DUMP, hook.index, parent_of(hook), 0);
   return exchange(request, [&](nlmsghdr* message) {
-    if (message->nlmsg_type != RTM_NEWTFILTER) return;
+    if (message->nlmsg_type != RTM_NEWTFILTER || message->nlmsg_len < NLMSG_LENGTH(sizeof(tcmsg))) return;
     auto* about = static_cast<tcmsg*>(NLMSG_DATA(message));
     // The kernel lists each priority as an entry without a handle before the entries of the filters. Skip that entry.
     if (about->tcm_handle == 0) return;

@@ -9,6 +9,7 @@
 #include "host.h"
 #include "layout.h"
 #include "lock.h"
+#include "netlink.h"
 #include "values.h"
 #include "watch.h"
 
@@ -17,7 +18,12 @@ namespace weft {
 namespace {
 
 Napi::Object init(Napi::Env env, Napi::Object exports) {
-  env.SetInstanceData(new Classes{Napi::Persistent(define_engine(env)), Napi::Persistent(define_watcher(env))});
+  env.SetInstanceData(new Classes{
+      Napi::Persistent(define_engine(env)),
+      Napi::Persistent(define_watcher(env)),
+      Napi::Persistent(define_netlink_socket(env)),
+      Napi::Persistent(define_netlink_monitor(env)),
+  });
   exports.Set("counterNames", to_array(env, {kCounterNames.begin(), kCounterNames.end()}));
   exports.Set("counterTexts", to_array(env, {kCounterTexts.begin(), kCounterTexts.end()}));
   exports.Set("encapsulationNames", to_array(env, encapsulation_names()));
@@ -28,6 +34,7 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   export_lock(env, exports);
   export_host(env, exports);
   export_bpf(env, exports);
+  export_netlink(env, exports);
   return exports;
 }
 

@@ -13,6 +13,8 @@ namespace weft {
 struct Classes {
   Napi::FunctionReference engine;
   Napi::FunctionReference watcher;
+  Napi::FunctionReference netlink_socket;
+  Napi::FunctionReference netlink_monitor;
 };
 
 /// Calls shut_down() on the object when the Node.js environment ends, unless JavaScript stopped the object before.

@@ -40,7 +40,7 @@ export function buildKubernetes({ root, work, version, image, digest, architectu
   const own = `    repository: weft\n    tag: ${version}\n`
   const named = `    repository: ${image}\n    tag: ${version}@${digest}\n`
   writeFileSync(values, replaced(readFileSync(values, 'utf8'), own, named, 1))
-  const template = join(folder, 'templates/daemonset.yaml')
+  const template = join(folder, 'templates/_helpers.tpl')
   const list = architectures.map((name) => `"${name}"`).join(' ')
   const released = `(dict "key" "kubernetes.io/arch" "operator" "In" "values" (list ${list}))`
   writeFileSync(template, replaced(readFileSync(template, 'utf8'), '(list $linux)', `(list $linux ${released})`, 1))

@@ -35,7 +35,7 @@ export const PLACES = [
   ['deploy/charts/weft/Chart.yaml', '\nappVersion: ', 1],
   ['deploy/charts/weft/values.yaml', 'repository: weft\n    tag: ', 1],
   ['README.md', 'localhost/weft:', 1],
-  ['docs/kubernetes/from-flannel.md', 'flannel.image.tag=', 1],
+  ['docs/kubernetes/from-flannel.md', 'registry.example/weft:', 1],
 ]
 const read = (path) => readFileSync(join(root, path), 'utf8')
 export const currentVersion = () => JSON.parse(read('package.json')).version

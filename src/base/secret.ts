@@ -45,6 +45,11 @@ export class Secret {
     return this.#value === ''
   }
 
+  /** True if the value is not the secret itself but the text that is printed instead, as in a saved configuration. */
+  get isPlaceholder(): boolean {
+    return this.#value.includes(HIDDEN)
+  }
+
   toString(): string {
     return this.isEmpty ? '' : this.#show(this.#value)
   }

@@ -15,7 +15,6 @@ const PACKAGES: Readonly<Record<string, string>> = {
   ss: 'iproute2',
   nstat: 'iproute2',
   nft: 'nftables',
-  wg: 'wireguard-tools',
   sysctl: 'procps',
   modprobe: 'kmod',
   ping: 'iputils-ping',
@@ -45,6 +44,9 @@ export const childEnvironment = (more: NodeJS.ProcessEnv = {}): NodeJS.ProcessEn
   ...more,
 })
 const TIMEOUT_MS = 10_000
+/** The remedy for an operation that the kernel refused with EPERM. */
+export const NEEDS_NET_ADMIN =
+  'run as root or with the capability CAP_NET_ADMIN: in a container, `docker run --cap-add NET_ADMIN`; in a unit, CapabilityBoundingSet=CAP_NET_ADMIN'
 
 export type Run = (file: string, args: readonly string[], options?: RunOptions) => Promise<string>
 
@@ -105,8 +107,7 @@ function commandError(file: string, args: readonly string[], error: ExecFileExce
   const last = (isMark ? lines.findLast((line) => line.includes('Error: ')) : undefined) ?? lines.at(-1)
   const denied = lines.find((line) => /operation not permitted|permission denied/i.test(line))
   const words = error.killed ? `no answer within ${TIMEOUT_MS / 1000} s` : (denied ?? last ?? error.message)
-  // The command `wg` quotes an invalid key in its error message. Remove the key, because it may be secret.
-  const said = withoutUser(words).replace(/(not the correct length or format).*/s, '$1')
+  const said = withoutUser(words)
   const message = `\`${withoutUser([file, ...args].join(' '))}\` failed: ${said}`
   // If legacy iptables may not open a raw socket, iptables-restore does not report the missing capability
   // (iptables/libiptc/libiptc.c), so the remedy names CAP_NET_RAW.
@@ -118,8 +119,7 @@ function commandError(file: string, args: readonly string[], error: ExecFileExce
   }
   if (denied !== undefined) {
     return new WeftError('PERMISSION', message, {
-      remedy:
-        'run as root or with the capability CAP_NET_ADMIN: in a container, `docker run --cap-add NET_ADMIN`; in a unit, CapabilityBoundingSet=CAP_NET_ADMIN',
+      remedy: NEEDS_NET_ADMIN,
       cause: error,
     })
   }

@@ -1,8 +1,7 @@
 // neighbours.ts - counts the entries of the kernel's neighbour tables, and reads their limits.
 
 import type { Family } from '../net/address.ts'
-import type { Run } from './command.ts'
-import { ipFlag, ipJson } from './links.ts'
+import type { HostKernel } from './kernel.ts'
 import { getSysctl } from './sysctl.ts'
 
 /** The kernel's neighbour table of one family, which maps IP addresses to link-layer addresses (arp(7)). */
@@ -26,13 +25,10 @@ export interface NeighbourTable {
 const UNCOUNTED = new Set(['PERMANENT', 'NOARP'])
 
 /** Counts the neighbour entries of a family, and reads the kernel's limits for their number. */
-export async function neighboursOf(family: Family, run: Run): Promise<NeighbourTable> {
+export async function neighboursOf(family: Family, kernel: HostKernel): Promise<NeighbourTable> {
   const limits = [1, 2, 3].map((which) => getSysctl(`net/${family}/neigh/default/gc_thresh${which}`))
-  const [found, ...texts] = await Promise.all([
-    ipJson<{ state?: readonly string[] }>(run, [ipFlag(family), 'neighbour', 'show', 'nud', 'all']),
-    ...limits,
-  ])
-  const entries = found.filter(({ state = [] }) => !state.some((each) => UNCOUNTED.has(each))).length
+  const [found, ...texts] = await Promise.all([kernel.neighbours(family), ...limits])
+  const entries = found.filter(({ states }) => !states.some((each) => UNCOUNTED.has(each))).length
   const [first, second, third] = texts.map((text) => (text === undefined ? Number.NaN : Number(text)))
   const isKnown = first !== undefined && second !== undefined && third !== undefined && third > 0
   return { family, entries, thresholds: isKnown ? [first, second, third] : undefined }

@@ -15,6 +15,12 @@ export interface Connection {
   /** The process id of the connection's peer; 0 if the peer is in a PID namespace that this process cannot see. */
   readonly peerPid: number
   /**
+   * True if the kernel did not give this process all descriptors of a received message. AppArmor and SELinux can refuse
+   * descriptors, and a process can have no free ones. The message is lost, and `receive` reports the end of the
+   * connection.
+   */
+  readonly hasLostDescriptors: boolean
+  /**
    * Sends a message. The receiver gets copies of the descriptors `fds`. Throws an Error with `code` if the peer closed
    * the connection.
    */
@@ -92,17 +98,24 @@ function createQueue<T>(fd: number, take: () => T | undefined | 'end' | 'later')
 }
 
 function connectionOf(fd: number): Connection {
+  let hasLostDescriptors = false
   const parcels = createQueue<Parcel>(fd, () => {
     try {
       const parcel = addon.receiveParcel(fd)
       return parcel?.text === '' ? 'end' : parcel
-    } catch {
-      return 'end' // the other end died
+    } catch (error) {
+      // receive_parcel (native/io/unix_socket.cc) fails with EMSGSIZE for a message that the kernel shortened. weftd sends no longer text
+      // than a receiver accepts, so the message has lost descriptors. After any other error the other process has ended.
+      hasLostDescriptors = (error as NodeJS.ErrnoException).code === 'EMSGSIZE'
+      return 'end'
     }
   })
   let isOpen = true
   return {
     peerPid: addon.peerPid(fd),
+    get hasLostDescriptors() {
+      return hasLostDescriptors
+    },
     send: (text, fds = []) => addon.sendParcel(fd, text, fds),
     receive: (signal) => parcels.next(signal),
     close() {

@@ -7,8 +7,9 @@ import { readSettings } from '../control/config/backend-options.ts'
 import { carryIpv4Alone, type NetworkConfig } from '../control/config/network-config.ts'
 import type { SubnetManager } from '../control/lease/subnet-manager.ts'
 import type { Store } from '../control/store/store.ts'
-import { run as runCommand } from '../host/command.ts'
+import { run } from '../host/command.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
+import type { HostKernel } from '../host/kernel.ts'
 import { storeKindOf, type EngineOptions, type KeyStoreOptions, type StoreOptions } from '../options.ts'
 import type { VxlanBackendOptions } from '../path/backends/vxlan.ts'
 import { isBackendType, isIpv4Alone, kindOf, remedyFor, type BackendType } from '../path/catalog.ts'
@@ -127,11 +128,11 @@ export async function createBackend(
   log: Log,
   publishedBefore: VxlanBackendOptions['publishedBefore'],
   inheritable: Inheritable,
-  run = runCommand,
+  kernel: HostKernel,
 ): Promise<Backend> {
   const persistence = persistenceOf(options, inheritable)
   const startEngine = (engineConfig: EngineConfig) => startEngineOf(options, engineConfig)
-  const parts = { config, external, startEngine, persistence, publishedBefore, run, log }
+  const parts = { config, external, startEngine, persistence, publishedBefore, run, kernel, log }
   return makeBackend(knownType(config.backendType), parts)
 }
 
@@ -142,6 +143,7 @@ export async function createBackend(
 export async function createWithdrawing(
   config: NetworkConfig,
   external: ExternalInterface,
+  kernel: HostKernel,
   log: Log,
 ): Promise<Backend | undefined> {
   const type = knownType(config.backendType)
@@ -151,7 +153,8 @@ export async function createWithdrawing(
   }
   const persistence: Persistence = { persist: false, isMultiQueue: false, tunNames: [], inherit: none }
   const publishedBefore = async () => undefined
-  return makeBackend(type, { config, external, startEngine: none, persistence, publishedBefore, run: runCommand, log })
+  const parts = { config, external, startEngine: none, persistence, publishedBefore, run, kernel, log }
+  return makeBackend(type, parts)
 }
 
 /** Returns the functions that list and remove the connections of the backend ipsec in this host's running charon. */

@@ -15,6 +15,7 @@ import type { ReadSysctl } from '../host/choose-interface.ts'
 import type { Run } from '../host/command.ts'
 import type { OpenEcho } from '../host/echo.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
+import type { HostKernel } from '../host/kernel.ts'
 import type { ByFamily, Family, Nets } from '../net/address.ts'
 import type { NodeOptions } from '../options.ts'
 import type { Backend } from '../path/contract.ts'
@@ -41,6 +42,7 @@ interface NodeBase {
   readonly options: NodeOptions
   /** A name that identifies the store (storeNameOf). */
   readonly store: string
+  readonly kernel: HostKernel
   readonly log: Log
   /** Aborts when the process must stop. */
   readonly stopping: AbortController

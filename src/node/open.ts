@@ -1,8 +1,9 @@
 // open.ts - opens the data path with the facts from the store, or continues with the data path that is already open.
 
 import { isDeepStrictEqual } from 'node:util'
+import { Secret } from '../base/secret.ts'
+import type { NetworkConfig } from '../control/config/network-config.ts'
 import { leasesEqual, type Lease, type OwnLease } from '../control/lease/lease.ts'
-import { run } from '../host/command.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
 import { hasBackendName, isNamedBy } from '../path/catalog.ts'
 import type { Backend } from '../path/contract.ts'
@@ -18,10 +19,10 @@ import { lastKnownFile, readLastKnown } from './restart/last-known.ts'
  * underlay family.
  */
 export const openPath = (
-  { view: leases, signal, log }: NewNode,
+  { view: leases, signal, kernel, log }: NewNode,
   { backend, lease, attrs }: PathFacts,
   others?: readonly string[],
-): Promise<DataPaths> => openDataPaths({ backend, lease: { ...lease, attrs }, leases, others, signal, log })
+): Promise<DataPaths> => openDataPaths({ backend, lease: { ...lease, attrs }, leases, others, signal, kernel, log })
 
 /**
  * Returns true if the backend can use the TUN device `left` of the earlier run, which may have been renamed since. Any
@@ -37,13 +38,27 @@ export const goesOnWith = ({ tunNames }: Backend, left: string): boolean =>
 const unnamed = (external: ExternalInterface | undefined): Partial<ExternalInterface> | undefined =>
   external?.index === undefined ? external : { ...external, name: '' }
 
+/**
+ * Returns true if the configurations are equal. The file of the last known state has placeholders in place of secrets,
+ * so the values of these secrets are not compared. The backend does not read them: it would have rejected a placeholder.
+ */
+function isSameConfig(known: NetworkConfig, config: NetworkConfig): boolean {
+  const isPlaceholder = (value: unknown): boolean => value instanceof Secret && value.isPlaceholder
+  const secrets = Object.keys(known.backend).filter((name) => isPlaceholder(known.backend[name]))
+  const compared = ({ backend, ...rest }: NetworkConfig): unknown => [
+    rest,
+    Object.entries(backend).map(([name, value]) => [name, secrets.includes(name) ? String(value) : value]),
+  ]
+  return isDeepStrictEqual(compared(known), compared(config))
+}
+
 /** Returns true if a node forwards in this network and through this external interface. */
 export const isFor = (
   node: NewNode,
   { config, external }: Pick<NodeParts, 'config' | 'external'>,
 ): node is ForwardingNode =>
   canForward(node) &&
-  isDeepStrictEqual(node.config, config) &&
+  isSameConfig(node.config, config) &&
   isDeepStrictEqual(unnamed(node.backend.external ?? node.external), unnamed(external))
 
 /**
@@ -65,7 +80,7 @@ export async function openNode(
   const open = async (): Promise<DataPaths> => {
     const { backend, config } = facts
     const networks = { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network }
-    for (const left of handover.tunNames) if (!goesOnWith(backend, left)) await removeIdleTun(run, left, networks)
+    for (const left of handover.tunNames) if (!goesOnWith(backend, left)) await removeIdleTun(node.kernel, left, networks)
     await clear()
     const dataPath = await openPath(node, { ...facts, attrs }, known?.others)
     Object.assign(node, facts, { attrs, pathLease: facts.lease })

@@ -9,6 +9,7 @@ import type { Lease, LeaseAttrs, OwnLease } from '../control/lease/lease.ts'
 import type { Run } from '../host/command.ts'
 import type { Watched } from '../host/events.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
+import type { HostKernel } from '../host/kernel.ts'
 import type { Address, Addresses, ByFamily, Family, Net, Nets } from '../net/address.ts'
 import type { BackendType, Settings } from './catalog.ts'
 import type { Engine, PeerTraffic, UdpEndpoint } from './engine/engine.ts'
@@ -19,6 +20,7 @@ export interface BackendParts<T extends BackendType = BackendType> {
   readonly settings: Settings<T>
   readonly external: ExternalInterface
   readonly run: Run
+  readonly kernel: HostKernel
   readonly log: Log
 }
 
@@ -145,8 +147,6 @@ export interface NeededPart {
   readonly device?: NeededDevice
   /** The families that this part carries. The part is available if at least one of these families can be carried. */
   readonly sides?: readonly NeededSide[]
-  /** The programs, apart from `ip`, that weftd needs to create the device. */
-  readonly programs?: readonly string[]
 }
 
 export interface NeededPort {

@@ -8,8 +8,10 @@ import { cpSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { setTimeout as delay } from 'node:timers/promises'
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest'
+import { parseAllDocuments } from 'yaml'
 import { packageRoot, type Pod } from '../../lab/lab.ts'
 import { iperfServer, reach } from '../../lab/measure.ts'
+import { CHART_VARIATIONS } from '../support/chart-variations.ts'
 import {
   corednsObjects,
   FLANNEL_IMAGES,
@@ -379,15 +381,12 @@ describe('weft, removed as docs/kubernetes.md says,', { timeout: 10 * MINUTE }, 
   })
 })
 
-describe('a cluster with flannel', { timeout: 20 * MINUTE }, () => {
-  const [hold, replace, inspect, release, , back] = manualLines(
-    'docs/kubernetes/from-flannel.md',
-    '## From flannel to weft',
-    '## And back',
-  )
-  const images = async (): Promise<readonly (string | undefined)[]> =>
-    (await weftPods()).map(({ status }) => status.containerStatuses?.[0]?.image)
+const FROM_FLANNEL = 'docs/kubernetes/from-flannel.md'
+const [hold, replace, inspect, release, , back] = manualLines(FROM_FLANNEL, '## From flannel to weft', '## And back')
+const images = async (): Promise<readonly (string | undefined)[]> =>
+  (await weftPods()).map(({ status }) => status.containerStatuses?.[0]?.image)
 
+describe('a cluster with flannel', { timeout: 20 * MINUTE }, () => {
   it('has flannel by its own manifest', async () => {
     cpSync(join(PROGRAMS, 'flannel-source/Documentation/kube-flannel.yml'), join(cluster.work, 'kube-flannel.yml'))
     // flannel leaves the annotations of IPv6, which it does not use.
@@ -450,14 +449,14 @@ describe('a cluster with flannel', { timeout: 20 * MINUTE }, () => {
   })
 })
 
+/** Runs shell commands, among them Helm. */
+const withHelm = (script: string, env: Readonly<Record<string, string>> = {}): Promise<string> => {
+  const home = { HELM_CACHE_HOME: cluster.work, HELM_CONFIG_HOME: cluster.work, HELM_DATA_HOME: cluster.work }
+  return cluster.sh(`helm() { "$HELM" "$@"; }\n${script}`, { HELM, ...home, ...env })
+}
+const helm = (words: string): Promise<string> => withHelm(`helm ${words}`)
+
 describe('weft by its chart', { timeout: 10 * MINUTE }, () => {
-  const helm = (words: string): Promise<string> =>
-    cluster.sh(`$HELM ${words}`, {
-      HELM,
-      HELM_CACHE_HOME: cluster.work,
-      HELM_CONFIG_HOME: cluster.work,
-      HELM_DATA_HOME: cluster.work,
-    })
   const chart = join(packageRoot, 'deploy/charts/weft')
 
   it('is installed as docs/kubernetes.md says', async () => {
@@ -472,6 +471,57 @@ describe('weft by its chart', { timeout: 10 * MINUTE }, () => {
     await everythingTalks()
   })
 
+  it('needs the exceptions from the level baseline that docs/kubernetes.md lists, and no others', async () => {
+    const said = await cluster.sh(
+      'kubectl label --dry-run=server --overwrite namespace kube-flannel pod-security.kubernetes.io/enforce=baseline 2>&1',
+    )
+    const [, list = ''] = /kube-flannel-ds-\w+ \(and 2 other pods\): (.*)$/m.exec(said) ?? []
+    expect(list.split(', ').toSorted(), said).toEqual([
+      'host namespaces',
+      'hostPath volumes',
+      'non-default capabilities',
+    ])
+  })
+
+  it('passes `helm test`, which fails while weftd does not reach a node', async () => {
+    const test = (): Promise<string> => helm('test flannel --namespace kube-flannel --logs --timeout 5m')
+    const said = await test()
+    expect(said).toMatch(/^ok: "summary":"subnet .* 2 peers/m)
+    expect(said).toMatch(/^ok: weftd is ready at the gateway 10\.244\./m)
+    report(said.match(/^ok: .*$/gm)!.join('; '))
+    const [, , last] = cluster.nodes
+    // The last node sends no datagrams, so every node misses a peer.
+    const rule = ['iptables', '-I', 'OUTPUT', '-p', 'udp', '--dport', '8285', '-j', 'DROP']
+    await last.host.output(rule)
+    try {
+      for (const pod of await weftPods()) await soon(() => expect(weft(pod, 'status')).rejects.toThrow())
+      await expect(test()).rejects.toThrow()
+    } finally {
+      await last.host.output(rule.with(1, '-D'))
+    }
+    await soon(test)
+  })
+
+  it('is accepted by the API server with each variation of its values', async () => {
+    // The API server refuses changes of a pod, so the pods of `helm test` must be new.
+    await cluster.sh('kubectl -n kube-flannel delete pod --ignore-not-found flannel-test-node flannel-test-pod')
+    for (const { name, values } of CHART_VARIATIONS) {
+      const file = join(cluster.work, 'values.json')
+      writeFileSync(file, JSON.stringify(values))
+      // The cluster lacks the kinds of the Prometheus operator.
+      const rendered = await helm(`template flannel ${chart} --namespace kube-flannel --values ${file}`)
+      const objects = parseAllDocuments(rendered)
+        .map((each) => each.toJS() as { readonly apiVersion: string } | null)
+        .filter((each) => each !== null && !each.apiVersion.startsWith('monitoring.coreos.com/'))
+      writeFileSync(
+        join(cluster.work, 'objects.json'),
+        JSON.stringify({ apiVersion: 'v1', kind: 'List', items: objects }),
+      )
+      const said = await cluster.sh('kubectl apply --dry-run=server --validate=strict -f objects.json')
+      expect(said.trim().split('\n'), name).toHaveLength(objects.length)
+    }
+  })
+
   it('is upgraded without a lost packet, and uninstalled', async () => {
     const { sent, lost, errors } = await whilePinging(async () => {
       await helm(`upgrade flannel ${chart} --namespace kube-flannel --reuse-values --set flannel.image.tag=next`)
@@ -481,5 +531,45 @@ describe('weft by its chart', { timeout: 10 * MINUTE }, () => {
     expect({ lost, errors }).toEqual(NO_PACKET_LOST)
     await helm('uninstall flannel --namespace kube-flannel --wait')
     await soon(async () => expect(await cluster.pods(...WEFT)).toEqual([]))
+  })
+})
+
+describe('a cluster with flannel by its chart', { timeout: 20 * MINUTE }, () => {
+  const [upgrade, complete, revert] = manualLines(FROM_FLANNEL, '## Helm')
+
+  it('moves to weft with the values of flannel’s chart, a node at a time, and loses no packet', async () => {
+    cpSync(join(packageRoot, 'deploy/charts'), join(cluster.work, 'deploy/charts'), { recursive: true })
+    cpSync(join(PROGRAMS, 'flannel-source/chart/kube-flannel'), join(cluster.work, 'flannel'), { recursive: true })
+    await cluster.sh('kubectl create namespace kube-flannel --dry-run=client -o yaml | kubectl apply -f -')
+    await cluster.sh('kubectl label --overwrite namespace kube-flannel pod-security.kubernetes.io/enforce=privileged')
+    await helm(`install flannel ./flannel --namespace kube-flannel --set podCidr=${PODS.ipv4}`)
+    await rollout()
+    expect(await images()).toEqual(Array(3).fill(FLANNEL_IMAGES.flannel))
+    await everythingTalks()
+    const before = await subnets()
+    const { sent, lost, errors } = await whilePinging(async () => {
+      await withHelm(upgrade!, { IMAGE })
+      for (const node of cluster.nodes) await cluster.sh(replace!, { NODE: node.name })
+      await everythingTalks()
+      await withHelm(complete!)
+      await rollout()
+    })
+    report(`from flannel's chart to weft's chart: ${lost} of ${sent} pings lost`)
+    expect({ lost, errors }).toEqual(NO_PACKET_LOST)
+    expect(await images()).toEqual(Array(3).fill(IMAGE))
+    expect(await subnets()).toEqual(before)
+    await helm('test flannel --namespace kube-flannel --timeout 5m')
+  })
+
+  it('moves back to flannel’s chart', async () => {
+    const before = await subnets()
+    await withHelm(revert!, { REVISION: '1' })
+    for (const node of cluster.nodes) {
+      await cluster.sh(replace!, { NODE: node.name })
+      await everythingTalks()
+    }
+    expect(await images()).toEqual(Array(3).fill(FLANNEL_IMAGES.flannel))
+    expect(await subnets()).toEqual(before)
+    await helm('uninstall flannel --namespace kube-flannel --wait')
   })
 })

@@ -179,7 +179,9 @@ const defaults = parse(read('charts/weft/values.yaml')) as Values & {
   readonly flannel: Values & { readonly healthz: { readonly livenessProbe: object } }
   readonly weft: Values
 }
-const templates = readdirSync(join(chart, 'templates')).map((name) => read(`charts/weft/templates/${name}`))
+const templates = readdirSync(join(chart, 'templates'))
+  .filter((name) => name !== 'tests')
+  .map((name) => read(`charts/weft/templates/${name}`))
 
 it.each(['flannel', 'weft'] as const)(
   'deploy/charts/weft has no value of %s that is unused in the templates',
@@ -231,11 +233,12 @@ describe('deploy/charts/weft', () => {
   })
   afterEach(() => rmSync(folder, { recursive: true }))
 
-  /** Renders the chart with these values on top of its own; null removes a value. */
-  function render(values: Values = {}): KubeObject[] {
+  /** Renders the chart with these values on top of its own; null removes a value. `only` names a template. */
+  function render(values: Values = {}, only?: string): KubeObject[] {
     const file = join(folder, 'values.json')
     writeFileSync(file, JSON.stringify(values))
-    const rendered = helm(['template', 'flannel', chart, '--namespace', 'kube-flannel', '--values', file])
+    const part = only === undefined ? ['--skip-tests'] : ['--show-only', only]
+    const rendered = helm(['template', 'flannel', chart, '--namespace', 'kube-flannel', '--values', file, ...part])
     return parseAllDocuments(rendered).map((document) => {
       expect(document.errors).toEqual([])
       return document.toJS() as KubeObject
@@ -339,11 +342,15 @@ describe('deploy/charts/weft', () => {
     expect(podOf(guarded).containers[0].args).toContain('--status-token-file=/run/weft-token/token')
     expect(JSON.stringify(guarded)).toContain('"secretName":"weft-nodes"')
     expect(JSON.stringify(render({ weft: { network: { tokenSecret: 'weft-nodes' } } }))).not.toMatch(/weft-nodes/)
-    const legacy = render({ weft: { legacyIptables: true } })
-    expect(podOf(legacy).containers[0].securityContext['capabilities']).toEqual({
-      drop: ['ALL'],
-      add: ['NET_ADMIN', 'NET_RAW'],
-    })
+    for (const [weft, more] of [
+      [{ legacyIptables: true }, ['NET_RAW']],
+      [{ fastPath: true }, ['BPF', 'PERFMON']],
+      [{ fastPath: true, legacyIptables: true }, ['NET_RAW', 'BPF', 'PERFMON']],
+    ] as const)
+      expect(podOf(render({ weft })).containers[0].securityContext['capabilities']).toEqual({
+        drop: ['ALL'],
+        add: ['NET_ADMIN', ...more],
+      })
   })
 
   it.each([
@@ -539,6 +546,45 @@ describe('deploy/charts/weft', () => {
     const notes = readFileSync(join(chart, 'templates/NOTES.txt'), 'utf8')
     expect(notes).toContain('rollout restart daemonset/kube-flannel-ds')
     expect(parse(readFileSync(join(chart, 'Chart.yaml'), 'utf8'))).toMatchObject({ kubeVersion: '>=1.19.0-0' })
+  })
+
+  it('has two pods for `helm test`, without rights, unless nothing can be queried', () => {
+    interface TestPod extends KubeObject {
+      readonly metadata: KubeObject['metadata'] & { readonly annotations: Readonly<Record<string, string>> }
+      readonly spec: {
+        readonly hostNetwork: boolean
+        readonly containers: readonly { readonly command: readonly string[]; readonly env: unknown }[]
+      }
+    }
+    const testPods = (values: Values = {}) =>
+      render(values, 'templates/tests/network.yaml') as unknown as readonly TestPod[]
+    const pods = testPods({ flannel: { healthz: { port: 9000 }, nodeSelector: { role: 'worker' } } })
+    expect(pods.map(({ metadata, spec }) => [metadata.name, spec.hostNetwork, spec.containers[0]!.command[4]])).toEqual(
+      [
+        ['flannel-test-node', true, 'node'],
+        ['flannel-test-pod', false, 'pod'],
+      ],
+    )
+    const program = readFileSync(join(chart, 'files/test.sh'), 'utf8')
+    for (const { metadata, spec } of pods) {
+      expect(metadata.annotations['helm.sh/hook']).toBe('test')
+      expect(spec).toMatchObject({
+        automountServiceAccountToken: false,
+        securityContext: { runAsNonRoot: true },
+        affinity: podOf(manifestObjects()).affinity,
+        nodeSelector: { role: 'worker' },
+      })
+      expect(spec).not.toHaveProperty('volumes')
+      expect(spec.containers[0]).toMatchObject({
+        image: podOf(manifestObjects()).containers[0].image,
+        env: [{ name: 'HEALTH_PORT', value: '9000' }],
+        securityContext: { allowPrivilegeEscalation: false, capabilities: { drop: ['ALL'] } },
+      })
+      expect(spec.containers[0]!.command.slice(0, 4)).toEqual(['sh', '-c', program, 'test'])
+    }
+    expect(program).not.toMatch(/\$\(HEALTH_PORT\)/) // Kubernetes would replace it
+    expect(() => testPods({ flannel: { healthz: { port: 0 } } })).toThrow(/could not find template/)
+    expect(testPods({ weft: null })).toHaveLength(2)
   })
 
   it('keeps a pre-shared key in a Secret, or reads the whole configuration from one', () => {

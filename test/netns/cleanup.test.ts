@@ -2,7 +2,7 @@
 
 import { execFileSync, spawn, type ChildProcess } from 'node:child_process'
 import { randomBytes } from 'node:crypto'
-import { existsSync, mkdirSync, mkdtempSync, rmSync, copyFileSync, writeFileSync } from 'node:fs'
+import { copyFileSync, existsSync, mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
@@ -347,7 +347,7 @@ describe('while weftd runs', () => {
       // `weft cleanup` finds a process whose name is hidden, as in a container, because the process holds the device.
       expect(await daemon.stop()).toBe(0)
       const other = join(lab.folder, 'overlay')
-      copyFileSync(join(packageRoot, 'bin/weftd'), other)
+      symlinkSync(join(packageRoot, 'bin/weftd'), other)
       const hidden = host!.spawn([
         process.execPath,
         other,
@@ -359,8 +359,10 @@ describe('while weftd runs', () => {
         leases,
         '--ip-masq',
       ])
-      await new Promise<void>((resolve) => {
-        hidden.stderr!.on('data', (text: Buffer) => text.includes('flannel is ready') && resolve())
+      let said = ''
+      await new Promise<void>((resolve, reject) => {
+        hidden.stderr!.on('data', (text: Buffer) => (said += text.toString()).includes('flannel is ready') && resolve())
+        hidden.once('exit', () => reject(new Error(`the daemon ended: ${said}`)))
       })
       const held = 'weft cleanup: a process still forwards through flannel0; stop it first, and then clean up\n'
       expect(await clean()).toMatchObject({ code: 1, stdout: '', stderr: held })

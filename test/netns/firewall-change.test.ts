@@ -5,6 +5,7 @@ import { randomBytes } from 'node:crypto'
 import { afterEach, beforeEach, expect, it } from 'vitest'
 import { output } from '../../lab/command.ts'
 import { run as runHere, type Run } from '../../src/host/command.ts'
+import { hostKernel } from '../../src/host/netlink/host-kernel.ts'
 import { onlyOf, netsOf, parseNet, FAMILIES, type Family, type Nets } from '../../src/net/address.ts'
 import { createFirewall } from '../../src/path/firewall/firewall.ts'
 import { HOSTS, needs } from '../support/needs.ts'
@@ -52,7 +53,17 @@ async function raise(
   previous: { network: Nets; subnet: Nets },
 ): Promise<void> {
   const [network, subnet] = [onlyOf(families, NETWORK), onlyOf(families, SUBNET)]
-  const options = { network, masq, forward, plainPorts: false, blackhole: false, previous, run, log }
+  const options = {
+    network,
+    masq,
+    forward,
+    plainPorts: false,
+    blackhole: false,
+    previous,
+    run,
+    kernel: hostKernel,
+    log,
+  }
   const firewall = createFirewall(tool, options)
   await firewall.raise(subnet)
   firewall.lookAgain?.()

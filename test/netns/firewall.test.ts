@@ -9,6 +9,7 @@ import { ended, output } from '../../lab/command.ts'
 import { createLab, EVENT_MS, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { run as runHere, type Run } from '../../src/host/command.ts'
 import { isNfTables } from '../../src/host/iptables.ts'
+import { hostKernel } from '../../src/host/netlink/host-kernel.ts'
 import type { Nets } from '../../src/net/address.ts'
 import { parseIpv4Net } from '../../src/net/ipv4.ts'
 import { parseIpv6Net } from '../../src/net/ipv6.ts'
@@ -117,7 +118,7 @@ describe.each(['nft', 'legacy'])('iptables of the kind %s', (kind) => {
       const rules = (table: string) => rulesBy(run, program, table)
       const repaired = of('FLANNEL-POSTRTG') + (family === 'ipv6' ? ' (IPv6)' : '')
       const golden = of(GOLDEN).split('\n')
-      const options = { ...common, network, run }
+      const options = { ...common, network, run, kernel: hostKernel }
       const look = (firewall: Firewall, n = 1) => ensured(firewall, subnet(n))
       await run(program, ['-t', 'nat', '-A', 'POSTROUTING', '-s', of('192.0.2.0/24'), '-j', 'ACCEPT'])
       const firewall = createIptables(options)
@@ -178,7 +179,7 @@ describe.each(['nft', 'legacy'])('iptables of the kind %s', (kind) => {
   }) => {
     skip(...lacks(kind))
     const run = inside(kind)
-    const options = { ...common, run, network: NETWORKS }
+    const options = { ...common, run, kernel: hostKernel, network: NETWORKS }
     const previous = { network: NETWORKS, subnet: SUBNETS }
     /** Rules of another daemon in the shared chains, and rules of an operator. */
     const others = ['-A FLANNEL-FWD -s 10.9.0.0/16 -m comment --comment "flanneld forward" -j ACCEPT']
@@ -202,7 +203,7 @@ describe.each(['nft', 'legacy'])('iptables of the kind %s', (kind) => {
     expect(await all('ip6tables')).toEqual(four.map(asIpv6))
 
     // After IPv6 is disabled all its rules are removed, and the IPv4 rules stay.
-    await createIptables({ ...common, run, previous }).raise(SUBNET)
+    await createIptables({ ...common, run, kernel: hostKernel, previous }).raise(SUBNET)
     expect(await all('iptables')).toEqual(four)
     expect((await all('ip6tables')).toSorted()).toEqual(left[1])
 
@@ -225,7 +226,7 @@ test('the rules of kube-proxy in nf_tables are not read when weftd checks its ow
     read += text.length
     return text
   }
-  const firewall = createIptables({ ...common, run: counting })
+  const firewall = createIptables({ ...common, run: counting, kernel: hostKernel })
   await firewall.raise(SUBNET)
   expect(await ensured(firewall)).toEqual([])
   await run('iptables', ['-t', 'nat', '-F', 'FLANNEL-POSTRTG'])
@@ -276,7 +277,7 @@ test.each([
   "nft has flanneld's two tables for %s, and they come back after the ruleset was flushed",
   async (_, network, subnet, first, second, repaired) => {
     const run = inside()
-    const options = { ...common, network, run }
+    const options = { ...common, network, run, kernel: hostKernel }
     const firewall = createNftables(options)
     expect(await ensured(firewall, subnet)).toEqual([])
     const list = () => run('nft', ['-s', 'list', 'ruleset'])
@@ -297,9 +298,9 @@ test('nft empties the table of a family that is disabled, except for the rules o
   const run = inside()
   const previous = { network: NETWORKS, subnet: SUBNETS }
   const other = { network: net('10.9.0.0/16', 'fd00:9::/48'), subnet: net('10.9.1.0/24', 'fd00:9:0:1::/64') }
-  await createNftables({ ...common, network: NETWORKS, run }).raise(SUBNETS)
-  await createNftables({ ...common, network: other.network, run }).raise(other.subnet)
-  await createNftables({ ...common, previous, run }).raise(SUBNET)
+  await createNftables({ ...common, network: NETWORKS, run, kernel: hostKernel }).raise(SUBNETS)
+  await createNftables({ ...common, network: other.network, run, kernel: hostKernel }).raise(other.subnet)
+  await createNftables({ ...common, previous, run, kernel: hostKernel }).raise(SUBNET)
   const [four, six] = await Promise.all(
     ['ip flannel-ipv4', 'ip6 flannel-ipv6'].map((table) => run('nft', ['-s', 'list', 'table', ...table.split(' ')])),
   )
@@ -315,7 +316,7 @@ test.each([
 ] as const)('by %s the doctor finds the rules of both families, and names the one that has none', async (...it) => {
   const [, kind, create, breaks] = it
   const run = inside(kind)
-  await create({ ...common, network: NETWORKS, run }).raise(SUBNETS)
+  await create({ ...common, network: NETWORKS, run, kernel: hostKernel }).raise(SUBNETS)
   const found = async () => {
     const [iptables, ip6tables, nft] = await Promise.all([
       run('iptables', ['-S']),
@@ -342,7 +343,15 @@ test.each([
 test('the blackhole route of each family has the lowest priority, so a later bridge still reaches its containers', async () => {
   const run = inside('nft')
   const ip = (args: string) => run('ip', args.split(' '))
-  const options = { ...common, network: NETWORKS, masq: false, forward: false, blackhole: true, run }
+  const options = {
+    ...common,
+    network: NETWORKS,
+    masq: false,
+    forward: false,
+    blackhole: true,
+    run,
+    kernel: hostKernel,
+  }
   const firewall = createFirewall('iptables', options)
   // Earlier routes: one for the previous subnet, which is removed, and one of another program.
   await ip('-6 route add blackhole fd00:5:0:7::/64 metric 4294967295')
@@ -435,7 +444,7 @@ test.each([
         program ? Number(/policy DROP (\d+)/.exec(await host(iptables, ['-nvL', 'FORWARD']))![1]) : asked(names.out)
       await unanswered(['ip', 'netns', 'exec', names.pod, ...ping, of('198.51.100.2')], gone)
       await answeredByHost('10.5.2.2')
-      await ensured(create({ ...common, network, run: host }), subnet(1))
+      await ensured(create({ ...common, network, run: host, kernel: hostKernel }), subnet(1))
       // The outside has no route to the network, so only a masqueraded packet is answered.
       await answered('198.51.100.2')
       await answered('10.5.2.2')
@@ -456,7 +465,7 @@ test('weftd waits for the lock of iptables-legacy', async ({ skip }) => {
     await new Promise((resolve) => holder.stdout.once('data', resolve))
     const run = inside('legacy')
     let done = false
-    const ensuring = ensured(createIptables({ ...common, run }))
+    const ensuring = ensured(createIptables({ ...common, run, kernel: hostKernel }))
     const settled = ensuring.finally(() => (done = true))
     // In proc_locks(5) a waiting process has an arrow, and the inode is at the end of the fifth column.
     const waits = new RegExp(`-> FLOCK .*:${statSync(lock).ino} `)

@@ -207,10 +207,11 @@ it('a killed daemon leaves the way open, and the next one proves its peers again
   await daemonB!.stop('SIGKILL')
   await answers(podA.namespace, podB.address, 5)
   await transfer(podA, podB, podB.address, 8)
+  // Later weftd may carry the packets itself for a while: on a slow machine packets of the next daemon arrive before its proof.
+  expect(daemonA!.lines.filter((each) => /carries the packets to .* again/.test(each))).toEqual([])
   const [again] = await start([b])
   await promoted(podA, podB.address, [again!])
   await transfer(podB, podA, podA.address, 8)
-  expect(daemonA!.lines.filter((each) => /carries the packets to .* again/.test(each))).toEqual([])
 })
 
 it('the configuration switches the way off', async () => {

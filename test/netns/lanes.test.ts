@@ -5,7 +5,7 @@ import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { afterEach, describe, expect, it } from 'vitest'
-import { ended } from '../../lab/command.ts'
+import { ended, output } from '../../lab/command.ts'
 import { createLab, WIREGUARD_APART, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
 import { iperfServer, reach } from '../../lab/measure.ts'
 import { addon } from '../../src/host/addon.ts'
@@ -74,6 +74,16 @@ const running = async (row: Row): Promise<readonly [Pod, Pod]> => (await started
 const counterOf = async (host: Host, name: string): Promise<number> =>
   (await statusOf(host)).dataPath!.counters[name] ?? 0
 
+/**
+ * Lets one CPU deliver all packets of a host's and a container's devices. Otherwise a veth device queues each packet on the CPU of the
+ * thread that sent it (net/core/dev.c, netif_rx), and packets of one flow change places if the thread moves to another CPU while the
+ * queue of the first CPU waits, as on a busy machine.
+ */
+async function deliverOnOneCpu({ namespace }: Pick<Pod, 'namespace'>): Promise<void> {
+  const program = 'for file in /sys/class/net/*/queues/rx-*/rps_cpus; do echo 1 > "$file"; done'
+  await output(['ip', 'netns', 'exec', namespace, 'sh', '-c', program])
+}
+
 const COUNT = 400
 const WHOLE = [[100], [1_000], [100, 1_000, 600]]
 const IN_FRAGMENTS = [[3_000], [100, 3_000], [...Array.from({ length: 9 }, () => 1_000), 1_600]]
@@ -84,6 +94,7 @@ const flowsTo = (pod: Pod, sizes: readonly (readonly number[])[]): Flow[] =>
 
 async function keepsOrder(row: Row): Promise<void> {
   const [here, there] = await running(row)
+  for (const place of [...lab.hosts, here, there]) await deliverOnOneCpu(place)
   const sizes = row.without.includes('tun-steering') ? WHOLE : [...WHOLE, ...IN_FRAGMENTS]
   for (const [from, to] of [
     [here, there],

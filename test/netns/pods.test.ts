@@ -1,10 +1,10 @@
 // pods.test.ts - successive weftds in two pods of a host, as in an update with maxSurge. Each pod has its own processes and files; they
 // share only the host's network and the folder of subnet.env.
 
-import { mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs'
+import { chownSync, existsSync, mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterEach, describe, expect, it } from 'vitest'
-import { ended, type Finished } from '../../lab/command.ts'
+import { ended, output, type Finished } from '../../lab/command.ts'
 import { createLab, packageRoot, whyNoVxlan, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
 import { eventually } from '../support/event.ts'
@@ -38,7 +38,10 @@ const leases = (): string => join(lab.folder, 'leases')
 const own = (): string => join(lab.folder, 'own')
 const socket = (): string => join(own(), 'weftd.sock')
 
-async function startPod(host: Host, ...more: string[]): Promise<DaemonPod> {
+const startPod = (host: Host, ...more: string[]): Promise<DaemonPod> => startPodBy('exec "$@"', host, ...more)
+
+/** Starts weftd by a shell command, in which "$@" stands for weftd. */
+async function startPodBy(command: string, host: Host, ...more: string[]): Promise<DaemonPod> {
   const daemon = host.startDaemon({
     args: [
       '--lease-dir',
@@ -60,7 +63,7 @@ async function startPod(host: Host, ...more: string[]): Promise<DaemonPod> {
       '--mount-proc',
       'sh',
       '-c',
-      `mount -t tmpfs tmpfs ${own()} && exec "$@"`,
+      `mount -t tmpfs tmpfs ${own()} && ${command}`,
       'sh',
     ],
   })
@@ -269,4 +272,45 @@ it('no remedy names a pid of another pod, because that pid means another process
   process.kill(before.pid, 'SIGCONT')
   await ended(after.process)
   await reach(containers[0].namespace, containers[1].address)
+})
+
+describe('an update in which the new pod is denied', () => {
+  it('the socket: the old pod forwards, and the new pod follows its end with the last known state', async () => {
+    const before = await open({ Type: 'udp' })
+    // Without CAP_DAC_OVERRIDE root may not connect to the socket of another user.
+    chownSync(`${a.subnetFile}.handover`, 65_534, 65_534)
+    const pings = pinging(...containers)
+    const after = await startPodBy('exec setpriv --inh-caps=-all --bounding-set=-all,+net_admin "$@"', a)
+    await after.line(/cannot hand over: this weftd may not connect to/)
+    expect(await after.weft('ready')).not.toMatchObject({ code: 0 })
+    const { sent, lost } = await pings.stop()
+    expect(lost).toBe(0)
+    expect(sent).toBeGreaterThan(100)
+    expect(await before.end()).toBe(0)
+    await after.line(/as last known/)
+    expect(await ready(after)).toMatchObject({ code: 0, stdout: 'ready\n' })
+    await reach(containers[0].namespace, containers[1].address)
+    expect(await after.end()).toBe(0)
+  })
+
+  it('the queues and sockets, by AppArmor: the old pod forwards again immediately', async ({ skip }) => {
+    const enabled = '/sys/module/apparmor/parameters/enabled'
+    skip(!existsSync(enabled) || !readFileSync(enabled, 'utf8').startsWith('Y'), 'this kernel has no AppArmor')
+    const before = await open({ Type: 'udp' })
+    const file = join(lab.folder, 'profile')
+    // The rules of containerd's default profile (contrib/apparmor/template.go), but without the right to receive a TUN queue.
+    writeFileSync(
+      file,
+      'profile weft-test flags=(attach_disconnected,mediate_deleted) {\n  network,\n  capability,\n  file,\n  deny /dev/net/tun rw,\n}\n',
+    )
+    const folder = '/sys/kernel/security'
+    const load = `test -e ${folder}/apparmor || mount -t securityfs securityfs ${folder}; apparmor_parser --replace ${file}`
+    await output(['sh', '-c', load])
+    const pings = pinging(...containers)
+    const after = await startPodBy('echo exec weft-test > /proc/self/attr/apparmor/exec && exec "$@"', a)
+    await after.line(/cannot hand over: this weftd may not receive its queues and sockets/)
+    await before.line(/The weftd that was taking over went away; forwarding again/)
+    await reach(containers[0].namespace, containers[1].address)
+    expect((await pings.stop()).lost).toBe(0)
+  })
 })

@@ -660,7 +660,7 @@ it('names the device that has the port, and leaves no device of its own', async 
   configure('kernel')
   const daemon = host.startDaemon({ args: ['--lease-dir', leases()] })
   await daemon.line(
-    /flannel\.1 cannot be taken up: UDP port 8472 is taken by the device cilium_vxlan \(vxlan\); remove that device .*, or set another "Port" in Backend/,
+    /Error registering network: UDP port 0\.0\.0\.0:8472 is taken by the device cilium_vxlan \(vxlan\); remove that device .*, or set another "Port" in Backend/,
   )
   await ended(daemon.process)
   expect(daemon.process.exitCode).toBe(1)

@@ -9,6 +9,7 @@ import { decodeLease } from '../../src/control/lease/decode.ts'
 import { parseLeaseKey, type Lease } from '../../src/control/lease/lease.ts'
 import { managerOf } from '../../src/control/lease/store-manager.ts'
 import { runNode } from '../../src/daemon.ts'
+import { hostKernel } from '../../src/host/netlink/host-kernel.ts'
 import { addressText, netsOverlap } from '../../src/net/address.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { createNode } from '../../src/node/node.ts'
@@ -343,7 +344,7 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
   const log = { info: say, warn: say, error: say, v: () => false }
   const parts = { manager: managerOf(node.connection.store), config, backend, health: node.health }
   const run = (): Promise<never> => {
-    const weftd = createNode({ options, store: '', log, stopping: node.stopping })
+    const weftd = createNode({ options, store: '', kernel: hostKernel, log, stopping: node.stopping })
     return runNode(weftd, parts, previous, ALONE, undefined, permitAll)
   }
   node.ended = node.machine.run(run).catch((error: unknown) => error)

@@ -25,7 +25,7 @@ vi.mock('../../src/path/device/tun-device.ts', async (importOriginal) => ({
 const only = process.env['WEFT_SEED']
 const SEEDS = process.env['WEFT_LONG'] === '1' ? 10_000 : 300
 /** The events that at least one schedule must reach. */
-const REACHED = ['taken over', 'taken back', 'as last known', 'goes on']
+const REACHED = ['taken over', 'taken back', 'as last known', 'goes on', 'waits for the end']
 
 it(
   'never two that forward, never none for longer than the bound, no descriptor left, no process that does nothing',

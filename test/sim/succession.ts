@@ -13,6 +13,7 @@ import { decodeLease } from '../../src/control/lease/decode.ts'
 import { managerOf } from '../../src/control/lease/store-manager.ts'
 import { runNode } from '../../src/daemon.ts'
 import { createBell, pause } from '../../src/host/bell.ts'
+import { hostKernel } from '../../src/host/netlink/host-kernel.ts'
 import type { Connection, Listener, Parcel } from '../../src/host/unix-socket.ts'
 import { endDataPath } from '../../src/node/end.ts'
 import { keepDataPath } from '../../src/node/loops/data-path.ts'
@@ -39,6 +40,9 @@ const RESTART_MS = 2_000
 /** The additional time in ms that is allowed, because calls on a busy machine take longer. */
 const SLACK_MS = 200
 
+/** The seeds above this number decide which processes AppArmor or SELinux restricts. */
+const DENIED_SEEDS = 1_000_000
+
 /** The errors with which a process may end. */
 const REFUSALS =
   /does not let this one take over|does not answer|another weftd runs on this host for the store|took over before this one|cannot be opened|has the port/
@@ -57,6 +61,8 @@ export const FATES = [
   'another version',
   'full buffer',
   'kernel',
+  'denied connection',
+  'denied descriptors',
 ] as const
 export type Fate = (typeof FATES)[number]
 
@@ -96,6 +102,8 @@ interface Plan {
   readonly kind: 'tun' | 'kernel'
   /** The version of the protocol. */
   readonly version: number
+  /** What AppArmor or SELinux forbids the process: to connect to other processes, or to receive descriptors. */
+  readonly denied: 'connection' | 'descriptors' | undefined
 }
 
 interface Process {
@@ -138,7 +146,7 @@ export async function simulateSuccession(
 ): Promise<Outcome> {
   const random = randomFrom(seed)
   const time = takeOverTime(1_700_000_000_000)
-  const world = createWorld(time, random)
+  const world = createWorld(time, random, randomFrom(seed + DENIED_SEEDS))
   give(world.closeAll)
   try {
     await world.run()
@@ -148,7 +156,7 @@ export async function simulateSuccession(
   }
 }
 
-function createWorld(time: VirtualTime, random: Random) {
+function createWorld(time: VirtualTime, random: Random, deniedRandom: Random) {
   const below = (limit: number): number => random.below(limit)
   const chance = (probability: number): boolean => random.chance(probability)
   const struck = new Set<Fate>()
@@ -240,9 +248,17 @@ function createWorld(time: VirtualTime, random: Random) {
   const asReadBy = (reader: Process, version: number): number => (version === reader.version ? VERSION : VERSION + 1)
   function connectionOf(socket: Socket): Connection {
     const { owner } = socket
+    let hasLostDescriptors = false
     const taken = (): Parcel | undefined => {
       const message = socket.queue.shift()
       if (!message) return undefined
+      if (message.files.length > 0 && owner.plan.denied === 'descriptors') {
+        struck.add('denied descriptors')
+        drop(message.files, owner)
+        hasLostDescriptors = true
+        socket.isOver = true
+        return undefined
+      }
       const fds = message.files.map((file) => openFd(file, owner))
       drop(message.files, owner)
       return {
@@ -252,6 +268,9 @@ function createWorld(time: VirtualTime, random: Random) {
     }
     return {
       peerPid: arePidsSeen ? (socket.other?.owner.pid ?? 0) : 0,
+      get hasLostDescriptors() {
+        return hasLostDescriptors
+      },
       send(text, fds = []) {
         if (!/still/.test(text)) say(owner, `says ${text.slice(0, 120)}`)
         const { other } = socket
@@ -319,6 +338,10 @@ function createWorld(time: VirtualTime, random: Random) {
       connect() {
         const there = listening
         if (!there || there.owner.isDead) return undefined
+        if (process.plan.denied === 'connection') {
+          struck.add('denied connection')
+          throw Object.assign(new Error('connect: EACCES'), { code: 'EACCES' })
+        }
         if (isBacklogFull) {
           struck.add('full backlog')
           throw Object.assign(new Error('connect: EAGAIN'), { code: 'EAGAIN' })
@@ -534,10 +557,11 @@ function createWorld(time: VirtualTime, random: Random) {
       if (/forwarding again/.test(line)) reached.add('taken back')
       if (/as last known/.test(line)) reached.add('as last known')
       if (/hands nothing over/.test(line)) reached.add('refused')
+      if (/cannot hand over/.test(line)) reached.add('waits for the end')
     }
     const logger = { info: logTo, warn: logTo, error: logTo, v: () => false }
     const options = nodeOptions({ 'subnet-file': 'not written', 'probe-interval': 0 })
-    const node = createNode({ options, store: 'store', log: logger, stopping })
+    const node = createNode({ options, store: 'store', kernel: hostKernel, log: logger, stopping })
     const { ownership } = node
     const makeBackend = (kind: Plan['kind'], inheritable: Inheritable): Backend => ({
       name: 'simulated',
@@ -592,7 +616,7 @@ function createWorld(time: VirtualTime, random: Random) {
         try {
           const attrs = await backend.prepare(signal)
           const lease = { ...LEASE, attrs, expiresAt: undefined, revision: 0n }
-          await ownership.open(() => openPaths(backend, lease, async () => '', { signal, log: logger }))
+          await ownership.open(() => openPaths(backend, lease, hostKernel, { signal, log: logger }))
           if (!ownership.dataPath) return 'failed'
           logTo('forwards as last known')
           const forwarding = Object.assign(node, { config: CONFIGS.tun, backend, lease, attrs, pathLease: lease })
@@ -729,6 +753,7 @@ function createWorld(time: VirtualTime, random: Random) {
         isManaged: chance(0.4),
         kind: kindOf(),
         version: versionOf(),
+        denied: deniedRandom.chance(0.1) ? deniedRandom.of(['connection', 'descriptors'] as const) : undefined,
       })
     } else if (dice < 0.5) {
       struck.add('kill')
@@ -761,7 +786,7 @@ function createWorld(time: VirtualTime, random: Random) {
   async function run(): Promise<void> {
     arePidsSeen = chance(0.8)
     if (!arePidsSeen) struck.add('unseen')
-    const sound = { workers: 1, failsAt: undefined, storeMs: between(1, 300), store: 'one' }
+    const sound = { workers: 1, failsAt: undefined, storeMs: between(1, 300), store: 'one', denied: undefined }
     begin({ ...sound, isManaged: chance(0.5), kind: kindOf(), version: VERSION })
     const pass = async (ms: number): Promise<void> => {
       for (let left = ms; left > 0; left -= 20) {

@@ -12,6 +12,7 @@ import { ownPlace, startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { Secret } from '../../src/base/secret.ts'
 import { DirectoryStore } from '../../src/control/store/directory/directory.ts'
 import { EtcdStore } from '../../src/control/store/etcd/etcd.ts'
+import { hostKernel } from '../../src/host/netlink/host-kernel.ts'
 import { countPeers } from '../../src/report/status.ts'
 import { gatherFacts } from '../../src/tool/doctor/facts.ts'
 import { dualPeer, silentSide, soundDual, soundPeer, soundStatus } from '../support/facts.ts'
@@ -369,7 +370,9 @@ it('reads from the Date header of etcd how far its clock is ahead', async () => 
   const aheadOf = async (leases: string): Promise<number | undefined> => {
     const status = { ...soundStatus, daemon: { ...soundStatus.daemon, leases } }
     const run = () => Promise.resolve('[]')
-    return (await gatherFacts({ status, silence: undefined, subnetFile: '', run, probe: undefined })).storeAheadMs
+    return (
+      await gatherFacts({ status, silence: undefined, subnetFile: '', run, kernel: hostKernel, probe: undefined })
+    ).storeAheadMs
   }
   expect(Math.abs((await aheadOf(`${etcd.endpoint},http://127.0.0.1:1 /x`))!)).toBeLessThan(30_000)
   expect(Math.abs((await aheadOf(`http://127.0.0.1:${port} /x`))! - 3_600_000)).toBeLessThan(30_000)

@@ -219,6 +219,7 @@ export async function startCluster({ programs, images, proxies }: ClusterOptions
   }
 
   const places = new Map<string, Pod>()
+  let adopted = 0
   const cluster: KubeCluster = {
     lab,
     nodes,
@@ -259,7 +260,7 @@ export async function startCluster({ programs, images, proxies }: ClusterOptions
       const file = await node.networkOf(pod.metadata.uid)
       const known = places.get(file)
       if (known) return known
-      const place = await lab.adopt(`pod${places.size}`, file)
+      const place = await lab.adopt(`pod${adopted++}`, file)
       const addresses = (pod.status.podIPs ?? []).map(({ ip }) => ip)
       const ipv6 = addresses.find((address) => address.includes(':'))
       const entered = {

@@ -3,7 +3,7 @@
 import { beforeEach } from 'vitest'
 import { isThere, NEEDS, sayLack, type Need } from '../../scripts/machine.mjs'
 
-export { CHARON, GCM, HELM, HOSTS, KUBE_APISERVER, LIBIPSEC, NODE, VICI } from '../../scripts/machine.mjs'
+export { CHARON, CHART_TOOLS, GCM, HELM, HOSTS, KUBE_APISERVER, LIBIPSEC, NODE, VICI } from '../../scripts/machine.mjs'
 
 /** The programs that run an etcd and query it. */
 export const ETCD = ['etcd', 'etcdctl'] as const

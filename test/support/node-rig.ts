@@ -24,7 +24,11 @@ import type { Status } from '../../src/report/status.ts'
 import { ALONE, permitAll } from './alone.ts'
 import { EXTERNAL, planOf } from './data-paths.ts'
 import { createMemoryStore, type MemoryStore } from './memory-store.ts'
+import { ModelKernel } from './model-kernel.ts'
 import { nodeOptions } from './options.ts'
+
+/** The kernel of the running test. */
+export let kernel: ModelKernel
 
 interface FakeDataPath {
   readonly subnet: string
@@ -204,6 +208,7 @@ function setUp(): void {
   folder = mkdtempSync(join(tmpdir(), 'weft-daemon-'))
   store = createMemoryStore()
   store.putConfig(CONFIG)
+  kernel = new ModelKernel()
   dataPaths = []
   misuses = []
   refuse = undefined
@@ -291,7 +296,7 @@ export function start(
   }
   const parts = { manager: managerOf(store), config, backend, health, ...extra }
   ownership = new Ownership(log, hostChanged)
-  const node = createNode({ options, store: '', log, stopping, notifier }, ownership)
+  const node = createNode({ options, store: '', kernel, log, stopping, notifier }, ownership)
   ended = runNode(node, parts, {}, handover, undefined, permit).catch((error: unknown) => error)
 }
 

@@ -3,6 +3,7 @@
 import { expect, it, vi } from 'vitest'
 import { WeftError, type ErrorCode } from '../../src/base/errors.ts'
 import type { OwnLease } from '../../src/control/lease/lease.ts'
+import { hostKernel } from '../../src/host/netlink/host-kernel.ts'
 import type { DataPaths } from '../../src/node/data-paths.ts'
 import { whileForwarding } from '../../src/node/exit-or-wait.ts'
 import { createNode, type NewNode } from '../../src/node/node.ts'
@@ -24,7 +25,8 @@ import {
 
 installRig()
 
-const newNode = (): NewNode => createNode({ options: {} as NewNode['options'], store: '', log, stopping })
+const newNode = (): NewNode =>
+  createNode({ options: {} as NewNode['options'], store: '', kernel: hostKernel, log, stopping })
 
 /** A node that forwards with the last known state. */
 async function forwarding(): Promise<NewNode> {

@@ -102,13 +102,13 @@ async function prepareAgain(node: ForwardingNode): Promise<void> {
 
 /** Repairs the data path until it must be opened again, because it died or because the node got another lease. */
 async function keepRight(node: ForwardingNode, repairs: RepairLog, logGone: GoneLog): Promise<void> {
-  const { log, ownership, signal } = node
+  const { kernel, log, ownership, signal } = node
   const { dataPath } = ownership
   if (!dataPath) return
   const ended = new AbortController()
   const until = AbortSignal.any([signal, ended.signal])
   const ring = (): void => ownership.recheck.ring()
-  const watching = Promise.all(dataPath.watched.map((watched) => watchHost(ring, log, until, watched)))
+  const watching = Promise.all(dataPath.watched.map((watched) => watchHost(kernel, ring, log, until, watched)))
   try {
     return await lookAfter(node, dataPath, repairs, logGone)
   } finally {
@@ -154,8 +154,7 @@ async function lookAfter(
       const gone = dataPath.gone()
       logGone(gone)
       for (const each of repaired) repairs.add(each)
-      // Check again soon if the kernel reported a change, because another report may have been lost, for example while
-      // `ip monitor` was restarted. Also check again soon while an address is missing, because the node gives up the
+      // Check again soon if the kernel reported a change, because another report may have been lost. Also check again soon while an address is missing, because the node gives up the
       // address only after some time.
       isCalm = !rang && repaired.length === 0 && familiesOf(gone).length === 0
     } catch (error) {

@@ -3,13 +3,12 @@
 // so the start waits for the rules only briefly.
 
 import { describeError, isWeftError, WeftError } from '../../base/errors.ts'
-import { seldom, type Log } from '../../base/log.ts'
+import { seldom } from '../../base/log.ts'
 import { printable } from '../../base/text.ts'
 import type { NetworkConfig } from '../../control/config/network-config.ts'
 import { limited, pause, withLatePromise } from '../../host/bell.ts'
 import { run, type Run } from '../../host/command.ts'
 import { xtablesLockHolder } from '../../host/xtables-lock.ts'
-import type { NodeOptions } from '../../options.ts'
 import { createFirewall } from '../../path/firewall/firewall.ts'
 import { exitOrWait } from '../exit-or-wait.ts'
 import { LATE_MS, RESYNC_MS, type Node } from '../node.ts'
@@ -33,10 +32,8 @@ const LOCK_MS = 60_000
 /** Returns the firewall with the rules that the network configuration and the flags request. */
 export function firewallFor(
   { enableNftables, ipv4, ipv6 }: NetworkConfig,
-  options: NodeOptions,
+  { options, kernel, log, signal }: Pick<Node, 'options' | 'kernel' | 'log' | 'signal'>,
   previous: PreviousNets,
-  log: Log,
-  signal: AbortSignal,
   free?: Promise<void>,
 ): NonNullable<Node['firewall']> {
   // Pass the stop signal to `run`, so that a stop ends a command that waits for the lock of iptables.
@@ -50,6 +47,7 @@ export function firewallFor(
     blackhole: options['ip-blackhole-route'],
     previous,
     run: runTillStop,
+    kernel,
     log,
   })
   return { rules, resyncMs: Math.max(1, options['iptables-resync']) * 1000, ...(free ? { free } : {}) }

@@ -7,6 +7,9 @@
 //   opened, or `take` gets the path from the predecessor.
 // - settle: is called when the node runs. The predecessor ends, and then this process serves successors.
 //
+// AppArmor or SELinux can forbid this process to connect to the predecessor or to receive its descriptors. Then this
+// process waits until the predecessor has ended, and forwards with the last known state.
+//
 // A backend uses `take` and `tunNames` only.
 
 import { WeftError } from '../../base/errors.ts'
@@ -275,6 +278,10 @@ export class Handover {
     for (;;) {
       this.lock = rendezvous.tryLock()
       const met = await this.meet()
+      if (met === 'denied') {
+        if (!this.lock) await this.waitForLock(`this weftd may not connect to ${rendezvous.path}`)
+        return
+      }
       if (met && this.lock) {
         // The process that listens at the socket is ending: a process releases its lock before it closes its socket.
         // Release the lock, and try again after that process has ended.
@@ -293,16 +300,20 @@ export class Handover {
     }
   }
 
-  /** Connects to the running daemon. Returns undefined if no process listens, or if the daemon has just ended. */
-  private async meet(): Promise<Predecessor | undefined> {
+  /**
+   * Connects to the running daemon. Returns undefined if no process listens, or if the daemon has just ended; `denied`
+   * if this process may not connect.
+   */
+  private async meet(): Promise<Predecessor | 'denied' | undefined> {
     let connection: ReturnType<Rendezvous['connect']>
     try {
       connection = this.parts.rendezvous.connect()
     } catch (error) {
       const { code } = error as NodeJS.ErrnoException
       if (code === 'EAGAIN') return undefined // the daemon listens, but has not accepted earlier connections yet
+      if (code === 'EACCES' || code === 'EPERM') return 'denied'
       throw new WeftError('DEVICE', `cannot connect to the weftd that runs on this host: ${(error as Error).message}`, {
-        remedy: 'run weftd as the user that runs the other weftd',
+        remedy: 'stop the other weftd first',
         cause: error,
       })
     }
@@ -388,11 +399,41 @@ export class Handover {
       })
   }
 
+  /**
+   * Waits until no other process has the lock of the subnet file, without a connection to that process. This process
+   * does not try to connect again, because AppArmor and SELinux log each denied attempt.
+   */
+  private async waitForLock(why: string): Promise<void> {
+    const { rendezvous, log, stopping } = this.parts
+    log.warn(
+      `Another weftd forwards (pid ${pidOf(rendezvous.owner())}) and cannot hand over: ${why}; waiting until that weftd ends`,
+    )
+    while (!this.lock) {
+      await pause(stopping.signal, MEET_RETRY_MS)
+      this.lock = rendezvous.tryLock()
+    }
+  }
+
+  /**
+   * Ends the connection to a predecessor whose descriptors this process may not receive, so that the predecessor
+   * forwards again immediately. Resolves when the predecessor has ended and this process owns the data path.
+   */
+  private async waitForEndOf(before: Predecessor): Promise<void> {
+    before.close()
+    this.predecessorNow = undefined
+    await this.waitForLock('this weftd may not receive its queues and sockets')
+    this.earlierRun = await this.parts.earlierRun()
+    this.setFree()
+    this.serve()
+  }
+
   private async releasePredecessor(): Promise<void> {
-    if (!this.predecessorNow || this.isReleased || this.isSettled) return
+    const before = this.predecessorNow
+    if (!before || this.isReleased || this.isSettled) return
     this.isReleased = true
-    const fd = await this.predecessorNow.release()
-    if (!this.lock) await this.takeLock(fd)
+    const fd = await before.release()
+    if (before.areDescriptorsDenied) await this.waitForEndOf(before)
+    else if (!this.lock) await this.takeLock(fd)
     else if (fd !== undefined) closeAll([fd])
   }
 
@@ -402,6 +443,8 @@ export class Handover {
       if (taken) {
         this.untaken = taken.paths
         await this.takeLock(taken.lock)
+      } else if (this.predecessorNow.areDescriptorsDenied) {
+        await this.waitForEndOf(this.predecessorNow)
       }
     } else if (!this.predecessorNow) {
       this.subnetsBefore = this.earlierRun?.subnets

@@ -51,6 +51,11 @@ export class Predecessor {
     return this.hasGone
   }
 
+  /** True if the kernel refused to give this process the descriptors that the daemon sent. */
+  get areDescriptorsDenied(): boolean {
+    return this.connection.hasLostDescriptors
+  }
+
   /** Returns the daemon's description of its present state. */
   async about(): Promise<About | undefined> {
     const parcel = await this.request('meet')

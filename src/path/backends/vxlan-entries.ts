@@ -4,143 +4,161 @@
 // forwarding entry, which maps that MAC to the peer's host. Both entries are static, so the kernel sends no ARP
 // requests and floods no packets (pkg/backend/vxlan/device.go).
 
-import { runBatch } from '../../host/batch.ts'
-import type { Run } from '../../host/command.ts'
-import { ipFlag, ipJson, parseList, type Named } from '../../host/links.ts'
-import type { Address } from '../../net/address.ts'
+import type { Change, Device, HostKernel, KernelEvent } from '../../host/kernel.ts'
+import { familyOf, type Address } from '../../net/address.ts'
 
 export interface VxlanPeer {
-  readonly address: string
+  readonly address: Address
   /** The peer's MAC in lower case, such as `02:11:22:33:44:55`. */
   readonly mac: string
-  readonly host: string
-}
-
-export interface VxlanEntries {
-  readonly addresses: ReadonlyMap<string, string>
-  readonly macs: ReadonlyMap<string, string>
-}
-
-export const entriesOfPeers = (peers: Iterable<VxlanPeer>): VxlanEntries => {
-  const [addresses, macs] = [new Map<string, string>(), new Map<string, string>()]
-  for (const { address, mac, host } of peers) {
-    addresses.set(address, mac)
-    macs.set(mac, host)
-  }
-  return { addresses, macs }
+  readonly host: Address
 }
 
 /**
- * Returns true if a line of `ip monitor neigh` reports an entry that is as weftd wants it. In that case this process
- * made the change, or no repair is needed.
+ * The key of an address in a map. An IPv6 address itself is a bad key: V8 hashes only its lower 64 bits, which are zero
+ * in the first address of each subnet.
  */
-export function isAsWanted(line: string, { addresses, macs }: VxlanEntries): boolean {
-  const [, deleted, name = '', mac = '', state = ''] =
-    /^(Deleted )?(\S+) dev \S+ (?:lladdr (\S+) )?(.*)$/.exec(line.trimEnd()) ?? []
-  const isForwarding = state.includes('NOARP')
-  if (deleted !== undefined || !state.includes('PERMANENT'))
-    return isForwarding ? macs.get(mac) !== name : !addresses.has(name)
-  return isForwarding ? macs.get(mac) === name : addresses.get(name) === mac
+const keyOf = (address: Address): string => address.toString(16)
+
+/** The neighbour and forwarding entries of a device. */
+export class VxlanEntries {
+  /** The MACs of the neighbour entries, by the key of the address. */
+  readonly #neighbours = new Map<string, { readonly address: Address; readonly mac: string }>()
+  /** The hosts of the forwarding entries, by MAC. */
+  readonly #hosts = new Map<string, Address>()
+
+  /** Returns the entries that a device needs for `peers`. */
+  static of(peers: Iterable<VxlanPeer>): VxlanEntries {
+    const entries = new VxlanEntries()
+    entries.replace([], peers)
+    return entries
+  }
+
+  addNeighbour(address: Address, mac: string): void {
+    this.#neighbours.set(keyOf(address), { address, mac })
+  }
+
+  addForwarding(mac: string, host: Address): void {
+    this.#hosts.set(mac, host)
+  }
+
+  /** Replaces the entries of the peers `before` by those of the peers `now`. */
+  replace(before: Iterable<VxlanPeer>, now: Iterable<VxlanPeer>): void {
+    for (const { address, mac } of before) {
+      this.#neighbours.delete(keyOf(address))
+      this.#hosts.delete(mac)
+    }
+    for (const { address, mac, host } of now) {
+      this.addNeighbour(address, mac)
+      this.addForwarding(mac, host)
+    }
+  }
+
+  macOf(address: Address): string | undefined {
+    return this.#neighbours.get(keyOf(address))?.mac
+  }
+
+  hostOf(mac: string): Address | undefined {
+    return this.#hosts.get(mac)
+  }
+
+  /** Lists the entries whose address or MAC has no entry in `others`. */
+  without(others: VxlanEntries): VxlanEntries {
+    const rest = new VxlanEntries()
+    for (const { address, mac } of this.#neighbours.values())
+      if (others.macOf(address) === undefined) rest.addNeighbour(address, mac)
+    for (const [mac, host] of this.#hosts) if (others.hostOf(mac) === undefined) rest.addForwarding(mac, host)
+    return rest
+  }
+
+  /** Returns the changes that remove these entries from `device`. */
+  deletions(device: Device): Change[] {
+    return [
+      ...[...this.#neighbours.values()].map(({ address }): Change => ({ kind: 'delete neighbour', device, address })),
+      ...[...this.#hosts].map(([mac, host]): Change => ({ kind: 'delete forwarding', device, mac, host })),
+    ]
+  }
 }
 
-interface JsonNeighbour {
-  dst?: string
-  lladdr?: string
-}
-
-interface JsonForwarding {
-  mac?: string
-  dst?: string
+/**
+ * Returns true if the kernel reports an entry that is as weftd wants it. In that case this process made the change, or
+ * no repair is needed.
+ */
+export function isAsWanted(event: KernelEvent, wanted: VxlanEntries): boolean {
+  if (event.of === 'forwarding') {
+    const { mac, host, isPermanent } = event.forwarding
+    return (wanted.hostOf(mac) === host) === (isPermanent && !event.gone)
+  }
+  if (event.of !== 'neighbour') return false
+  const { address, mac, states } = event.neighbour
+  const found = wanted.macOf(address)
+  return event.gone || !states.includes('PERMANENT') ? found === undefined : found === mac
 }
 
 export class VxlanEntryTable {
-  readonly #device: Named
+  readonly #device: Device
   /** This host's address in the family of the neighbour entries. */
   readonly #local: Address
-  readonly #run: Run
+  readonly #kernel: HostKernel
 
-  constructor(device: Named, local: Address, run: Run) {
+  constructor(device: Device, local: Address, kernel: HostKernel) {
     this.#device = device
     this.#local = local
-    this.#run = run
+    this.#kernel = kernel
+  }
+
+  /** Lists the device's static neighbour entries and its forwarding entries. */
+  async read(): Promise<VxlanEntries> {
+    const neighbours = await this.#kernel.neighbours(familyOf(this.#local), this.#device)
+    const forwarding = await this.#kernel.forwarding(this.#device)
+    const entries = new VxlanEntries()
+    for (const { address, mac, states } of neighbours)
+      if (states.includes('PERMANENT')) entries.addNeighbour(address, mac)
+    for (const { mac, host } of forwarding) if (host !== undefined) entries.addForwarding(mac, host)
+    return entries
   }
 
   /**
    * Sets the entries of `peers` without reading the existing entries first. Resolves with true if the kernel accepted
    * all entries.
    */
-  async put(peers: readonly VxlanPeer[]): Promise<boolean> {
-    const isForwarded = await this.#forwardTo(peers)
-    return (await this.#resolveTo(peers)) && isForwarded
+  put(peers: readonly VxlanPeer[]): Promise<boolean> {
+    return this.#change([...peers.map((peer) => this.#forwardTo(peer)), ...peers.map((peer) => this.#resolve(peer))])
   }
 
-  /** Adds the entries for `peers` that the device lacks, and returns the number of added entries. */
-  async putMissing(peers: readonly VxlanPeer[]): Promise<number> {
-    const known = await this.#neighbours()
-    const behind = await this.#forwarding()
-    const forward = peers.filter(({ mac, host }) => behind.get(mac) !== host)
-    const resolve = peers.filter(({ address, mac }) => known.get(address) !== mac)
-    await this.#forwardTo(forward)
-    await this.#resolveTo(resolve)
-    return forward.length + resolve.length
+  /** Adds the entries for `peers` that are not in `present`, and returns the number of added entries. */
+  async putMissing(peers: readonly VxlanPeer[], present: VxlanEntries): Promise<number> {
+    const forward = peers.filter(({ mac, host }) => present.hostOf(mac) !== host)
+    const resolve = peers.filter(({ address, mac }) => present.macOf(address) !== mac)
+    const changes = [...forward.map((peer) => this.#forwardTo(peer)), ...resolve.map((peer) => this.#resolve(peer))]
+    await this.#change(changes)
+    return changes.length
   }
 
   /** Removes the given entries from the device. Resolves with true if the device had all of them. */
-  async remove({ addresses, macs }: VxlanEntries): Promise<boolean> {
-    const hadNeighbours = await runBatch(
-      this.#run,
-      'ip',
-      [...addresses.keys()].map((address) => `neigh del ${address} dev ${this.#device.name}`),
-    )
-    const hadForwarding = await runBatch(
-      this.#run,
-      'bridge',
-      [...macs].map(([mac, host]) => `fdb del ${mac} dev ${this.#device.name} dst ${host} self`),
-    )
-    return hadNeighbours && hadForwarding
+  remove(entries: VxlanEntries): Promise<boolean> {
+    return this.#change(entries.deletions(this.#device))
   }
 
-  /** Removes all entries except those of `peers`. */
-  async keepOnly(peers: readonly VxlanPeer[]): Promise<void> {
-    const wanted = entriesOfPeers(peers)
-    const known = await this.#neighbours()
-    const behind = await this.#forwarding()
-    await this.remove({
-      addresses: new Map([...known].filter(([address]) => !wanted.addresses.has(address))),
-      macs: new Map([...behind].filter(([mac]) => !wanted.macs.has(mac))),
-    })
+  /** Removes the entries of `present` except those of `peers`. */
+  async keepOnly(peers: readonly VxlanPeer[], present: VxlanEntries): Promise<void> {
+    await this.remove(present.without(VxlanEntries.of(peers)))
   }
 
-  /** Returns the device's neighbour entries, as a map from address to MAC. */
-  async #neighbours(): Promise<Map<string, string>> {
-    const args = [ipFlag(this.#local), 'neigh', 'show', 'dev', this.#device.name, 'nud', 'permanent']
-    const entries = await ipJson<JsonNeighbour>(this.#run, args)
-    return new Map(entries.map(({ dst = '', lladdr = '' }) => [dst, lladdr]))
+  /** Makes the changes. Resolves with true if the kernel accepted all of them. Rejects if weftd may not change entries. */
+  async #change(changes: readonly Change[]): Promise<boolean> {
+    if (changes.length === 0) return true
+    const errors = (await this.#kernel.change(changes)).filter((error) => error !== undefined)
+    const fault = errors.find((error) => error.code !== 'KERNEL')
+    if (fault) throw fault
+    return errors.length === 0
   }
 
-  /**
-   * Returns the device's forwarding entries, as a map from MAC to the address of the host. The device has no entry for
-   * the MAC 00:00:00:00:00:00, which would flood packets for unknown MACs.
-   */
-  async #forwarding(): Promise<Map<string, string>> {
-    const text = await this.#run('bridge', ['-j', 'fdb', 'show', 'dev', this.#device.name])
-    const entries = parseList<JsonForwarding>(text, `bridge -j fdb show dev ${this.#device.name}`)
-    return new Map(entries.flatMap(({ mac = '', dst }) => (dst === undefined ? [] : [[mac, dst] as const])))
+  #forwardTo({ mac, host }: VxlanPeer): Change {
+    return { kind: 'replace forwarding', device: this.#device, mac, host }
   }
 
-  #forwardTo(peers: readonly VxlanPeer[]): Promise<boolean> {
-    return runBatch(
-      this.#run,
-      'bridge',
-      peers.map(({ mac, host }) => `fdb replace ${mac} dev ${this.#device.name} dst ${host} self permanent`),
-    )
-  }
-
-  #resolveTo(peers: readonly VxlanPeer[]): Promise<boolean> {
-    return runBatch(
-      this.#run,
-      'ip',
-      peers.map(({ address, mac }) => `neigh replace ${address} lladdr ${mac} dev ${this.#device.name} nud permanent`),
-    )
+  #resolve({ address, mac }: VxlanPeer): Change {
+    return { kind: 'replace neighbour', device: this.#device, address, mac }
   }
 }

@@ -4,7 +4,7 @@
 // The devices, entries and routes are those of flanneld (pkg/backend/vxlan).
 
 import type { Lease, OwnLease } from '../../control/lease/lease.ts'
-import { entriesOf } from '../../host/events.ts'
+import type { Watched } from '../../host/events.ts'
 import { familiesOf, listed, type Family, type Net } from '../../net/address.ts'
 import { KINDS } from '../catalog.ts'
 import { checkFamily } from '../device/tun-device.ts'
@@ -16,7 +16,7 @@ import { isAsWanted } from './vxlan-entries.ts'
 import { checkVxlan } from './vxlan-link.ts'
 import { VxlanPath } from './vxlan-path.ts'
 
-type Parts = Pick<TunnelOptions<'vxlan'>, 'config' | 'run' | 'log'>
+type Parts = Pick<TunnelOptions<'vxlan'>, 'config' | 'kernel' | 'log'>
 
 /**
  * Checks that the kernel supports vxlan, and returns the kernel as the carrier of the packets. Changes no device,
@@ -25,12 +25,12 @@ type Parts = Pick<TunnelOptions<'vxlan'>, 'config' | 'run' | 'log'>
  */
 export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts): Promise<VxlanCarrier> {
   const { names, mtus } = setup()
-  const { config, run } = parts
+  const { config, kernel } = parts
   const families = familiesOf(config)
   const leastMtu = (): number => Math.min(...families.map((family) => setup().mtus[family]))
   const devices = families.flatMap((family) => names[family] ?? [])
   const [first = ''] = devices
-  await checkVxlan(run, first)
+  await checkVxlan(kernel, first)
   return {
     needs(family) {
       const { options, port, external } = setup()
@@ -56,17 +56,17 @@ export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts):
     },
     plan() {
       const open: { [F in Family]?: VxlanPath } = {}
-      const watched = entriesOf(() => families.map((family) => open[family]?.carrier().device ?? names[family] ?? ''))
-      // Ignore reports about changes that this process made itself, because a report that is not ignored starts a check
-      // of all entries.
-      const isNews = (line: string): boolean =>
-        watched.matters?.(line) !== false && !listed(open).some((path) => isAsWanted(line, path.entries()))
-      const shared = { ...watched, matters: isNews }
+      const watched: Watched = {
+        topics: ['neighbours'],
+        // Ignore reports about changes that this process made itself, because a report that is not ignored starts a check
+        // of all entries.
+        matters: (event) => listed(open).some((path) => path.owns(event) && !isAsWanted(event, path.entries())),
+      }
       return families.map((family) => ({
         families: [family],
         mtu: mtus[family],
         external: { families: [family], isBound: true },
-        watched: shared,
+        watched,
         async open(own) {
           checkFamily(family, leastMtu(), setup().external)
           const path = await openFamily(family, setup(), parts, own)
@@ -81,7 +81,7 @@ export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts):
 async function openFamily(
   family: Family,
   { names, options, port, mtus, macs, external }: VxlanSetup,
-  { config, run, log }: Parts,
+  { config, kernel, log }: Parts,
   lease: OwnLease,
 ): Promise<VxlanPath> {
   const { vni, learning, gbp, directRouting } = options
@@ -91,7 +91,7 @@ async function openFamily(
     throw new Error(`${family} is none of this node's families`)
   const mtu = mtus[family]
   const link = { local, underlay: external.name, underlayIndex: external.index, port, mtu }
-  const opened = await openVxlanDevice({ name, own: subnet.address, vni, learning, gbp, ...link }, mac, run, log)
+  const opened = await openVxlanDevice({ name, own: subnet.address, vni, learning, gbp, ...link }, mac, kernel, log)
   await opened.configure(subnet.address, network)
   const identity = {
     name: 'MAC',
@@ -101,6 +101,15 @@ async function openFamily(
   }
   const isOneOfTwo = familiesOf(config).length === 2
   const filter = new PeerFilter<Net>({ ...peersOf(family), lease, network, isOneOfTwo, log, identity })
-  const parts = { family, network, device: opened.link, probeSource: subnet.address, filter, directRouting, run, log }
+  const parts = {
+    family,
+    network,
+    device: opened.link,
+    probeSource: subnet.address,
+    filter,
+    directRouting,
+    kernel,
+    log,
+  }
   return new VxlanPath(parts, opened, port)
 }

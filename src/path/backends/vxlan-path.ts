@@ -1,13 +1,14 @@
 // vxlan-path.ts - the data path of one family whose packets the kernel's vxlan device carries.
 
 import type { Lease } from '../../control/lease/lease.ts'
+import type { KernelEvent } from '../../host/kernel.ts'
 import { formatAddress, formatEndpoint, type Family } from '../../net/address.ts'
 import type { PathSide } from '../contract.ts'
 import type { NextHop } from '../device/route-sync.ts'
 import { RoutedPath, type RoutedParts } from './routed-path.ts'
 import { vtepMacOf } from './vxlan-config.ts'
 import type { VxlanDevice } from './vxlan-device.ts'
-import { entriesOfPeers, type VxlanEntries, type VxlanPeer } from './vxlan-entries.ts'
+import { VxlanEntries, type VxlanPeer } from './vxlan-entries.ts'
 
 /**
  * The data path of one family. For each peer without a direct route, the vxlan device has a neighbour entry and a
@@ -17,11 +18,8 @@ export class VxlanPath extends RoutedPath {
   readonly #family: Family
   readonly #opened: VxlanDevice
   readonly #port: number
-  /**
-   * The entries that the device should have. Undefined after the set of peers has changed, until the entries are
-   * computed again.
-   */
-  #wanted: VxlanEntries | undefined
+  /** The entries that the device should have. */
+  #wanted = new VxlanEntries()
 
   constructor(parts: RoutedParts, opened: VxlanDevice, port: number) {
     super(parts)
@@ -32,7 +30,13 @@ export class VxlanPath extends RoutedPath {
 
   /** Returns the neighbour and forwarding entries that the device should have. */
   entries(): VxlanEntries {
-    return (this.#wanted ??= entriesOfPeers(this.#peersIn(this.tunnelled)))
+    return this.#wanted
+  }
+
+  /** Returns true if a report of the kernel is about a neighbour or forwarding entry of this data path's device. */
+  owns(event: KernelEvent): boolean {
+    const entry = event.of === 'neighbour' ? event.neighbour : event.of === 'forwarding' ? event.forwarding : undefined
+    return entry !== undefined && entry.deviceIndex === this.#opened.link.index
   }
 
   protected hopTo(peer: Lease): NextHop {
@@ -54,21 +58,20 @@ export class VxlanPath extends RoutedPath {
     before: ReadonlyMap<string, Lease>,
   ): Promise<void> {
     const { entries: table } = this.#opened
-    this.#wanted = undefined
     if (!subnets) {
-      await table.putMissing(this.#peersIn(this.tunnelled))
+      const peers = this.#peersIn(this.tunnelled)
+      this.#wanted = VxlanEntries.of(peers)
+      const present = await table.read()
+      await table.putMissing(peers, present)
       await super.setRoutes(subnets, before)
-      return table.keepOnly(this.#peersIn(this.tunnelled))
+      return table.keepOnly(peers, present)
     }
-    if (!(await table.put(this.#peersIn(this.tunnelled, subnets))))
-      await table.putMissing(this.#peersIn(this.tunnelled))
+    const [old, now] = [this.#peersIn(before, subnets), this.#peersIn(this.tunnelled, subnets)]
+    this.#wanted.replace(old, now)
+    if (!(await table.put(now))) await table.putMissing(this.#peersIn(this.tunnelled), await table.read())
     await super.setRoutes(subnets, before)
-    const old = entriesOfPeers(this.#peersIn(before, subnets))
-    const had = await table.remove({
-      addresses: new Map([...old.addresses].filter(([address]) => !this.entries().addresses.has(address))),
-      macs: new Map([...old.macs].filter(([mac]) => !this.entries().macs.has(mac))),
-    })
-    if (!had) await table.keepOnly(this.#peersIn(this.tunnelled))
+    if (!(await table.remove(VxlanEntries.of(old).without(this.#wanted))))
+      await table.keepOnly(this.#peersIn(this.tunnelled), await table.read())
   }
 
   #peersIn(peers: ReadonlyMap<string, Lease>, subnets: Iterable<string> = peers.keys()): VxlanPeer[] {
@@ -80,8 +83,8 @@ export class VxlanPath extends RoutedPath {
 
   #peerOf(peer: Lease): VxlanPeer {
     return {
-      address: formatAddress(this.sideOf(peer).subnet.address),
-      host: this.hostOf(peer),
+      address: this.sideOf(peer).subnet.address,
+      host: this.sideOf(peer).host,
       mac: vtepMacOf(peer.attrs, this.#family) ?? '',
     }
   }

@@ -24,7 +24,7 @@ import { checkFamily } from '../device/tun-device.ts'
 import { unusableReason } from '../tunnel/peer-filter.ts'
 import type { TunnelOptions } from '../tunnel/tunnel-options.ts'
 import { checkNetwork } from '../tunnel/tunnel.ts'
-import type { WireguardPeer } from './wireguard-device.ts'
+import { endpointText, type WireguardPeer } from './wireguard-device.ts'
 import { chooseCarrier, type Carrier } from './wireguard/carrier.ts'
 import { endOf, endpointIn, outerFamily, type Ports } from './wireguard/endpoint.ts'
 import { keyFilePath } from './wireguard/key-file.ts'
@@ -86,14 +86,14 @@ class WireguardBackend {
   #carrier: Carrier | undefined
 
   constructor(options: Parts) {
-    const { config, settings, external, lacks = lackingPrimitives(), run, log } = options
+    const { config, settings, external, lacks = lackingPrimitives(), kernel, log } = options
     this.#options = options
     this.#lacks = lacks
     this.#families = familiesOf(config)
     this.#isOneDevice = settings.mode !== 'separate'
     const port = settings.port || outside.port
     this.#ports = { ipv4: port, ipv6: this.#isOneDevice ? port : settings.portV6 || PORT_V6 }
-    this.#key = new OwnKeyFile(keyFilePath(), lacks.includes('X25519'), run, log)
+    this.#key = new OwnKeyFile(keyFilePath(), lacks.includes('X25519'), kernel, log)
     this.#calm = seldom(log)
     this.#external = external
     this.devices = this.#isOneDevice ? [NAME] : this.#families.map(nameIn)
@@ -110,16 +110,17 @@ class WireguardBackend {
   addedLine(peer: Lease): string {
     const [family] = familiesOf(peer.subnet)
     const end = peer.attrs.backendType === TYPE && family ? this.#endIn(peer, family) : undefined
-    return `Subnet added: ${netText(peer.subnet)}${end ? ` via ${end.endpoint}` : ''}`
+    return `Subnet added: ${netText(peer.subnet)}${end ? ` via ${endpointText(end.endpoint)}` : ''}`
   }
 
   async prepare(): Promise<LeaseAttrs> {
-    const { config, settings, run, log } = this.#options
-    this.#external = await currentExternal(run, this.#external)
+    const { config, settings, kernel, log } = this.#options
+    this.#external = await currentExternal(kernel, this.#external)
     this.#checkOuterAddress()
     checkNetwork(config, this.#external.address, this.#calm)
+    // On a host without X25519 the kernel computes the public key, so weftd first finds out whether the kernel can.
+    this.#carrier ??= await chooseCarrier(settings.dataPath, this.#lacks, kernel, log)
     const { publicKey } = await this.#key.read()
-    this.#carrier ??= await chooseCarrier(settings.dataPath, this.#lacks, run, log)
     const lanes = this.#carrier === 'userspace' && this.#hasLanes() ? { AnyPort: true } : {}
     const dataOf = (family: Family) => ({ PublicKey: publicKey, Port: this.#ports[family], ...lanes })
     const { publicIp } = this.#external
@@ -211,7 +212,6 @@ class WireguardBackend {
       sides: carried
         .filter((family) => external.publicIp[family] !== undefined)
         .map((family) => ({ family, network: config[family]?.network, mtu: this.#mtu(), external: external.name })),
-      programs: isOurs ? [] : ['wg'],
     }
   }
 
@@ -343,13 +343,13 @@ class WireguardBackend {
 
   /** Opens a data path for the families `carried` through one device of the kernel. */
   async #openKernel(name: string, port: number, carried: readonly Family[], lease: OwnLease): Promise<DataPath> {
-    const { config, settings, run, log } = this.#options
+    const { config, settings, kernel, log } = this.#options
     const { openKernel } = await import('./wireguard/kernel.ts')
     const own = await this.#key.read()
     return openKernel(
       {
         config,
-        run,
+        kernel,
         log,
         calm: this.#calm,
         name,

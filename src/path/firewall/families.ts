@@ -4,6 +4,7 @@
 import { isWeftError, type WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import type { Run } from '../../host/command.ts'
+import type { HostKernel } from '../../host/kernel.ts'
 import { FAMILIES, formatNet, type Family, type Net, type Nets } from '../../net/address.ts'
 import type { FirewallWish } from './rules.ts'
 
@@ -41,6 +42,7 @@ export interface FirewallOptions extends Pick<FirewallWish, 'masq' | 'forward'> 
   /** The network and the subnet that an earlier run wrote to subnet.env. */
   readonly previous: { readonly network: Nets; readonly subnet: Nets }
   readonly run: Run
+  readonly kernel: HostKernel
   readonly log: Log
 }
 

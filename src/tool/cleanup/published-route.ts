@@ -8,6 +8,7 @@ import { messageOf } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import { HIDDEN } from '../../base/secret.ts'
 import { parseNetworkConfig } from '../../control/config/network-config.ts'
+import { hostKernel } from '../../host/netlink/host-kernel.ts'
 import { netsText } from '../../net/address.ts'
 import { createWithdrawing } from '../../node/choose.ts'
 import { readLastKnown } from '../../node/restart/last-known.ts'
@@ -27,7 +28,7 @@ export async function findPublishedRoute(file: string): Promise<Remains[]> {
     // The lease comes from the file of the last known state, so the configuration need not have a range of subnets
     // (`areGiven`).
     const config = parseNetworkConfig(known.config, { areGiven: true })
-    const backend = await createWithdrawing(config, known.external, QUIET)
+    const backend = await createWithdrawing(config, known.external, hostKernel, QUIET)
     if (!backend?.withdraw) return []
     const remove = async (): Promise<void> => {
       const late = new AbortController()

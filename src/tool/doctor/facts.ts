@@ -6,12 +6,12 @@ import { get as httpsGet } from 'node:https'
 import { parseEnv } from 'node:util'
 import { isWeftError } from '../../base/errors.ts'
 import type { Run } from '../../host/command.ts'
-import { ipJson, listLinks, routesTo, routesWithin, type Link, type Route } from '../../host/links.ts'
+import type { HostKernel } from '../../host/kernel.ts'
+import type { Link, Route } from '../../host/kernel.ts'
 import { neighboursOf, type NeighbourTable } from '../../host/neighbours.ts'
-import { lookUpRoutes, policyRules } from '../../host/route-lookup.ts'
 import { getSysctl } from '../../host/sysctl.ts'
 import { probeUdpPort, type UdpProbeResult } from '../../host/udp-probe.ts'
-import { FAMILIES, familiesOf, formatAddress, listed, type ByFamily, type Family } from '../../net/address.ts'
+import { FAMILIES, familiesOf, familyOf, listed, type Address, type ByFamily, type Family } from '../../net/address.ts'
 import { lengthsUpTo, longestOf } from '../../net/lengths.ts'
 import { kindOf } from '../../path/catalog.ts'
 import { placeIn, sidesOf, type PeerSide, type PeerStatus, type Status } from '../../report/status.ts'
@@ -123,6 +123,7 @@ export interface Sources {
   readonly isForbidden?: boolean
   readonly subnetFile: string
   readonly run: Run
+  readonly kernel: HostKernel
   /** The function that probes peers; undefined if the data path is not open, because then no probe can reach a peer. */
   readonly probe: ProbePeer | undefined
   /**
@@ -140,6 +141,7 @@ export async function gatherFacts({
   isForbidden = false,
   subnetFile,
   run,
+  kernel,
   probe,
   ping,
   store,
@@ -154,14 +156,14 @@ export async function gatherFacts({
       throw error
     })
   const hasDefault = async (family: Family): Promise<boolean> =>
-    (await routesTo(run, family)).some(({ type }) => type === 'unicast')
+    (await kernel.routes({ family, exactly: ['default'] })).some(({ type }) => type === 'unicast')
   const [probed, ...looked] = await Promise.all([
     probePeers(status, probe),
     tunProblem(),
     getSysctl('net/ipv4/ip_forward'),
     hasIpv6 ? getSysctl('net/ipv6/conf/all/forwarding') : undefined,
-    listLinks(run),
-    Promise.all(listed(networks).map((network) => routesWithin(run, network))),
+    kernel.links(),
+    Promise.all(listed(networks).map((within) => kernel.routes({ family: familyOf(within), within }))),
     Promise.all(familiesOf(networks).map(async (family) => [family, await hasDefault(family)] as const)),
     unlessRefused(run('iptables', ['-w', '5', '-S'])),
     hasIpv6 ? unlessRefused(run('ip6tables', ['-w', '5', '-S'])) : undefined,
@@ -189,9 +191,9 @@ export async function gatherFacts({
   const isRoot = process.getuid?.() === 0
   const [lacksNetAdmin, reaches, kernelRoutes, neighbours] = await Promise.all([
     isRoot && readFile('/proc/self/status', 'utf8').then(lacksNetAdminBy, () => false),
-    reachesOf(status, probed.answers, ping, run),
-    unlessRefused(kernelRoutesOf(status, links, nft ?? '', run)),
-    unlessRefused(Promise.all(familiesOf(networks).map((family) => neighboursOf(family, run)))),
+    reachesOf(status, probed.answers, ping, kernel),
+    unlessRefused(kernelRoutesOf(status, links, nft ?? '', kernel)),
+    unlessRefused(Promise.all(familiesOf(networks).map((family) => neighboursOf(family, kernel)))),
   ])
   return {
     status,
@@ -226,7 +228,7 @@ async function kernelRoutesOf(
   status: Status | undefined,
   links: readonly Link[],
   nft: string,
-  run: Run,
+  kernel: HostKernel,
 ): Promise<KernelRoutes | undefined> {
   if (!status) return undefined
   const wanted = routeQueries(status, links, marksIn(nft))
@@ -236,18 +238,17 @@ async function kernelRoutesOf(
     families.map(async (family) => {
       const mine = wanted.filter((each) => each.family === family)
       const [found, rules] = await Promise.all([
-        lookUpRoutes(
-          run,
+        kernel.lookUp(
           family,
           mine.map(({ query }) => query),
         ),
-        policyRules(run, family),
+        kernel.rules(family),
       ])
       const answers = mine.flatMap((each, at) => {
         const answer = found[at]
         return answer ? [{ ...each, answer }] : []
       })
-      return { family, answers, rules }
+      return { family, answers, rules: rules ?? [] }
     }),
   )
   return {
@@ -313,7 +314,7 @@ async function reachesOf(
   status: Status | undefined,
   answers: AllAnswers,
   ping: Sources['ping'],
-  run: Run,
+  kernel: HostKernel,
 ): Promise<Facts['reaches']> {
   if (!ping) return new Map() // the operator wants no probes
   const silent = (status?.peers?.list ?? []).slice(0, PROBED_PEERS).filter(({ lease, state }) => {
@@ -334,7 +335,7 @@ async function reachesOf(
           throw error
         }),
       ])
-      const isOffLink = isPinged !== true && port === undefined && (await hasNoNeighbour(run, formatAddress(host)))
+      const isOffLink = isPinged !== true && port === undefined && (await hasNoNeighbour(kernel, host))
       return [[peer.lease, { port, portNumber, isPinged, isOffLink }] as const]
     }),
   )
@@ -344,14 +345,12 @@ async function reachesOf(
 /**
  * Returns true if the kernel recently tried to resolve the address on a link, and no host answered (ip-neighbour(8)).
  */
-async function hasNoNeighbour(run: Run, address: string): Promise<boolean> {
-  const found = await ipJson<{ state?: readonly string[] }>(run, ['neighbour', 'show', 'to', address]).catch(
-    (error: unknown) => {
-      if (isWeftError(error)) return []
-      throw error
-    },
-  )
-  const states = found.flatMap(({ state = [] }) => state)
+async function hasNoNeighbour(kernel: HostKernel, address: Address): Promise<boolean> {
+  const found = await kernel.neighbours(familyOf(address)).catch((error: unknown) => {
+    if (isWeftError(error)) return []
+    throw error
+  })
+  const states = found.flatMap((entry) => (entry.address === address ? entry.states : []))
   return states.length > 0 && states.every((state) => state === 'FAILED' || state === 'INCOMPLETE')
 }
 

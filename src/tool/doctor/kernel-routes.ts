@@ -1,8 +1,9 @@
 // kernel-routes.ts - checks how the kernel routes packets between this node's containers and its peers, by all routing
 // tables and policy rules, not only the main table. Pure.
 
-import type { PolicyRule, KernelRoute, RouteQuery } from '../../host/route-lookup.ts'
-import { formatNet, isIpv4Net, parseAddress } from '../../net/address.ts'
+import { LOCAL_TABLE, MAIN_TABLE, ruleText, tableName } from '../../host/ip-words.ts'
+import type { PolicyRule, Route, RouteQuery } from '../../host/kernel.ts'
+import { formatAddress, formatNet, isIpv4Net, parseAddress } from '../../net/address.ts'
 import type { Status } from '../../report/status.ts'
 import type { Facts } from './facts.ts'
 import type { Finding } from './findings.ts'
@@ -64,21 +65,21 @@ export const ruleFor = (
   rules.find(
     (rule) =>
       isIt(rule) &&
-      (rule.iif === undefined || rule.iif === iif) &&
-      (rule.mark === undefined || rule.text.includes(' not ') || (Number(mark ?? 0) & rule.mask) === rule.mark),
+      (rule.iif === undefined || rule.iif === iif?.name) &&
+      (rule.mark === undefined || rule.isInverted || ((mark ?? 0) & rule.mask) >>> 0 === rule.mark),
   )
 
 /**
  * Describes a route with its table and policy rule, such as `ts0, by the table 52 and the rule "5270: from all lookup
  * 52"`.
  */
-function routeText(route: KernelRoute, query: RouteQuery, rules: readonly PolicyRule[]): string {
+function routeText(route: Route, query: RouteQuery, rules: readonly PolicyRule[]): string {
   const { device, gateway, type, table } = route
-  const rule = table === undefined ? undefined : ruleFor(rules, query, (each) => each.table === table)
+  const rule = ruleFor(rules, query, (each) => each.table === table)
   const by =
-    table === undefined || table === 'local'
+    table === MAIN_TABLE || table === LOCAL_TABLE
       ? ''
-      : `, by the table ${table}${rule ? ` and the rule "${rule.text}"` : ''}`
+      : `, by the table ${tableName(table)}${rule ? ` and the rule "${ruleText(rule)}"` : ''}`
   if (type === 'local') return 'this host itself, which has the address'
   return `${device}${gateway === undefined ? '' : ` via ${gateway}`}${by}`
 }
@@ -93,26 +94,28 @@ function findingsOf(
   isReported: boolean,
 ): Finding[] {
   const whose = direction === 'in' ? `from ${subnetText(peer)}` : subnetText(peer)
-  const where = query.iif === undefined ? '' : direction === 'in' ? ` (to ${query.to})` : ` (from ${query.iif})`
-  const marked = query.mark === undefined ? '' : `, if it has the mark ${query.mark} that a rule of nftables sets`
+  const where =
+    query.iif === undefined ? '' : direction === 'in' ? ` (to ${formatAddress(query.to)})` : ` (from ${query.iif.name})`
+  const marked =
+    query.mark === undefined ? '' : `, if it has the mark 0x${query.mark.toString(16)} that a rule of nftables sets`
   const about = `${whose}${where}`
   const first = (rule: PolicyRule | undefined): string | undefined =>
     rule &&
     `configure the program that made the rule to leave out the network, or make the kernel use the main table first: \`ip ${isIpv4Net(network) ? '' : '-6 '}rule add pref ${Math.max(1, rule.priority - 1)} to ${formatNet(network)} lookup main\``
   if ('refused' in answer) {
-    const rule = ruleFor(rules, query, ({ action }) => action !== undefined && REFUSING.has(action))
+    const rule = ruleFor(rules, query, ({ action }) => REFUSING.has(action))
     // The kernel's error EXDEV means that strict reverse path filtering (net.ipv4.conf.*.rp_filter) rejected the
     // packet.
-    const isReverse = /cross-device/i.test(answer.refused)
+    const isReverse = answer.errno === 'EXDEV'
     const why = isReverse ? 'rp_filter: the route back uses another interface' : answer.refused
     const fix = isReverse
-      ? `set \`net.ipv4.conf.${query.iif}.rp_filter=2\` with sysctl, and find why packets to ${subnetText(peer)} go elsewhere`
+      ? `set \`net.ipv4.conf.${query.iif?.name}.rp_filter=2\` with sysctl, and find why packets to ${subnetText(peer)} go elsewhere`
       : first(rule)
-    const detail = `${about}: ${why}${rule && !isReverse ? `, by the rule "${rule.text}"` : ''}${marked}`
+    const detail = `${about}: ${why}${rule && !isReverse ? `, by the rule "${ruleText(rule)}"` : ''}${marked}`
     return [{ name: query.mark === undefined ? 'route-refused' : 'marked-route', detail, ...(fix ? { fix } : {}) }]
   }
   const { route } = answer
-  const isOther = route.table !== undefined && route.table !== 'main'
+  const isOther = route.table !== MAIN_TABLE
   if (!isOther && isReported) return []
   const rule = ruleFor(rules, query, ({ table }) => table === route.table)
   const detail = `${about} goes to ${routeText(route, query, rules)}${marked}`

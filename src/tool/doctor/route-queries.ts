@@ -1,8 +1,8 @@
 // route-queries.ts - lists the packets to and from each peer whose routes weft doctor queries from the kernel. Pure.
 
-import type { Link } from '../../host/links.ts'
-import type { PolicyRule, RouteAnswer, RouteQuery } from '../../host/route-lookup.ts'
-import { formatAddress, isIpv4Net, type Address, type Family, type Net } from '../../net/address.ts'
+import type { PolicyRule, RouteAnswer, RouteQuery } from '../../host/kernel.ts'
+import type { Link } from '../../host/kernel.ts'
+import { isIpv4Net, type Address, type Family, type Net } from '../../net/address.ts'
 import { kindOf } from '../../path/catalog.ts'
 import type { Status } from '../../report/status.ts'
 import { bridgeOf, ownSides, seenSides, type OwnSide, type SeenSide } from './sides.ts'
@@ -48,7 +48,7 @@ const isRouted = ({ config, dataPath }: Status): boolean =>
  * Lists the packets whose routes weft doctor looks up. `marks` are the packet marks that a firewall of this host sets,
  * because policy rules may match marks.
  */
-export function routeQueries(status: Status, links: readonly Link[], marks: readonly string[]): readonly PeerQuery[] {
+export function routeQueries(status: Status, links: readonly Link[], marks: readonly number[]): readonly PeerQuery[] {
   if (!isRouted(status)) return []
   return ownSides(status).flatMap((side) => {
     const bridge = bridgeOf(links, side.subnet, status)
@@ -58,8 +58,7 @@ export function routeQueries(status: Status, links: readonly Link[], marks: read
       .flatMap((peer): PeerQuery[] => {
         if (!peer.subnet) return []
         const { family } = side
-        const [here, there] = [containerIn(side.subnet), containerIn(peer.subnet)].map(formatAddress)
-        if (here === undefined || there === undefined) return []
+        const [here, there] = [containerIn(side.subnet), containerIn(peer.subnet)]
         const { lease } = peer.peer
         const of = (direction: PeerQuery['direction'], query: RouteQuery): PeerQuery => ({
           family,
@@ -67,12 +66,14 @@ export function routeQueries(status: Status, links: readonly Link[], marks: read
           lease,
           query,
         })
-        const out = bridge === undefined ? undefined : { to: there, from: here, iif: bridge }
+        const out = bridge === undefined ? undefined : { to: there, from: here, iif: { name: bridge } }
         return [
           of('host', { to: there }),
           ...(out ? [of('out', out), ...marks.slice(0, QUERIED_MARKS).map((mark) => of('out', { ...out, mark }))] : []),
           // Packets from a directly routed peer do not arrive on the data path's device, so do not look up their route.
-          ...(out && device && peer.way !== 'direct' ? [of('in', { to: here, from: there, iif: device })] : []),
+          ...(out && device && peer.way !== 'direct'
+            ? [of('in', { to: here, from: there, iif: { name: device } })]
+            : []),
         ]
       })
   })
@@ -87,6 +88,6 @@ export const peersOf = ({ family }: OwnSide, { peers }: Status): readonly SeenSi
  * Finds the marks that nftables rules set on packets. Policy rules may select another routing table for a marked
  * packet.
  */
-export const marksIn = (nft: string): readonly string[] => [
-  ...new Set([...nft.matchAll(/\bmeta mark set (0x[\da-f]+)(?![\da-f])/g)].map(([, mark = '']) => mark)),
+export const marksIn = (nft: string): readonly number[] => [
+  ...new Set([...nft.matchAll(/\bmeta mark set (0x[\da-f]+)(?![\da-f])/g)].map(([, mark]) => Number(mark))),
 ]

@@ -9,7 +9,7 @@ import type { Log } from '../../base/log.ts'
 import { jsonLine, printable } from '../../base/text.ts'
 import { sourceOf } from '../../control/lease/decode.ts'
 import { run } from '../../host/command.ts'
-import { listLinks } from '../../host/links.ts'
+import { hostKernel } from '../../host/netlink/host-kernel.ts'
 import type { Address, Family } from '../../net/address.ts'
 import { lastKnownFile, readLastKnown, type LastKnown } from '../../node/restart/last-known.ts'
 import { FLANNEL_FLAGS, STORE_FLAGS, storeKindOf, type KeyStoreOptions } from '../../options.ts'
@@ -90,6 +90,7 @@ async function examine(options: DoctorOptions, signal: AbortSignal) {
       isForbidden,
       subnetFile,
       run,
+      kernel: hostKernel,
       ...probes,
       store: seen,
       whyStoreUnknown: why,
@@ -163,7 +164,7 @@ async function recallFrom(
   place: Remains['place'],
 ): Promise<Status | undefined> {
   const [links, subnetEnv, netConf] = await Promise.all([
-    listLinks(run),
+    hostKernel.links(),
     readFile(subnetFile, 'utf8').then(parseEnv, () => undefined),
     readFile(FLANNEL_FLAGS['net-config-path'].default, 'utf8').catch(() => undefined),
   ])

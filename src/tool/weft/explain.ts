@@ -5,7 +5,9 @@ import { isWeftError, WeftError } from '../../base/errors.ts'
 import { nameIn } from '../../base/go-flags.ts'
 import { jsonLine, printable } from '../../base/text.ts'
 import { run } from '../../host/command.ts'
-import { lookUpRoutes, policyRules, type RouteQuery } from '../../host/route-lookup.ts'
+import { LOCAL_TABLE, MAIN_TABLE, ruleText } from '../../host/ip-words.ts'
+import type { RouteQuery } from '../../host/kernel.ts'
+import { hostKernel } from '../../host/netlink/host-kernel.ts'
 import { FAMILIES, familyOf, formatAddress, parseAddress, type Address } from '../../net/address.ts'
 import { placeIn, type Status } from '../../report/status.ts'
 import { explain, isOnHost, sideOf, type Question, type Step } from '../doctor/explain.ts'
@@ -31,7 +33,14 @@ export const explainCommand = command({
       throw new WeftError('USAGE', `${words.map(nameIn).join(' and ')} have different families`, {
         remedy: 'give two IPv4 addresses, or two IPv6 addresses',
       })
-    const facts = await gatherFacts({ status, silence: undefined, subnetFile: '', run, probe: undefined })
+    const facts = await gatherFacts({
+      status,
+      silence: undefined,
+      subnetFile: '',
+      run,
+      kernel: hostKernel,
+      probe: undefined,
+    })
     if (status.config && !isOnHost(source, status, facts) && !isOnHost(destination, status, facts))
       throw new WeftError(
         'USAGE',
@@ -132,25 +141,25 @@ async function routeOf(
   destination: Address,
   by: string | undefined,
 ): Promise<Pick<Question, 'route' | 'byRule' | 'refused'>> {
-  const [family, to] = [familyOf(destination), formatAddress(destination)]
-  const own: RouteQuery = { to }
-  const query = by === undefined ? own : { to, from: formatAddress(source), iif: by }
+  const family = familyOf(destination)
+  const own: RouteQuery = { to: destination }
+  const query = by === undefined ? own : { ...own, from: source, iif: { name: by } }
   try {
-    const [answer] = await lookUpRoutes(run, family, [query])
+    const [answer] = await hostKernel.lookUp(family, [query])
     // If the kernel rejects the incoming packet, also look up the route of a packet that this host itself sends, to
     // show where the route would lead.
     const [found] =
-      answer && 'refused' in answer && by !== undefined ? await lookUpRoutes(run, family, [own]) : [answer]
+      answer && 'refused' in answer && by !== undefined ? await hostKernel.lookUp(family, [own]) : [answer]
     if (!found || 'refused' in found)
       return { route: undefined, refused: answer && 'refused' in answer ? answer.refused : undefined }
-    const { device, gateway, type, table } = found.route
-    const rules = table === undefined ? [] : await policyRules(run, family)
-    const rule = ruleFor(rules, query, (each) => each.table === table)
-    const byRule = rule && table !== 'local' ? rule.text : undefined
+    const { route } = found
+    const isUsual = route.table === MAIN_TABLE || route.table === LOCAL_TABLE
+    const rules = isUsual ? [] : await hostKernel.rules(family)
+    const rule = rules && ruleFor(rules, query, (each) => each.table === route.table)
     const refused = answer && 'refused' in answer ? answer.refused : undefined
-    return { route: { device, destination: '', type, gateway, metric: 0, source: undefined }, byRule, refused }
+    return { route, byRule: rule && ruleText(rule), refused }
   } catch (error) {
-    if (!isWeftError(error, 'COMMAND')) throw error
+    if (!isWeftError(error, 'KERNEL')) throw error
     return { route: undefined }
   }
 }

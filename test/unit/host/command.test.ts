@@ -29,7 +29,6 @@ describe('run', () => {
     ['bridge', 'iproute2'],
     ['ss', 'iproute2'],
     ['nft', 'nftables'],
-    ['wg', 'wireguard-tools'],
     ['sysctl', 'procps'],
     ['setpriv', 'util-linux'],
     ['iptables', 'iptables'],

@@ -1,149 +1,182 @@
-// events.test.ts - the restarts of `ip monitor` if it cannot run, in virtual time, and the filter of its lines.
+// events.test.ts - the reports of the kernel that count as changes, and the pauses if the kernel cannot be watched, in
+// virtual time.
 
-import type * as childProcess from 'node:child_process'
-import { EventEmitter } from 'node:events'
 import { afterEach, beforeEach, expect, it, vi } from 'vitest'
-import { changesOf, createChangeFilter, entriesOf, watchHost } from '../../../src/host/events.ts'
+import { changesOf, HostWatch, LifetimeFilter, watchHost } from '../../../src/host/events.ts'
+import type { KernelEvent, Route } from '../../../src/host/kernel.ts'
+import { parseAddress, parseNet, type Family } from '../../../src/net/address.ts'
+import { ModelKernel } from '../../support/model-kernel.ts'
 
-/** The error of starting a program, if the test sets one. */
-const fork = vi.hoisted<{ fails?: (() => object) | undefined }>(() => ({}))
-vi.mock('node:child_process', async (load) => {
-  const real = await load<typeof childProcess>()
-  const spawn = (file: string, args: readonly string[], options: object): object =>
-    fork.fails?.() ?? real.spawn(file, args, { ...options, env: { PATH: '/nowhere' } })
-  return { ...real, spawn }
-})
+beforeEach(() => void vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout', 'performance'] }))
+afterEach(() => void vi.useRealTimers())
 
-beforeEach(() => {
-  vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout', 'performance'] })
-})
-afterEach(() => {
-  fork.fails = undefined
-  vi.useRealTimers()
-})
-
-it('doubles the pause from 0.2 s to 5 s, logs it once, and reports a change each time', async () => {
-  const stopping = new AbortController()
+function createLog() {
   const warnings: string[] = []
-  const log = { info: () => {}, warn: (text: string) => void warnings.push(text), error: () => {}, v: () => false }
-  let changes = 0
-  const watching = watchHost(() => changes++, log, stopping.signal)
-  /** Waits until a child has ended, which takes real time, and the pause has begun. */
-  const pausing = async (after: number): Promise<void> => {
-    for (;;) {
-      if (changes >= after && vi.getTimerCount() > 0) return
-      await new Promise((resolve) => setImmediate(resolve))
-    }
+  return {
+    warnings,
+    log: { info: () => {}, warn: (text: string) => void warnings.push(text), error: () => {}, v: () => false },
   }
-  await pausing(2) // the first failure is that of setpriv
-  let after = 2
-  for (const pauseMs of [200, 400, 800, 1_600, 3_200, 5_000, 5_000]) {
-    await vi.advanceTimersByTimeAsync(pauseMs - 1)
-    expect([changes, vi.getTimerCount()]).toEqual([after, 1])
-    await vi.advanceTimersByTimeAsync(1)
-    await pausing(++after)
-  }
-  stopping.abort(new Error('the test is over'))
-  await watching
-  expect(warnings).toEqual([expect.stringMatching(/^`ip monitor` ended: .*ENOENT.*\. Starting it again/)])
+}
+const settled = (): Promise<void> => new Promise((resolve) => setImmediate(resolve))
+
+const addressEvent = (text: string, gone = false, deviceIndex = 3): KernelEvent => {
+  const [address = '', flags = ''] = text.split(' ')
+  return { of: 'address', deviceIndex, address: parseAddress(address)!, prefixLength: 64, text: flags, gone }
+}
+const routeEvent = (text: string | undefined, gone = false, route: Partial<Route> = {}): KernelEvent => ({
+  of: 'route',
+  family: 'ipv6',
+  text,
+  gone,
+  route: {
+    device: 'eth0',
+    deviceIndex: 3,
+    destination: 'default',
+    type: 'unicast',
+    protocol: 'ra',
+    gateway: 'fe80::1',
+    metric: 1024,
+    source: undefined,
+    table: 254,
+    isOnlink: false,
+    ...route,
+  },
 })
 
-it.each([
-  ['10.5.2.0 dev flannel.1 lladdr 02:00:00:00:00:01 PERMANENT ', true],
-  ['Deleted 10.0.0.1 dev flannel.1 lladdr 02:00:00:00:00:01 NOARP PERMANENT ', true],
-  ['10.5.2.0 dev flannel.12 lladdr 02:00:00:00:00:01 PERMANENT ', false],
-  ['192.168.77.2 dev eth0 lladdr 02:00:00:00:00:02 REACHABLE ', false],
-])('filters the line %j of flannel.1: %s', (line, matters) => {
-  expect(entriesOf(() => ['flannel.1']).matters?.(line)).toBe(matters)
-})
-
-const LASTS = (seconds: number): string => `\\       valid_lft ${seconds}sec preferred_lft ${seconds}sec`
-it.each<[what: string, lines: readonly (readonly [line: string, isNew: boolean])[]]>([
+it.each<[what: string, events: readonly (readonly [event: KernelEvent, isNew: boolean])[]]>([
   [
     'an address',
     [
-      [`3: eth0    inet6 2001:db8::5/64 scope global tentative dynamic mngtmpaddr ${LASTS(100)}`, true],
-      [`3: eth0    inet6 2001:db8::5/64 scope global dynamic mngtmpaddr ${LASTS(99)}`, true],
-      [`3: eth0    inet6 2001:db8::5/64 scope global dynamic mngtmpaddr ${LASTS(200)}`, false],
-      [`3: eth0    inet6 2001:db8::6/64 scope global dynamic mngtmpaddr ${LASTS(200)}`, true],
-      [`4: eth1    inet6 2001:db8::5/64 scope global dynamic mngtmpaddr ${LASTS(200)}`, true],
-      [`3: eth0    inet6 2001:db8::5/64 scope global deprecated dynamic mngtmpaddr ${LASTS(0)}`, true],
-      [`3: eth0    inet6 2001:db8::5/64 scope global dynamic mngtmpaddr ${LASTS(200)}`, true],
-      [`3: eth0    inet6 2001:db8::5/64 scope global \\       valid_lft forever preferred_lft forever`, true],
-      [`Deleted 3: eth0    inet6 2001:db8::5/64 scope global \\       valid_lft forever preferred_lft forever`, true],
-      [`3: eth0    inet6 2001:db8::5/64 scope global \\       valid_lft forever preferred_lft forever`, true],
+      [addressEvent('2001:db8::5 tentative'), true],
+      [addressEvent('2001:db8::5 dynamic'), true],
+      [addressEvent('2001:db8::5 dynamic'), false],
+      [addressEvent('2001:db8::6 dynamic'), true],
+      [addressEvent('2001:db8::5 dynamic', false, 4), true],
+      [addressEvent('2001:db8::5 deprecated'), true],
+      [addressEvent('2001:db8::5 dynamic'), true],
+      [addressEvent('2001:db8::5 dynamic', true), true],
+      [addressEvent('2001:db8::5 dynamic'), true],
     ],
   ],
   [
     'a route',
     [
-      ['default via fe80::1 dev eth0 proto ra metric 1024 expires 300sec pref medium', true],
-      ['default via fe80::1 dev eth0 proto ra metric 1024 expires 1800sec pref medium', false],
-      ['default via fe80::2 dev eth0 proto ra metric 1024 expires 1800sec pref medium', true],
-      ['default via fe80::1 dev eth0 proto ra metric 1024 expires 1800sec pref medium', true],
-      ['default via fe80::1 dev eth0 proto ra metric 512 expires 1800sec pref medium', true],
-      ['2001:db8::/64 dev eth0 proto ra metric 1024 expires 1800sec pref medium', true],
-      ['Deleted default via fe80::1 dev eth0 proto ra metric 1024 expires 5sec pref medium', true],
-      ['default via fe80::1 dev eth0 proto ra metric 1024 expires 5sec pref medium', true],
+      [routeEvent('via 1'), true],
+      [routeEvent('via 1'), false],
+      [routeEvent('via 2'), true],
+      [routeEvent('via 1'), true],
+      [routeEvent('via 1', false, { metric: 512 }), true],
+      [routeEvent('via 1', false, { table: 100 }), true],
+      [routeEvent('via 1', false, { destination: '2001:db8::/64' }), true],
+      [routeEvent('via 1', true), true],
+      [routeEvent('via 1'), true],
+      [routeEvent('via 1'), false],
     ],
   ],
   [
     'what has no lifetime',
     [
-      ['3: eth0: <BROADCAST,UP> mtu 1500 qdisc noqueue state UP group default', true],
-      ['3: eth0: <BROADCAST,UP> mtu 1500 qdisc noqueue state UP group default', true],
-      ['fd00:5::/48 dev flannel.1 proto static metric 1024 pref medium', true],
-      ['Deleted fd00:5::/48 dev flannel.1 proto static metric 1024 pref medium', true],
+      [routeEvent(undefined), true],
+      [routeEvent(undefined), true],
+      [{ of: 'rule', family: 'ipv6', gone: false }, true],
+      [{ of: 'rule', family: 'ipv6', gone: false }, true],
     ],
   ],
-])('reports %s as a change, but not a renewed lifetime', (_what, lines) => {
-  const isNew = createChangeFilter()
-  expect(lines.map(([line]) => [line, isNew(line)])).toEqual(lines)
+])('counts %s as a change, but not a renewed lifetime', (_what, events) => {
+  const filter = new LifetimeFilter()
+  expect(events.map(([event]) => filter.isNews(event))).toEqual(events.map(([, isNew]) => isNew))
 })
 
 it('stores a limited number of addresses, and reports a forgotten one as a change', () => {
-  const isNew = createChangeFilter()
-  const line = (number: number): string =>
-    `3: eth0    inet6 2001:db8::${number.toString(16)}/64 scope global ${LASTS(9)}`
-  for (let number = 1; number <= 10_000; number++) expect(isNew(line(number))).toBe(true)
-  expect(isNew(line(1))).toBe(false)
-  expect(isNew(line(0))).toBe(true)
-  expect(isNew(line(1))).toBe(true)
+  const filter = new LifetimeFilter()
+  const isNews = (number: number): boolean => filter.isNews(addressEvent(`2001:db8::${number.toString(16)} dynamic`))
+  for (let number = 1; number <= 10_000; number++) expect(isNews(number)).toBe(true)
+  expect([1, 0, 1].map(isNews)).toEqual([false, true, true])
 })
 
-it.each([
-  [['ipv4'], 'ip -4 monitor link address route rule'],
-  [['ipv4', 'ipv6'], 'ip -o monitor link address route rule'],
-  [['ipv6'], 'ip -o -6 monitor link address route rule'],
-] as const)('watches %s by %s', (families, command) => {
-  expect(changesOf(families).monitor.join(' ')).toBe(command)
+it.each<[Family[], boolean, boolean]>([
+  [['ipv4'], true, false],
+  [['ipv6'], false, true],
+  [['ipv4', 'ipv6'], true, true],
+])('with %s reports addresses, routes and rules of these families, and all links', (families, of4, of6) => {
+  const { topics, matters } = changesOf(() => families)
+  expect(topics).toEqual(['links', 'addresses', 'routes', 'rules'])
+  const kernel = new ModelKernel()
+  kernel.addLink({ name: 'eth0' })
+  expect(matters!({ of: 'link', link: kernel.peek('eth0')!, gone: false })).toBe(true)
+  expect([addressEvent('192.0.2.1'), addressEvent('fd00::1')].map(matters!)).toEqual([of4, of6])
+  const rule = (family: Family): KernelEvent => ({ of: 'rule', family, gone: false })
+  expect([rule('ipv4'), rule('ipv6')].map(matters!)).toEqual([of4, of6])
+  expect(matters!(routeEvent(undefined))).toBe(of6)
 })
 
-it.each<[what: string, fails: () => object]>([
-  [
-    'there is no descriptor for it, nor for its output (Node.js, ChildProcess.spawn)',
-    () => {
-      const child = new EventEmitter()
-      process.nextTick(() => child.emit('error', new Error('spawn EMFILE')))
-      return child
-    },
-  ],
-  [
-    'there is no memory for it',
-    () => {
-      throw new Error('spawn ENOMEM')
-    },
-  ],
-])('is started again if %s', async (_what, fails) => {
-  fork.fails = fails
-  const stopping = new AbortController()
-  const warnings: string[] = []
-  const log = { info: () => {}, warn: (text: string) => void warnings.push(text), error: () => {}, v: () => false }
+it('calls back for each change and for lost reports, until it ends', async () => {
+  const kernel = new ModelKernel()
+  const { log, warnings } = createLog()
+  kernel.addLink({ name: 'eth0' }, [{ address: parseAddress('192.0.2.1')!, prefixLength: 24 }])
   let changes = 0
-  const watching = watchHost(() => changes++, log, stopping.signal)
-  await vi.waitFor(() => expect(warnings).toEqual([expect.stringMatching(/^`ip monitor` ended: spawn E/)]))
-  await vi.advanceTimersByTimeAsync(200)
-  await vi.waitFor(() => expect(changes).toBeGreaterThan(2))
+  const watch = new HostWatch(kernel, () => changes++, log, new AbortController().signal)
+  await settled()
+  const after = async (act: () => void): Promise<number> => {
+    changes = 0
+    act()
+    await settled()
+    return changes
+  }
+  const device = { name: 'eth0' }
+  const route = (net: string): void =>
+    kernel.act({
+      kind: 'add route',
+      destination: parseNet(net)!,
+      device,
+      ...(net.includes(':') ? {} : { scope: 'link' }),
+    })
+  expect(await after(() => route('10.5.0.0/16'))).toBe(1)
+  expect(await after(() => kernel.loseReports())).toBe(1)
+  expect(await after(() => route('fd00:5::/48'))).toBe(0)
+  // The changes of IPv6 up to now were not reported, so `follow` counts as a change.
+  expect(await after(() => watch.follow(['ipv4', 'ipv6']))).toBe(1)
+  expect(await after(() => watch.follow(['ipv4', 'ipv6']))).toBe(0)
+  expect(await after(() => route('fd00:6::/48'))).toBe(1)
+  await watch.end()
+  expect(await after(() => kernel.act({ kind: 'delete link', device }))).toBe(0)
+  expect(warnings).toEqual([])
+})
+
+it('doubles the pause from 0.2 s to 5 s, logs it once, and reports a change each time', async () => {
+  const stopping = new AbortController()
+  const { log, warnings } = createLog()
+  const kernel = new ModelKernel()
+  const watch = kernel.watch.bind(kernel)
+  kernel.watch = async () => {
+    throw new Error('socket AF_NETLINK: too many open files')
+  }
+  let changes = 0
+  const watching = watchHost(
+    kernel,
+    () => changes++,
+    log,
+    stopping.signal,
+    changesOf(() => ['ipv4']),
+  )
+  await settled()
+  let after = 1
+  for (const pauseMs of [200, 400, 800, 1_600, 3_200, 5_000, 5_000]) {
+    await vi.advanceTimersByTimeAsync(pauseMs - 1)
+    expect(changes).toBe(after)
+    await vi.advanceTimersByTimeAsync(1)
+    expect(changes).toBe(++after)
+  }
+  kernel.watch = watch
+  await vi.advanceTimersByTimeAsync(5_000)
+  expect(changes).toBe(++after)
+  await vi.advanceTimersByTimeAsync(60_000)
+  kernel.addLink({ name: 'eth0' })
+  await settled()
+  expect(changes).toBe(++after)
   stopping.abort(new Error('the test is over'))
   await watching
+  expect(warnings).toEqual([
+    'Cannot watch the kernel for changes: socket AF_NETLINK: too many open files. weftd looks for changes every 5 s until it can',
+  ])
 })

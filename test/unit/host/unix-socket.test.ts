@@ -1,10 +1,13 @@
-// unix-socket.test.ts - a listener that cannot accept a connection now tries again later without a busy loop.
+// unix-socket.test.ts - a listener that cannot accept a connection now tries again later without a busy loop; descriptors that the kernel
+// withholds.
 
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { setImmediate as turn } from 'node:timers/promises'
 import { afterEach, beforeEach, expect, it, vi } from 'vitest'
+import { execute } from '../../../lab/command.ts'
+import { packageRoot } from '../../../lab/lab.ts'
 import { addon } from '../../../src/host/addon.ts'
 import { connect, listen } from '../../../src/host/unix-socket.ts'
 
@@ -68,4 +71,33 @@ it('does not retry after it was closed', async () => {
   await turns(100)
   expect(accepting).not.toHaveBeenCalled()
   other.close()
+})
+
+it('says that the kernel withheld descriptors, which is not the death of the sender', async () => {
+  // A process without free descriptors gets as few descriptors as a process whom AppArmor or SELinux refuses them (scm_detach_fds in the
+  // kernel's net/core/scm.c).
+  const path = JSON.stringify(join(folder, 'socket'))
+  const program = `
+    import { openSync } from 'node:fs'
+    import { connect, listen } from ${JSON.stringify(join(packageRoot, 'dist/src/host/unix-socket.js'))}
+    const listener = listen(${path})
+    const sender = connect(${path})
+    const signal = AbortSignal.timeout(60_000)
+    const receiver = await listener.accept(signal)
+    sender.send('whole', [0])
+    const first = await receiver.receive(signal)
+    const seen = [first.text, first.fds.length, receiver.hasLostDescriptors]
+    try {
+      for (;;) openSync('/dev/null')
+    } catch (error) {
+      seen.push(error.code)
+    }
+    sender.send('cut', [0, 1])
+    seen.push((await receiver.receive(signal)) ?? 'end', receiver.hasLostDescriptors)
+    console.log(JSON.stringify(seen))
+    process.exit()`
+  const run = ['prlimit', '--nofile=64', process.execPath, '--input-type=module', '--eval', program]
+  const { code, stdout, stderr } = await execute(run)
+  expect({ code, stderr }).toEqual({ code: 0, stderr: '' })
+  expect(JSON.parse(stdout)).toEqual(['whole', 1, false, 'EMFILE', 'end', true])
 })

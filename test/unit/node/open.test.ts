@@ -7,12 +7,14 @@ import { join } from 'node:path'
 import { setImmediate } from 'node:timers/promises'
 import { expect, it, vi } from 'vitest'
 import { WeftError } from '../../../src/base/errors.ts'
+import { withoutSecrets } from '../../../src/control/config/hidden.ts'
 import { parseNetworkConfig } from '../../../src/control/config/network-config.ts'
 import { parseLeaseKey, type OwnLease } from '../../../src/control/lease/lease.ts'
+import { hostKernel } from '../../../src/host/netlink/host-kernel.ts'
 import type { DataPaths } from '../../../src/node/data-paths.ts'
 import { keepDataPath } from '../../../src/node/loops/data-path.ts'
 import { createNode, type NewNode, type NodeParts } from '../../../src/node/node.ts'
-import { openNode } from '../../../src/node/open.ts'
+import { isFor, openNode } from '../../../src/node/open.ts'
 import { Ownership } from '../../../src/node/ownership.ts'
 import { lastKnownFile, writeLastKnown } from '../../../src/node/restart/last-known.ts'
 import type { Backend, DataPath } from '../../../src/path/contract.ts'
@@ -46,7 +48,7 @@ it("a data path is opened for the node's lease after the lent data path has come
   const lending = ownership.lend()
 
   const node = createNode(
-    { options: {} as NewNode['options'], store: '', log, stopping: new AbortController() },
+    { options: {} as NewNode['options'], store: '', kernel: hostKernel, log, stopping: new AbortController() },
     ownership,
   )
   const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
@@ -83,6 +85,7 @@ async function forwarding(dataPath: DataPaths, lines: string[] = []) {
   const base = {
     options,
     store: '',
+    kernel: hostKernel,
     log: { ...log, warn: say, error: say },
     stopping: new AbortController(),
   }
@@ -258,6 +261,7 @@ it.each([
     const node = createNode({
       options,
       store: 'directory /leases',
+      kernel: hostKernel,
       log,
       stopping: new AbortController(),
     })
@@ -268,4 +272,24 @@ it.each([
   } finally {
     rmSync(folder, { recursive: true, force: true })
   }
+})
+
+it.each([
+  ['a secret that the backend does not read', 'k'.repeat(44), true],
+  ['another value of a public option', undefined, false],
+])('keeps the data path of the saved state that lacks %s: %s', (_what, psk, isSame) => {
+  const text = (shared: string, port: number): string =>
+    JSON.stringify({ Network: '10.5.0.0/16', Backend: { Type: 'udp', PSK: shared, Port: port } })
+  const saved = parseNetworkConfig(withoutSecrets(text('k'.repeat(44), 8285)))
+  const stored = parseNetworkConfig(text(psk ?? 'other', psk === undefined ? 8286 : 8285))
+  const node = createNode(
+    { options: {} as NewNode['options'], store: '', log, stopping: new AbortController() },
+    new Ownership(log),
+  )
+  const backend = { name: 'udp', external: EXTERNAL } as unknown as Backend
+  Object.assign(node, { config: saved, backend, lease: leaseOf('10.5.1.0-24'), attrs, external: EXTERNAL })
+  vi.spyOn(node.ownership, 'dataPath', 'get').mockReturnValue({} as DataPaths)
+  expect(isFor(node, { config: stored, external: EXTERNAL })).toBe(isSame)
+  Object.assign(node, { config: parseNetworkConfig(text('first', 8285)) })
+  expect(isFor(node, { config: parseNetworkConfig(text('second', 8285)), external: EXTERNAL })).toBe(false)
 })

@@ -10,6 +10,14 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { goMod, goSets, NEWEST_KUBERNETES } from '../../../scripts/cluster-programs.mjs'
 
 describe('goMod', () => {
+  it('keeps a replacement by another module', () => {
+    const own = 'module a\ngo 1.26.0\n\nreplace github.com/b/c v0.3.2 => github.com/d/c v0.4.0\nreplace e => ../e\n'
+    const [set] = goSets('v1.36.3')
+    expect(goMod(set!, own).split('\n').slice(3)).toEqual([
+      'replace github.com/b/c v0.3.2 => github.com/d/c v0.4.0',
+      '',
+    ])
+  })
   it('replaces the modules that Kubernetes has in a folder by the published ones of the same version', () => {
     const own = [
       'module k8s.io/kubernetes',

@@ -296,7 +296,7 @@ describe('the files for Kubernetes', () => {
       '- { key: kubernetes.io/os, operator: In, values: [linux] }',
       '- { key: kubernetes.io/arch, operator: In, values: [amd64, arm] }',
     ])
-    expect(await output(['tar', '-xzOf', chart, 'flannel/templates/daemonset.yaml'])).toContain(
+    expect(await output(['tar', '-xzOf', chart, 'flannel/templates/_helpers.tpl'])).toContain(
       '(list $linux (dict "key" "kubernetes.io/arch" "operator" "In" "values" (list "amd64" "arm")))',
     )
   })

@@ -10,6 +10,13 @@ helm.sh/chart: {{ toJson (printf "%s-%s" .Chart.Name .Chart.Version | replace "+
 {{- define "weft.image" -}}
 {{ .repository }}:{{ .tag }}{{ with .digest }}@{{ . }}{{ end }}
 {{- end -}}
+{{- /* The node affinity of weft's pods as JSON. */ -}}
+{{- define "weft.affinity" -}}
+{{- $linux := dict "key" "kubernetes.io/os" "operator" "In" "values" (list "linux") }}
+{{- $terms := dict "nodeSelectorTerms" (list (dict "matchExpressions" (list $linux))) }}
+{{- $nodes := dict "nodeAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" $terms) }}
+{{- toJson (default $nodes (default (dict) .Values.weft).affinity) }}
+{{- end -}}
 {{- /* The network configuration as JSON. It is built as a value, so that it needs no quoting. */ -}}
 {{- define "weft.netConf" -}}
 {{- if not (or .Values.podCidr .Values.podCidrv6) }}{{ fail "weft needs the cluster's pod network: set podCidr, podCidrv6 or both" }}{{ end }}

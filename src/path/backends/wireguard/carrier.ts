@@ -2,15 +2,15 @@
 
 import { isWeftError, messageOf, WeftError } from '../../../base/errors.ts'
 import type { Log } from '../../../base/log.ts'
-import type { Run } from '../../../host/command.ts'
-import { addDevice, findLink } from '../../../host/links.ts'
+import { applyChange, removeAll } from '../../../host/kernel-errors.ts'
+import type { Device, HostKernel } from '../../../host/kernel.ts'
 import { KINDS, type Settings } from '../../catalog.ts'
 
 export type Carrier = NonNullable<Settings<'wireguard'>['dataPath']>
 
 const NODE_REMEDY = 'run weftd with a Node.js whose OpenSSL has the ciphers (3.x, not in FIPS mode)'
-/** The name of a device that weftd creates and deletes to test whether the kernel supports WireGuard. */
-const TRIED = 'weft-wg-try'
+/** The name of the device that `withTestDevice` creates. */
+const TEST_DEVICE = 'weft-wg-try'
 
 /**
  * Chooses whether the kernel or weftd carries the packets. Uses the configured choice; without one, the kernel if it
@@ -19,7 +19,7 @@ const TRIED = 'weft-wg-try'
 export async function chooseCarrier(
   wanted: Carrier | undefined,
   lacks: readonly string[],
-  run: Run,
+  kernel: HostKernel,
   log: Log,
 ): Promise<Carrier> {
   const { name: option } = KINDS.wireguard.options.dataPath
@@ -33,12 +33,8 @@ export async function chooseCarrier(
     log.info(`WireGuard is carried by ${who}: "${option}" is "${wanted}"`)
     return wanted
   }
-  const removeTried = (): Promise<unknown> => run('ip', ['link', 'del', TRIED])
-  // Delete the test device that an earlier weftd left because it was killed in this function.
-  if (await findLink(run, TRIED)) await removeTried()
   try {
-    await addDevice(run, TRIED, 'wireguard', [])
-    await removeTried()
+    await withTestDevice(kernel, async () => {})
     return 'kernel'
   } catch (error) {
     if (!isWeftError(error, 'NO_DEVICE_TYPE')) throw error
@@ -49,5 +45,22 @@ export async function chooseCarrier(
       })
     log.info(`WireGuard is carried by weftd itself: ${messageOf(error)}`)
     return 'userspace'
+  }
+}
+
+/**
+ * Creates a WireGuard device for the time of `work`. Throws WeftError NO_DEVICE_TYPE if the kernel does not support
+ * WireGuard.
+ */
+export async function withTestDevice<T>(kernel: HostKernel, work: (device: Device) => Promise<T>): Promise<T> {
+  const device: Device = { name: TEST_DEVICE }
+  const removeDevice = (): Promise<void> => removeAll(kernel, [{ kind: 'delete link', device }])
+  // Delete the test device that an earlier weftd left because it was killed in this function.
+  if (await kernel.link(TEST_DEVICE)) await removeDevice()
+  await applyChange(kernel, { kind: 'add link', link: { name: TEST_DEVICE, type: 'wireguard' } })
+  try {
+    return await work(device)
+  } finally {
+    await removeDevice()
   }
 }

@@ -2,7 +2,7 @@
 // peer. Pure.
 
 import { sideOf, type Lease } from '../../../control/lease/lease.ts'
-import { FAMILIES, formatEndpoint, formatNet, isLinkLocal, type Addresses, type Family } from '../../../net/address.ts'
+import { FAMILIES, isLinkLocal, type Addresses, type Family } from '../../../net/address.ts'
 import { ipv4NetContains, parseIpv4Net } from '../../../net/ipv4.ts'
 import type { Ipv6 } from '../../../net/ipv6.ts'
 import type { Settings } from '../../catalog.ts'
@@ -77,7 +77,7 @@ export function endOf(lease: Lease, outer: Family, isOneDevice: boolean, ports: 
   const nets = isOneDevice ? FAMILIES : [outer]
   return {
     publicKey: found.publicKey,
-    endpoint: formatEndpoint(found.address, found.port),
-    allowedIps: nets.flatMap((family) => lease.subnet[family] ?? []).map(formatNet),
+    endpoint: { address: found.address, port: found.port },
+    allowedIps: nets.flatMap((family) => lease.subnet[family] ?? []),
   }
 }

@@ -4,18 +4,18 @@ import type { Log } from '../../../base/log.ts'
 import type { Secret } from '../../../base/secret.ts'
 import type { NetworkConfig } from '../../../control/config/network-config.ts'
 import { sideOf, type Lease } from '../../../control/lease/lease.ts'
-import type { Run } from '../../../host/command.ts'
+import type { HostKernel } from '../../../host/kernel.ts'
 import type { FollowedLink } from '../../../host/links.ts'
-import { formatNet, type ByFamily, type Family, type Net } from '../../../net/address.ts'
+import type { ByFamily, Family, Net } from '../../../net/address.ts'
 import type { Adapting, Counting, DataPath, PathPeer, PathSide, PathTraffic } from '../../contract.ts'
 import type { TunDevice } from '../../device/tun-device.ts'
 import type { PeerFilter, PeerFilterOptions } from '../../tunnel/peer-filter.ts'
 import { KernelPath } from '../kernel-path.ts'
-import type { WireguardDevice, WireguardPeer } from '../wireguard-device.ts'
+import { endpointText, type WireguardDevice, type WireguardPeer } from '../wireguard-device.ts'
 
 export interface KernelOptions {
   readonly config: NetworkConfig
-  readonly run: Run
+  readonly kernel: HostKernel
   readonly log: Log
   /** A log that drops repeated lines, because weftd tries to open the device again and again. */
   readonly calm: Log
@@ -56,7 +56,7 @@ export class WireguardPath extends KernelPath implements Counting {
   readonly #link: FollowedLink
   readonly #log: Log
   readonly #opened: WireguardDevice
-  readonly #run: Run
+  readonly #kernel: HostKernel
   readonly #parts: readonly FamilyPart[]
   readonly #endOf: KernelOptions['endOf']
   readonly #checkKey: KernelOptions['check']
@@ -89,7 +89,7 @@ export class WireguardPath extends KernelPath implements Counting {
     this.#link = link
     this.#log = options.log
     this.#opened = opened
-    this.#run = options.run
+    this.#kernel = options.kernel
     this.#parts = parts
     this.#endOf = options.endOf
     this.#checkKey = options.check
@@ -124,7 +124,7 @@ export class WireguardPath extends KernelPath implements Counting {
     for (const [peer, family] of usable) {
       const end = this.#endOf(peer, family)
       if (!end) continue
-      const net = formatNet(sideOf(peer, family).subnet)
+      const net = sideOf(peer, family).subnet
       byKey.set(end.publicKey, { ...end, allowedIps: [...(byKey.get(end.publicKey)?.allowedIps ?? []), net] })
     }
     this.#peers = [...byKey.values()]
@@ -134,7 +134,7 @@ export class WireguardPath extends KernelPath implements Counting {
   }
 
   protected async repair(): Promise<readonly string[]> {
-    if (!(await this.#link.follow(this.#run, this.#log))) {
+    if (!(await this.#link.follow(this.#kernel, this.#log))) {
       this.#reportFault(new Error(`${this.#link.name} is gone`))
       return []
     }
@@ -148,8 +148,8 @@ export class WireguardPath extends KernelPath implements Counting {
   protected listPeers(): readonly PathPeer[] {
     const byKey = new Map<string, PathPeer>()
     for (const [peer, family] of this.#applied) {
-      const { publicKey = '', endpoint: published = '' } = this.#endOf(peer, family) ?? {}
-      const endpoint = this.#moved.get(publicKey) ?? published
+      const end = this.#endOf(peer, family)
+      const endpoint = end ? (this.#moved.get(end.publicKey) ?? endpointText(end.endpoint)) : ''
       const side: PathSide = { endpoint, probe: sideOf(peer, family).subnet.address, way: 'kernel' }
       byKey.set(peer.key, { ...byKey.get(peer.key), key: peer.key, [family]: side })
     }

@@ -2,7 +2,9 @@
 
 import type { Log } from '../../../base/log.ts'
 import type { Secret } from '../../../base/secret.ts'
-import type { Run } from '../../../host/command.ts'
+import { applyChange } from '../../../host/kernel-errors.ts'
+import type { HostKernel } from '../../../host/kernel.ts'
+import { withTestDevice } from './carrier.ts'
 import { changeOf, privateKeyOf, publicKeyTo } from './key-file.ts'
 
 /** The key pair of this node, which stays the same while weftd runs. */
@@ -14,19 +16,19 @@ export interface OwnKey {
 
 export class OwnKeyFile {
   readonly path: string
-  /** True if this Node.js lacks X25519. In that case the program `wg` computes the public key. */
+  /** True if this Node.js lacks X25519. In that case the kernel computes the public key. */
   readonly #lacksX25519: boolean
-  readonly #run: Run
+  readonly #kernel: HostKernel
   readonly #log: Log
   /** The key pair that the key file had at the start; undefined before the file was read. */
   #atStart: Promise<OwnKey> | undefined
   /** The change of the key file that was logged last; undefined if the file contains this node's key. */
   #change: string | undefined
 
-  constructor(path: string, lacksX25519: boolean, run: Run, log: Log) {
+  constructor(path: string, lacksX25519: boolean, kernel: HostKernel, log: Log) {
     this.path = path
     this.#lacksX25519 = lacksX25519
-    this.#run = run
+    this.#kernel = kernel
     this.#log = log
   }
 
@@ -58,9 +60,15 @@ export class OwnKeyFile {
 
   async #readFile(): Promise<OwnKey> {
     const privateKey = await privateKeyOf(this.path)
-    const publicKey = this.#lacksX25519
-      ? (await this.#run('wg', ['pubkey'], { input: privateKey.reveal() })).trim()
-      : publicKeyTo(privateKey)
+    const publicKey = this.#lacksX25519 ? await publicKeyByKernel(this.#kernel, privateKey) : publicKeyTo(privateKey)
     return { privateKey, publicKey }
   }
+}
+
+/** Lets the kernel compute a public key: the kernel reports the public key of each WireGuard device. */
+function publicKeyByKernel(kernel: HostKernel, privateKey: Secret): Promise<string> {
+  return withTestDevice(kernel, async (device) => {
+    await applyChange(kernel, { kind: 'set wireguard', device, privateKey })
+    return (await kernel.wireguard(device)).publicKey
+  })
 }

@@ -4,8 +4,8 @@
 import type { Log } from '../../../base/log.ts'
 import type { Secret } from '../../../base/secret.ts'
 import type { OwnLease, Lease } from '../../../control/lease/lease.ts'
-import type { Run } from '../../../host/command.ts'
-import { findLink, ipJson } from '../../../host/links.ts'
+import { removeAll } from '../../../host/kernel-errors.ts'
+import type { HostKernel } from '../../../host/kernel.ts'
 import type { Family } from '../../../net/address.ts'
 import { overheadBy } from '../../catalog.ts'
 import type { DataPath } from '../../contract.ts'
@@ -49,12 +49,11 @@ const overheadOf = (outer: Family): number => overheadBy('wireguard', outer)
  * Deletes a WireGuard device of the kernel that has the TUN's name, because the TUN cannot be created while the device
  * exists. flanneld, or weftd with another `DataPath`, left the device.
  */
-async function removeKernelDevice(name: string, run: Run, log: Log): Promise<void> {
-  if (!(await findLink(run, name))) return
-  const [link] = await ipJson<{ linkinfo?: { info_kind?: string } }>(run, ['-d', 'link', 'show', 'dev', name])
-  if (link?.linkinfo?.info_kind !== 'wireguard') return
+async function removeKernelDevice(name: string, kernel: HostKernel, log: Log): Promise<void> {
+  const link = await kernel.link(name)
+  if (link?.type !== 'wireguard') return
   log.info(`Deleting the kernel's device ${name}, which weftd replaces`)
-  await run('ip', ['link', 'del', name])
+  await removeAll(kernel, [{ kind: 'delete link', device: link }])
 }
 
 export function openUserspace(
@@ -85,7 +84,7 @@ export function openUserspace(
       port,
       mtu,
       tunName: name,
-      clear: () => removeKernelDevice(name, parts.run, log),
+      clear: () => removeKernelDevice(name, parts.kernel, log),
       scope: 'link',
       filter,
       check,

@@ -5,6 +5,7 @@ import { expect, it, vi } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import { createBell, pause } from '../../../../src/host/bell.ts'
+import { hostKernel } from '../../../../src/host/netlink/host-kernel.ts'
 import type { Nets } from '../../../../src/net/address.ts'
 import { parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { parseIpv6Net } from '../../../../src/net/ipv6.ts'
@@ -84,7 +85,11 @@ it('passes the networks of each family, those of an earlier run, and the subnets
       { ipv4: parseIpv4Net('10.5.0.0/16'), ipv6: parseIpv6Net('fd00:5::/48') },
     ],
   ] as const) {
-    const firewall = firewallFor(parseNetworkConfig(text), options, previous, log, new AbortController().signal)
+    const firewall = firewallFor(
+      parseNetworkConfig(text),
+      { options, kernel: hostKernel, log, signal: new AbortController().signal },
+      previous,
+    )
     expect(createFirewall).toHaveBeenLastCalledWith(
       text.includes('NFTables') ? 'nftables' : 'iptables',
       expect.objectContaining({ network, previous, masq: true, forward: true, blackhole: true }),

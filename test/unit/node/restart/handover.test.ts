@@ -1,7 +1,7 @@
 // handover.test.ts - which paths of a running daemon or of the service manager are used, which are closed, and who is refused.
 
 import { closeSync, fstatSync, openSync } from 'node:fs'
-import { describe, expect, it } from 'vitest'
+import { describe, expect, it, vi } from 'vitest'
 import { parseLeaseKey } from '../../../../src/control/lease/lease.ts'
 import type { Connection, Parcel } from '../../../../src/host/unix-socket.ts'
 import { familyOfText } from '../../../../src/net/address.ts'
@@ -41,17 +41,27 @@ const path = (tunName = 'flannel0', bindAddress = '192.0.2.1'): OpenPath => ({
 })
 
 /** A predecessor with these answers, the requests that it got, and the descriptors that it sent. */
-function running(answers: Readonly<Record<string, object>>, ...has: OpenPath[]) {
+const running = (answers: Readonly<Record<string, object>>, ...has: OpenPath[]) => predecessorOf(answers, has)
+
+/** With `isDenied` the kernel does not give the successor the descriptors of the data path. */
+function predecessorOf(answers: Readonly<Record<string, object>>, has: readonly OpenPath[], isDenied = false) {
   const asked: string[] = []
   const sent: number[] = []
   const waiting: Parcel[] = []
   let wake = (): void => {}
-  const end = { isClosed: false }
+  const end = { isClosed: false, hasLost: false }
   const connection: Connection = {
     peerPid: 42,
+    get hasLostDescriptors() {
+      return end.hasLost
+    },
     send(text) {
       const { want } = JSON.parse(text) as { want: string }
       if (want !== 'still') asked.push(want)
+      if (want === 'path' && isDenied) {
+        end.hasLost = true
+        return wake()
+      }
       const answer = answers[want]
       if (!answer) return
       const { descriptions, fds } = packPaths(want === 'path' ? has : [])
@@ -62,7 +72,8 @@ function running(answers: Readonly<Record<string, object>>, ...has: OpenPath[]) 
       wake()
     },
     async receive() {
-      while (waiting.length === 0 && !end.isClosed) await new Promise<void>((resolve) => (wake = resolve))
+      while (waiting.length === 0 && !end.isClosed && !end.hasLost)
+        await new Promise<void>((resolve) => (wake = resolve))
       return waiting.shift()
     },
     close() {
@@ -70,15 +81,30 @@ function running(answers: Readonly<Record<string, object>>, ...has: OpenPath[]) 
       wake()
     },
   }
-  return { connection, asked, sent, end: () => connection.close() }
+  return {
+    connection,
+    asked,
+    sent,
+    end: () => connection.close(),
+    get isClosed() {
+      return end.isClosed
+    },
+  }
 }
 
 const ABOUT = { version: '9', store: 'etcd /x', healthPort: 0 }
 const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 
-/** A successor of that predecessor. Without one, a daemon that is alone and uses the kept paths. */
-async function enter(predecessor?: ReturnType<typeof running>, kept: EarlierRun = earlierRun([], undefined)) {
-  const stopping = new AbortController()
+/**
+ * A successor of that predecessor. Without one, a daemon that is alone and uses the kept paths. `differs` replaces functions of the
+ * rendezvous.
+ */
+async function enter(
+  predecessor?: ReturnType<typeof running>,
+  kept: EarlierRun = earlierRun([], undefined),
+  differs: Partial<Rendezvous> = {},
+  stopping = new AbortController(),
+) {
   const signed: number[] = []
   const lockOf = (fd: number) => ({ fd, sign: () => void signed.push(fd), close: () => closeSync(fd) })
   const rendezvous: Rendezvous = {
@@ -91,6 +117,7 @@ async function enter(predecessor?: ReturnType<typeof running>, kept: EarlierRun 
     connect: () => predecessor?.connection,
     listen: () => ({ accept: () => new Promise(() => {}), close: () => {} }),
     kill: () => false,
+    ...differs,
   }
   const lender = {
     about: () => ABOUT,
@@ -311,5 +338,72 @@ describe('a daemon that runs', () => {
     const before = running({ meet: { ...ABOUT, store: 'etcd /y' } })
     await expect(enter(before)).rejects.toThrow("runs on this host for the store etcd /y; this one's is etcd /x")
     expect(before.asked).toEqual(['meet'])
+  })
+})
+
+describe('AppArmor or SELinux', () => {
+  const lockOf = (fd: number) => ({ fd, sign: () => {}, close: () => closeSync(fd) })
+  /** A lock that another process has until `release`. */
+  const lockOfOther = () => {
+    const state = { isFree: false, tries: 0 }
+    const tryLock = () => {
+      state.tries++
+      return state.isFree ? lockOf(open()) : undefined
+    }
+    return { state, tryLock }
+  }
+  const denied = (code: string) => () => {
+    throw Object.assign(new Error(`connect: ${code}`), { code })
+  }
+
+  it.each(['EACCES', 'EPERM'])(
+    'may forbid the connection (%s): waits until the other weftd has ended',
+    async (code) => {
+      const { state, tryLock } = lockOfOther()
+      let connections = 0
+      const connect = () => (connections++, denied(code)())
+      let handover: Awaited<ReturnType<typeof enter>> | undefined
+      const entering = enter(undefined, undefined, { tryLock, connect }).then((made) => (handover = made))
+      await vi.waitFor(() => expect(state.tries).toBeGreaterThan(2))
+      expect([handover, connections]).toEqual([undefined, 1]) // each denied connection is a line in the host's audit log
+      state.isFree = true
+      await entering
+      expect(handover!.isSuccessor).toBe(false)
+      await handover!.free
+      handover!.close(false)
+    },
+  )
+
+  it('may forbid the connection to a socket that an ended weftd left: this process owns the data path', async () => {
+    const handover = await enter(undefined, undefined, { connect: denied('EACCES') })
+    await handover.free
+    expect(await handover.take(wanted)).toBeUndefined()
+    handover.close(false)
+  })
+
+  it('may withhold the descriptors: the other weftd forwards again immediately, and this one follows its end', async () => {
+    const { state, tryLock } = lockOfOther()
+    const before = predecessorOf({ meet: ABOUT }, [], true)
+    const handover = await enter(before, undefined, { tryLock })
+    await handover.opening()
+    let isOver = false
+    const taking = handover.take(wanted).finally(() => (isOver = true))
+    await vi.waitFor(() => expect(before.isClosed).toBe(true))
+    await vi.waitFor(() => expect(state.tries).toBeGreaterThan(3))
+    expect([isOver, handover.isOnLoan]).toEqual([false, false])
+    state.isFree = true
+    expect(await taking).toBeUndefined()
+    await handover.free
+    expect(before.asked).toEqual(['meet', 'meet', 'path'])
+    handover.settle()
+    handover.close(false)
+  })
+
+  it('does not keep a waiting weftd from ending after a signal', async () => {
+    const { tryLock } = lockOfOther()
+    const stopping = new AbortController()
+    const entering = enter(undefined, undefined, { tryLock, connect: denied('EACCES') }, stopping)
+    stopping.abort(new Error('stopped by a signal'))
+    await expect(entering).rejects.toThrow('stopped by a signal')
   })
 })

@@ -4,12 +4,10 @@ import { existsSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
-import { WeftError } from '../../../../src/base/errors.ts'
 import { Secret } from '../../../../src/base/secret.ts'
 import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
-import type { Run } from '../../../../src/host/command.ts'
 import {
   formatAddress,
   formatEndpoint,
@@ -20,6 +18,7 @@ import {
 } from '../../../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { parseIpv6, parseIpv6Net } from '../../../../src/net/ipv6.ts'
+import { endpointText } from '../../../../src/path/backends/wireguard-device.ts'
 import { createWireguardBackend } from '../../../../src/path/backends/wireguard.ts'
 import { chooseCarrier } from '../../../../src/path/backends/wireguard/carrier.ts'
 import { endOf } from '../../../../src/path/backends/wireguard/endpoint.ts'
@@ -28,6 +27,7 @@ import type { Engine, EngineConfig } from '../../../../src/path/engine/engine.ts
 import { decodePeers } from '../../../../src/path/engine/peers.ts'
 import { openPaths } from '../../../support/data-paths.ts'
 import { host, installHost, log } from '../../../support/fake-host.ts'
+import { ModelKernel } from '../../../support/model-kernel.ts'
 
 const KEY = 'MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY='
 const OTHER_KEY = 'XasIfmJKikt54X+Lg4AO5m87sSkmGLb9HC+LJ/+I4Os='
@@ -37,41 +37,32 @@ const publicIp = { ipv4: parseIpv4('192.0.2.1')!, ipv6: parseIpv6('2001:db8::1')
 
 installHost()
 let folder: string
-let commands: string[]
 let publicKey: string
-/** The IPv4 address of eth0. */
-let ipv6: string
-/** The MTU of eth0, in bytes. */
-let mtu: number
-/** The peers that the device prints. */
-let dumped: string
+let kernel: ModelKernel
 beforeEach(() => {
-  dumped = ''
+  kernel = new ModelKernel()
+  kernel.addLink({ name: 'eth0' }, [
+    { address: publicIp.ipv4, prefixLength: 24 },
+    { address: publicIp.ipv6, prefixLength: 64 },
+  ])
   folder = mkdtempSync(join(tmpdir(), 'weft-wg-'))
   writeFileSync(join(folder, 'wgkey'), KEY)
   vi.stubEnv('WIREGUARD_KEY_FILE', join(folder, 'wgkey'))
-  ;[commands, publicKey, ipv6, mtu] = [[], publicKeyTo(new Secret(KEY)), '2001:db8::1', 1500]
+  publicKey = publicKeyTo(new Secret(KEY))
 })
 afterEach(() => {
   vi.unstubAllEnvs()
   rmSync(folder, { recursive: true })
 })
 
-/** A simulated host with all devices and eth0, which records the commands. */
-const run: Run = async (file, args) => {
-  const command = [file, ...args].join(' ')
-  if (file === 'wg' && args[0] === 'show') return `priv\t${publicKey}\t51820\toff\n${dumped}`
-  const [, device] = / show dev (\S+)$/.exec(command) ?? []
-  if (device === 'eth0' || commands.some((each) => each.startsWith(`ip link add ${device} `))) {
-    const info = device === 'eth0' ? [{ local: '192.0.2.1' }, { local: ipv6 }] : []
-    return JSON.stringify([
-      { ifindex: 1, ifname: device, mtu: device === 'eth0' ? mtu : 1420, flags: ['UP'], addr_info: info },
-    ])
-  }
-  if (args.includes('show')) return '[]'
-  commands.push(command)
-  return ''
+/** Replaces the IPv6 address of eth0. */
+function setIpv6(address: string): void {
+  const device = { name: 'eth0' }
+  for (const each of kernel.peek('eth0')!.addresses.ipv6) kernel.act({ kind: 'delete address', device, ...each })
+  kernel.addAddress('eth0', { address: parseIpv6(address)!, prefixLength: 64 })
 }
+const setMtu = (mtu: number): void => kernel.alter('eth0', { mtu })
+const run = (): Promise<never> => Promise.reject(new Error('no program may be started'))
 
 /** The options of a test in which the kernel is the carrier. */
 const NO_ENGINE = {
@@ -79,7 +70,14 @@ const NO_ENGINE = {
   persistence: { persist: false, tunNames: [], isMultiQueue: false, inherit: () => Promise.resolve(undefined) },
 }
 
-const externalOf = () => ({ name: 'eth0', mtu, address: publicIp, publicIp, named: { address: {}, publicIp: {} } })
+const mtuOf = (): number => kernel.peek('eth0')!.mtu
+const externalOf = () => ({
+  name: 'eth0',
+  mtu: mtuOf(),
+  address: publicIp,
+  publicIp,
+  named: { address: {}, publicIp: {} },
+})
 
 async function open(mode: string, subnet: Nets, network = '10.5.0.0/16') {
   const config = parseNetworkConfig(
@@ -90,16 +88,17 @@ async function open(mode: string, subnet: Nets, network = '10.5.0.0/16') {
     settings: readSettings('wireguard', config.backend),
     external: externalOf(),
     run,
+    kernel,
     log,
     ...NO_ENGINE,
   })
   const { signal } = new AbortController()
   const attrs = await backend.prepare(signal)
   const lease: OwnLease = { key: 'own', subnet, attrs, expiresAt: undefined, revision: 0n }
-  return { path: await openPaths(backend, lease, run, { signal, log }), prepare: () => backend.prepare(signal) }
+  return { path: await openPaths(backend, lease, kernel, { signal, log }), prepare: () => backend.prepare(signal) }
 }
 
-const routes = (): string[] => commands.flatMap((command) => /^ip route replace (\S+ dev \S+)/.exec(command)?.[1] ?? [])
+const routes = (): string[] => (['ipv4', 'ipv6'] as const).flatMap((family) => kernel.routesAsText(family))
 
 it.each<[mode: string, subnet: Nets, expected: readonly string[]]>([
   ['separate', BOTH, ['10.5.0.0/16 dev flannel-wg', 'fd00:5::/48 dev flannel-wg-v6']],
@@ -123,7 +122,7 @@ it.each<[mode: string, subnet: Nets, expected: readonly string[]]>([
 it.each(['separate', 'auto', 'ipv4'])(
   'in mode %s carries IPv4 if the MTU is too small for IPv6, and logs that',
   async (mode) => {
-    mtu = 1340
+    setMtu(1340)
     const { path, prepare } = await open(mode, BOTH)
     expect(routes()).toEqual(['10.5.0.0/16 dev flannel-wg'])
     expect([path.mtu, path.lacking]).toEqual([
@@ -132,7 +131,7 @@ it.each(['separate', 'auto', 'ipv4'])(
     ])
     expect(path.probeSource).toEqual({ ipv4: BOTH.ipv4.address, ipv6: undefined })
     // After a larger MTU the device is opened again.
-    mtu = 1500
+    setMtu(1500)
     await path.resync()
     expect((await path.fault).message).toBe('the MTU of eth0 changed from 1340 to 1500')
     await path.close()
@@ -141,7 +140,7 @@ it.each(['separate', 'auto', 'ipv4'])(
 )
 
 it.each(['separate', 'auto'])('in mode %s is refused if there is only IPv6 and the MTU is too small', async (mode) => {
-  mtu = 1340
+  setMtu(1340)
   await expect(open(mode, { ipv6: BOTH.ipv6 })).rejects.toMatchObject({ code: 'CONFIG' })
 })
 
@@ -182,8 +181,8 @@ it.each(['separate', 'auto'])('in mode %s keeps its devices after a change of th
   const { path, prepare } = await open(mode, BOTH)
   await path.resync()
   expect(path.isOutdated).toBe(false)
-  ipv6 = '2001:db8::2'
-  const made = (): number => commands.filter((command) => /^ip link (add|del) /.test(command)).length
+  setIpv6('2001:db8::2')
+  const made = (): number => kernel.changes.filter((words) => /^ip link (add|del) /.test(words)).length
   const before = made()
   await path.resync()
   expect([path.isOutdated, path.lacking]).toEqual([true, {}])
@@ -234,13 +233,11 @@ it('reports the current endpoint of a peer after reading it from the device', as
   const endpoint = (): string | undefined => path.peers()[0]?.ipv4?.endpoint
   await path.apply(leases(51_820), 'own')
   expect(endpoint()).toBe('172.16.0.3:51820')
-  for (const [at, expected] of [
-    ['192.0.2.9:22235', '192.0.2.9:22235'],
-    ['(none)', '192.0.2.9:22235'],
-  ]) {
-    dumped = `${OTHER_KEY}\t(none)\t${at}\t10.5.2.0/24\t0\t1\t1\toff\n`
+  const { peers } = kernel.wireguardDevice('flannel-wg')
+  for (const at of [{ address: parseIpv4('192.0.2.9')!, port: 22_235 }, undefined]) {
+    peers.set(OTHER_KEY, { ...peers.get(OTHER_KEY)!, endpoint: at })
     await path.traffic()
-    expect(endpoint()).toBe(expected)
+    expect(endpoint()).toBe('192.0.2.9:22235')
   }
   await path.apply(leases(51_830), 'own')
   expect(endpoint()).toBe('172.16.0.3:51830')
@@ -264,12 +261,13 @@ function endpointOf(backend: object, own: Addresses, peer: Addresses, port?: num
       Backend: { Type: 'wireguard', ...backend },
     }),
   )
-  const external = { name: 'eth0', mtu, address: own, publicIp: own, named: { address: {}, publicIp: {} } }
+  const external = { name: 'eth0', mtu: mtuOf(), address: own, publicIp: own, named: { address: {}, publicIp: {} } }
   const { words } = createWireguardBackend({
     config,
     settings: readSettings('wireguard', config.backend),
     external,
     run,
+    kernel,
     log,
     ...NO_ENGINE,
   })
@@ -324,21 +322,15 @@ describe('the endpoint of a flanneld peer', () => {
     'over %s, with one device: %s, has the port on which it listens: case %#',
     (outer, isOneDevice, attrs, endpoint, allowedIps) => {
       const end = endOf({ key: 'k', subnet: BOTH, attrs }, outer, isOneDevice, PORTS)
-      expect([end?.endpoint, end?.allowedIps]).toEqual([endpoint, allowedIps])
+      expect([end && endpointText(end.endpoint), end?.allowedIps.map(formatNet)]).toEqual([endpoint, allowedIps])
     },
   )
 })
 
 it('chooses the kernel although a weftd was killed while it tested the kernel', async () => {
-  let isThere = true
-  const withLeftover: Run = async (_file, args) => {
-    const words = args.join(' ')
-    if (words === '-j address show dev weft-wg-try') return isThere ? '[{"ifindex":9,"ifname":"weft-wg-try"}]' : '[]'
-    if (words.startsWith('link add') && isThere) throw new WeftError('COMMAND', 'RTNETLINK answers: File exists')
-    isThere = words.startsWith('link add')
-    return ''
-  }
-  expect([await chooseCarrier(undefined, [], withLeftover, log), isThere]).toEqual(['kernel', false])
+  kernel.addLink({ name: 'weft-wg-try', type: 'wireguard' })
+  expect(await chooseCarrier(undefined, [], kernel, log)).toBe('kernel')
+  expect(kernel.peek('weft-wg-try')).toBeUndefined()
 })
 
 describe('a Node.js without ciphers', () => {
@@ -347,16 +339,12 @@ describe('a Node.js without ciphers', () => {
     const config = parseNetworkConfig(
       JSON.stringify({ Network: '10.5.0.0/16', Backend: { Type: 'wireguard', ...backend } }),
     )
-    const without: Run = async (file, args, options) => {
-      if (file === 'wg' && args[0] === 'pubkey') return `of wg pubkey, from ${options?.input}\n`
-      if (args.includes('add')) throw new WeftError('NO_DEVICE_TYPE', 'no such device')
-      return run(file, args, options)
-    }
     const made = createWireguardBackend({
       config,
       settings: readSettings('wireguard', config.backend),
       external: externalOf(),
-      run: without,
+      run,
+      kernel,
       log,
       lacks,
       ...NO_ENGINE,
@@ -366,21 +354,26 @@ describe('a Node.js without ciphers', () => {
   }
 
   it('is refused if the kernel has no WireGuard either', async () => {
+    kernel.unknownTypes.add('wireguard')
     expect(await chosen({}, [])).toEqual({
       names: ['flannel-wg'],
       backendData: { PublicKey: publicKey, Port: 51_820, AnyPort: true },
     })
-    expect(host.lines.splice(0)).toEqual(['WireGuard is carried by weftd itself: no such device'])
-    await expect(chosen({}, ['BLAKE2s', 'ChaCha20-Poly1305'])).rejects.toMatchObject({
+    const [line = ''] = host.lines.splice(0)
+    expect(line).toMatch(/^WireGuard is carried by weftd itself: .*wireguard/)
+    const why = line.replace('WireGuard is carried by weftd itself: ', '')
+    await expect(chosen({}, ['X25519', 'BLAKE2s'])).rejects.toMatchObject({
       code: 'DEVICE',
-      message: 'WireGuard cannot be carried: no such device, and this Node.js has no BLAKE2s, no ChaCha20-Poly1305',
+      message: `WireGuard cannot be carried: ${why}, and this Node.js has no X25519, no BLAKE2s`,
       remedy: expect.stringContaining('not in FIPS mode') as string,
     })
   })
 
-  it('is accepted if the kernel is the carrier: wg computes the public key', async () => {
-    const { backendData } = await chosen({ DataPath: 'kernel' }, ['X25519'])
-    expect(backendData).toEqual({ PublicKey: `of wg pubkey, from ${KEY}`, Port: 51_820 })
+  it.each([{ DataPath: 'kernel' }, {}])('is accepted if the kernel is the carrier (%j)', async (backend) => {
+    const { backendData } = await chosen(backend, ['X25519'])
+    expect(backendData).toEqual({ PublicKey: publicKey, Port: 51_820 })
+    const onlyByKernel = kernel.changes.filter((words) => words === 'wg set weft-wg-try private-key (hidden)')
+    expect([onlyByKernel.length, kernel.peek('weft-wg-try')]).toEqual([1, undefined])
   })
 
   it('is refused if weftd must be the carrier', async () => {
@@ -408,7 +401,8 @@ describe('weftd itself, in the mode auto', () => {
       publicIp: addressesOf(publicAs),
       named: { address: { ipv4: false, ipv6: false }, publicIp: { ipv4: isNamed, ipv6: isNamed } },
     }
-    ipv6 = own.split(' ').find((each) => each.includes(':')) ?? ipv6
+    const ipv6 = own.split(' ').find((each) => each.includes(':'))
+    if (ipv6 !== undefined) setIpv6(ipv6)
     const config = parseNetworkConfig(
       JSON.stringify({ ...network, Backend: { Type: 'wireguard', DataPath: 'userspace', Mode: 'auto', ...given } }),
     )
@@ -419,19 +413,22 @@ describe('weftd itself, in the mode auto', () => {
       settings: readSettings('wireguard', config.backend),
       external,
       run,
+      kernel,
       log,
       ...NO_ENGINE,
       async startEngine(engineConfig) {
         startedWith = engineConfig
-        commands.push(`ip link add ${engineConfig.tunName} `)
-        return { ...quietEngine(engineConfig.tunName), setPeers: (all) => void (records = all), ...besides }
+        kernel.addLink({ name: engineConfig.tunName, type: 'tun' })
+        const stop = async (): Promise<void> =>
+          kernel.act({ kind: 'delete link', device: { name: engineConfig.tunName } })
+        return { ...quietEngine(engineConfig.tunName), stop, setPeers: (all) => void (records = all), ...besides }
       },
     })
     const { signal } = new AbortController()
     const attrs = await backend.prepare(signal)
     const subnet = Object.fromEntries(KEYS.filter((family) => config[family]).map((family) => [family, BOTH[family]]))
     const lease: OwnLease = { key: 'own', subnet, attrs, expiresAt: undefined, revision: 0n }
-    const path = await openPaths(backend, lease, run, { signal, log })
+    const path = await openPaths(backend, lease, kernel, { signal, log })
     return {
       path,
       data: attrs.backendData,
@@ -579,12 +576,12 @@ describe('weftd itself, in the mode auto', () => {
     }
     const { path, prepare } = await opened('192.0.2.1 2001:db8::1', TWO, { rebind })
     await path.resync()
-    ipv6 = '2001:db8::2'
+    setIpv6('2001:db8::2')
     await path.resync()
     expect(path.isOutdated).toBe(true)
     await path.renew(await prepare())
     await expect(Promise.race([path.fault, Promise.resolve('pending')])).resolves.toBe('pending')
-    ipv6 = '2001:db8::3'
+    setIpv6('2001:db8::3')
     await path.resync()
     await path.renew(await prepare())
     expect([bound, (await path.fault).message]).toEqual([['2001:db8::2', '2001:db8::3'], 'it is taken'])

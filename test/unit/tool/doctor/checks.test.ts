@@ -319,9 +319,9 @@ describe('the doctor', () => {
     ['no-route', { routes: [route('10.5.1.0/24', 'cni0')] }],
     [
       'policy-route',
-      { kernelRoutes: routesBy({ host: { device: 'ts0', table: '52' }, out: { device: 'ts0', table: '52' } }) },
+      { kernelRoutes: routesBy({ host: { device: 'ts0', table: 52 }, out: { device: 'ts0', table: 52 } }) },
     ],
-    ['route-refused', { kernelRoutes: routesBy({ out: 'Permission denied' }) }],
+    ['route-refused', { kernelRoutes: routesBy({ out: 'EACCES' }) }],
     ['neighbours-full', { neighbours: [{ family: 'ipv4', entries: 1000, thresholds: [128, 512, 1024] }] }],
     ['neighbours-many', { neighbours: [{ family: 'ipv6', entries: 600, thresholds: [128, 512, 1024] }] }],
     [
@@ -344,7 +344,7 @@ describe('the doctor', () => {
         links: [link('eth0', 1600, '192.0.2.1'), link('cni0', 1472, '10.5.1.1')],
       },
     ],
-    ['marked-route', { kernelRoutes: routesBy({ marked: { device: 'eth0', gateway: '192.0.2.9', table: '100' } }) }],
+    ['marked-route', { kernelRoutes: routesBy({ marked: { device: 'eth0', gateway: '192.0.2.9', table: 100 } }) }],
     ['store-away', withStatus({ store: { ...status.store, reachable: false } })],
     ['store-stale', withStatus({ store: { ...status.store, comparedSecondsAgo: 200 } })],
     ['peers-held', withStatus({ store: { ...status.store, held: 3 } })],

@@ -5,6 +5,7 @@ import { WeftError } from '../../../../src/base/errors.ts'
 import type { Status } from '../../../../src/report/status.ts'
 import { gatherFacts } from '../../../../src/tool/doctor/facts.ts'
 import { soundDual, soundStatus } from '../../../support/facts.ts'
+import { ModelKernel } from '../../../support/model-kernel.ts'
 
 /** Runs iptables and ip6tables as stubs, and records their calls. */
 async function gathered(status: Status, answers: Readonly<Record<string, string>>) {
@@ -18,7 +19,7 @@ async function gathered(status: Status, answers: Readonly<Record<string, string>
   }
   // The store is not etcd, so its clock is not queried.
   const store = { ...status.store, name: 'directory' }
-  const sources = { silence: undefined, subnetFile: '/nowhere', run, probe: undefined }
+  const sources = { silence: undefined, subnetFile: '/nowhere', run, kernel: new ModelKernel(), probe: undefined }
   const { iptables, ip6tables } = await gatherFacts({ ...sources, status: { ...status, store } })
   return { asked, iptables, ip6tables }
 }

@@ -2,7 +2,7 @@
 // found", and explain never says that the packet would get through.
 
 import { expect, it } from 'vitest'
-import type { Route } from '../../../../src/host/links.ts'
+import type { Route } from '../../../../src/host/kernel.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { verdictOf } from '../../../../src/report/page/model.ts'
 import { countPeers, type Status } from '../../../../src/report/status.ts'
@@ -12,7 +12,7 @@ import type { Facts } from '../../../../src/tool/doctor/facts.ts'
 import type { FindingName } from '../../../../src/tool/doctor/findings.ts'
 import { toText } from '../../../../src/tool/weft/doctor.ts'
 import { isWell } from '../../../../src/tool/weft/status.ts'
-import { silentSide, sound, soundPeer, soundStatus as status } from '../../../support/facts.ts'
+import { route as routeTo, silentSide, sound, soundPeer, soundStatus as status } from '../../../support/facts.ts'
 import { routesBy } from '../../../support/kernel-routes.ts'
 
 interface Outage {
@@ -85,7 +85,7 @@ const OUTAGES: readonly Outage[] = [
     what: "tailscale's table is asked first (k3s#7772, tailscale#297)",
     facts: {
       ...silent,
-      kernelRoutes: routesBy({ host: { device: 'ts0', table: '52' }, out: { device: 'ts0', table: '52' } }),
+      kernelRoutes: routesBy({ host: { device: 'ts0', table: 52 }, out: { device: 'ts0', table: 52 } }),
     },
     finds: ['policy-route', 'peer-silent'],
     out: { device: 'ts0', byRule: '5270: from all lookup 52' },
@@ -93,7 +93,7 @@ const OUTAGES: readonly Outage[] = [
   },
   {
     what: 'a rule for the bridge of containers (rke2#1053)',
-    facts: { kernelRoutes: routesBy({ out: { device: 'eth0', gateway: '192.0.2.254', table: '30400' } }) },
+    facts: { kernelRoutes: routesBy({ out: { device: 'eth0', gateway: '192.0.2.254', table: 30400 } }) },
     finds: ['policy-route'],
     out: { device: 'eth0', gateway: '192.0.2.254', byRule: '30400: from all iif cni0 lookup 30400' },
   },
@@ -105,7 +105,7 @@ const OUTAGES: readonly Outage[] = [
   },
   {
     what: 'strict rp_filter, where the way back is another one',
-    facts: { kernelRoutes: routesBy({ in: 'Invalid cross-device link' }) },
+    facts: { kernelRoutes: routesBy({ in: 'EXDEV' }) },
     finds: ['route-refused'],
     back: { device: 'cni0', refused: 'Invalid cross-device link' },
   },
@@ -138,15 +138,7 @@ const OUTAGES: readonly Outage[] = [
 const told = ({ byRule, refused }: { readonly byRule?: string; readonly refused?: string }) => ({ byRule, refused })
 const plain = (_tone: unknown, text: string): string => text
 const [here, there] = ['10.5.1.2', '10.5.2.2'].map((text) => parseIpv4(text)!) as [number, number]
-const route = (device: string, part: Partial<Route> = {}): Route => ({
-  destination: '',
-  device,
-  gateway: undefined,
-  type: 'unicast',
-  metric: 0,
-  source: undefined,
-  ...part,
-})
+const route = (device: string, part: Partial<Route> = {}): Route => ({ ...routeTo('', device), ...part })
 
 it.each(OUTAGES)('$what', ({ facts: part, finds, out = {}, back = {}, isUnexplained, isSeen }) => {
   const facts: Facts = { ...sound, ...part }

@@ -1,0 +1,100 @@
+// netlink.h - exchanges requests and answers with the kernel over netlink sockets, and receives the kernel's reports
+// (netlink(7), rtnetlink(7)).
+#pragma once
+
+#include <linux/netlink.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "../core/secret_bytes.h"
+#include "system.h"
+
+namespace weft {
+
+/// Calls `each(header, message)` with each complete message. Returns false if the last message is truncated or if its
+/// length is invalid. `message` includes the header, and not the padding after the message.
+template <typename Each>
+bool each_netlink_message(std::span<const uint8_t> bytes, Each each) {
+  while (bytes.size() >= sizeof(nlmsghdr)) {
+    nlmsghdr header;
+    std::memcpy(&header, bytes.data(), sizeof header);
+    if (header.nlmsg_len < sizeof header || header.nlmsg_len > bytes.size()) return false;
+    each(header, bytes.first(header.nlmsg_len));
+    bytes = bytes.subspan(std::min<size_t>(bytes.size(), NLMSG_ALIGN(size_t{header.nlmsg_len})));
+  }
+  return bytes.empty();
+}
+
+/// The kernel's answer to one request. An answer about a WireGuard device contains its keys.
+struct NetlinkAnswer {
+  SecretBytes messages;         ///< one after another, each padded to 4 bytes, without the acknowledgement
+  int error = 0;                ///< errno; 0 if the kernel accepted the request
+  std::string explanation;      ///< the kernel's own words (NLMSGERR_ATTR_MSG); empty if it gave none
+  bool is_interrupted = false;  ///< true if the objects changed while the kernel listed them (NLM_F_DUMP_INTR)
+  bool is_complete = false;
+};
+
+/// Assigns the messages of the kernel to the requests that they answer, by their sequence numbers.
+class NetlinkAnswers {
+ public:
+  /// The first answer has the sequence number `first`, each further answer the next number.
+  NetlinkAnswers(uint32_t first, std::span<NetlinkAnswer> answers)
+      : first_(first), answers_(answers), missing_(answers.size()) {}
+
+  /// Takes what one call of recv(2) returned. Ignores malformed messages and messages with other sequence numbers.
+  void take(std::span<const uint8_t> bytes);
+  bool is_complete() const { return missing_ == 0; }
+
+ private:
+  void take_message(const nlmsghdr& header, std::span<const uint8_t> message);
+
+  uint32_t first_;
+  std::span<NetlinkAnswer> answers_;
+  size_t missing_;
+};
+
+/// A socket for requests to one subsystem of the kernel. Only one thread may use it at a time.
+class NetlinkSocket {
+ public:
+  /// `protocol` is NETLINK_ROUTE or NETLINK_GENERIC.
+  explicit NetlinkSocket(int protocol) : protocol_(protocol) {}
+
+  /// Sends the requests and returns their answers in the same order. Fills in the sequence numbers. A request with the
+  /// flag NLM_F_DUMP and without NLM_F_ACK is a listing, which is repeated a few times if it was interrupted. If the
+  /// kernel does not answer a request, that request and all later requests have the error as their answer. Fails, and
+  /// sends nothing, only if the socket cannot be opened or if the bytes are not a list of requests.
+  Failure exchange(std::span<uint8_t> requests, std::vector<NetlinkAnswer>& answers);
+
+ private:
+  Failure open();
+  /// Sends the requests, which the kernel answers in one go, and waits for all answers.
+  Failure exchange_some(std::span<const std::span<uint8_t>> requests, std::span<NetlinkAnswer> answers);
+  Failure receive(NetlinkAnswers& answers);
+
+  int protocol_;
+  Fd fd_;
+  uint32_t sequence_ = 0;  ///< the sequence number of the last request
+  SecretBytes buffer_;
+};
+
+/// Receives the kernel's reports to multicast groups. The socket does not block.
+class NetlinkReports {
+ public:
+  /// Joins the groups with these numbers of a protocol, such as RTNLGRP_* of NETLINK_ROUTE (linux/rtnetlink.h).
+  Failure open(int protocol, std::span<const int> groups);
+  int fd() const { return fd_.get(); }
+  /// Appends the reports that have arrived, at most about 1 MB of them, to `messages`. Returns false if reports were
+  /// lost, because the kernel dropped reports that were not received in time (ENOBUFS), or because recv(2) failed.
+  bool receive(std::vector<uint8_t>& messages);
+
+ private:
+  Fd fd_;
+  SecretBytes buffer_;
+};
+
+}  // namespace weft

@@ -1,0 +1,147 @@
+// netlink.cc - exchanges netlink messages in a thread of libuv's pool, and watches for the kernel's reports on the
+// event loop.
+#include "netlink.h"
+
+#include <net/if.h>
+
+#include <memory>
+
+#include "../core/secret_bytes.h"
+#include "../io/netlink.h"
+#include "classes.h"
+#include "values.h"
+#include "watch.h"
+
+namespace weft {
+
+namespace {
+
+/// Returns an answer for JavaScript; undefined for an acknowledgement without messages.
+Napi::Value to_value(Napi::Env env, const NetlinkAnswer& answer) {
+  if (answer.error == 0 && answer.messages.empty() && !answer.is_interrupted) return env.Undefined();
+  Napi::Object object = Napi::Object::New(env);
+  object.Set("data", Napi::Buffer<uint8_t>::Copy(env, answer.messages.data(), answer.messages.size()));
+  object.Set("errno", answer.error);
+  if (!answer.explanation.empty()) object.Set("explanation", answer.explanation);
+  if (answer.is_interrupted) object.Set("isInterrupted", true);
+  return object;
+}
+
+class ExchangeWorker : public Napi::AsyncWorker {
+ public:
+  ExchangeWorker(Napi::Env env, std::shared_ptr<NetlinkSocket> socket, const Napi::Uint8Array& requests)
+      : AsyncWorker(env),
+        socket_(std::move(socket)),
+        requests_(requests.Data(), requests.Data() + requests.ByteLength()),
+        promise_(Napi::Promise::Deferred::New(env)) {}
+  Napi::Promise promise() const { return promise_.Promise(); }
+
+ protected:
+  void Execute() override { failure_ = socket_->exchange(requests_, answers_); }
+  void OnOK() override {
+    Napi::Env env = Env();
+    if (failure_) return promise_.Reject(to_error(env, *failure_).Value());
+    Napi::Array answers = Napi::Array::New(env, answers_.size());
+    for (uint32_t at = 0; at < answers_.size(); at++) {
+      Napi::HandleScope scope(env);
+      answers.Set(at, to_value(env, answers_[at]));
+    }
+    promise_.Resolve(answers);
+  }
+
+ private:
+  std::shared_ptr<NetlinkSocket> socket_;
+  SecretBytes requests_;  // a request may contain the private key of a WireGuard device
+  std::vector<NetlinkAnswer> answers_;
+  Failure failure_;
+  Napi::Promise::Deferred promise_;
+};
+
+class SocketHandle : public Napi::ObjectWrap<SocketHandle> {
+ public:
+  static Napi::Function define(Napi::Env env) {
+    return DefineClass(env, "NetlinkSocket", {InstanceMethod<&SocketHandle::exchange>("exchange")});
+  }
+  explicit SocketHandle(const Napi::CallbackInfo& info)
+      : ObjectWrap(info), socket_(std::make_shared<NetlinkSocket>(info[0].As<Napi::Number>().Int32Value())) {}
+
+ private:
+  Napi::Value exchange(const Napi::CallbackInfo& info) {
+    // The ExchangeWorker deletes itself when it is done.
+    auto* worker = new ExchangeWorker(info.Env(), socket_, info[0].As<Napi::Uint8Array>());
+    worker->Queue();
+    return worker->promise();
+  }
+  std::shared_ptr<NetlinkSocket> socket_;  // shared with the ExchangeWorker, which may outlive this object
+};
+
+class MonitorHandle : public WithCleanup<MonitorHandle> {
+ public:
+  static Napi::Function define(Napi::Env env) {
+    return DefineClass(env, "NetlinkMonitor", {InstanceMethod<&MonitorHandle::stop>("stop")});
+  }
+  explicit MonitorHandle(const Napi::CallbackInfo& info) : WithCleanup(info) {
+    callback_ = Napi::Persistent(info[2].As<Napi::Function>());
+    const auto tell = [this](Napi::Env env) { hand_over(env); };
+    const int protocol = info[0].As<Napi::Number>().Int32Value();
+    Failure failure = reports_.open(protocol, to_numbers(info[1].As<Napi::Array>()));
+    if (!failure) failure = Watcher::start(info.Env(), reports_.fd(), tell, watcher_);
+    if (!failure) return;
+    release();
+    to_error(info.Env(), *failure).ThrowAsJavaScriptException();
+  }
+  void shut_down() {
+    watcher_.reset();
+    reports_ = {};
+  }
+
+ private:
+  void hand_over(Napi::Env env) {
+    std::vector<uint8_t> messages;
+    const bool is_complete = reports_.receive(messages);
+    if (messages.empty() && is_complete) return;
+    const auto buffer = Napi::Buffer<uint8_t>::Copy(env, messages.data(), messages.size());
+    callback_.MakeCallback(env.Global(), {buffer, Napi::Boolean::New(env, !is_complete)});
+  }
+  void stop(const Napi::CallbackInfo&) {
+    if (!watcher_) return;
+    shut_down();
+    release();
+  }
+  NetlinkReports reports_;
+  std::unique_ptr<Watcher> watcher_;
+  Napi::FunctionReference callback_;
+};
+
+Napi::Value open_netlink(const Napi::CallbackInfo& info) {
+  return info.Env().GetInstanceData<Classes>()->netlink_socket.New({info[0]});
+}
+
+Napi::Value interface_index(const Napi::CallbackInfo& info) {
+  const std::string name = info[0].As<Napi::String>();
+  return Napi::Number::New(info.Env(), if_nametoindex(name.c_str()));
+}
+
+Napi::Value interface_name(const Napi::CallbackInfo& info) {
+  char name[IF_NAMESIZE] = "";
+  if_indextoname(info[0].As<Napi::Number>().Uint32Value(), name);
+  return Napi::String::New(info.Env(), name);
+}
+
+Napi::Value watch_netlink(const Napi::CallbackInfo& info) {
+  return info.Env().GetInstanceData<Classes>()->netlink_monitor.New({info[0], info[1], info[2]});
+}
+
+}  // namespace
+
+Napi::Function define_netlink_socket(Napi::Env env) { return SocketHandle::define(env); }
+Napi::Function define_netlink_monitor(Napi::Env env) { return MonitorHandle::define(env); }
+
+void export_netlink(Napi::Env env, Napi::Object exports) {
+  exports.Set("openNetlink", Napi::Function::New<open_netlink>(env));
+  exports.Set("interfaceIndex", Napi::Function::New<interface_index>(env));
+  exports.Set("interfaceName", Napi::Function::New<interface_name>(env));
+  exports.Set("watchNetlink", Napi::Function::New<watch_netlink>(env));
+}
+
+}  // namespace weft

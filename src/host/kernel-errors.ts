@@ -1,0 +1,30 @@
+// kernel-errors.ts - makes changes of the kernel's configuration, and judges the errors with which the kernel refuses
+// them.
+
+import type { WeftError } from '../base/errors.ts'
+import type { Change, HostKernel, KernelRefusal } from './kernel.ts'
+
+/** Returns the name of the error number with which the kernel refused a request; undefined for any other error. */
+export const errnoOf = (error: unknown): string | undefined =>
+  ((error as Partial<WeftError> | undefined)?.cause as Partial<KernelRefusal> | undefined)?.errno
+
+/** The errors of a removal that mean that the object is gone already. */
+const GONE: ReadonlySet<string | undefined> = new Set(['ENODEV', 'ENOENT', 'ESRCH', 'EADDRNOTAVAIL'])
+
+/** Returns true if the error of a removal means that another program has already removed the object. */
+export const isGone = (error: unknown): boolean => GONE.has(errnoOf(error))
+
+/** Makes the changes, all of them even if one fails. Throws the first error. */
+export async function applyChanges(kernel: HostKernel, changes: readonly Change[]): Promise<void> {
+  const error = (await kernel.change(changes)).find((each) => each !== undefined)
+  if (error) throw error
+}
+
+/** Makes a change. Throws the error if the kernel refuses the change. */
+export const applyChange = (kernel: HostKernel, change: Change): Promise<void> => applyChanges(kernel, [change])
+
+/** Removes the objects of these changes, all of them even if one removal fails. Ignores objects that are gone already. Throws the first error. */
+export async function removeAll(kernel: HostKernel, changes: readonly Change[]): Promise<void> {
+  const error = (await kernel.change(changes)).find((each) => each !== undefined && !isGone(each))
+  if (error) throw error
+}

@@ -1,0 +1,296 @@
+// host-kernel.ts - the kernel of this host, read, changed and watched with netlink sockets (netlink(7)).
+
+import type { NetlinkMonitor } from '../../../native/addon.d.ts'
+import type { WeftError } from '../../base/errors.ts'
+import type { Log } from '../../base/log.ts'
+import type { Family } from '../../net/address.ts'
+import { addon } from '../addon.ts'
+import { wordsOf } from '../ip-words.ts'
+import type {
+  Change,
+  Device,
+  Forwarding,
+  HostKernel,
+  KernelEvent,
+  Link,
+  Neighbour,
+  NftTable,
+  PolicyRule,
+  Route,
+  RouteAnswer,
+  RouteFilter,
+  RouteQuery,
+  Topic,
+  WireguardState,
+} from '../kernel.ts'
+import type { IndexOf, NameOf } from './interfaces.ts'
+import { addressRequest, getLink, linkRequest, linksIn, listAddresses, listLinks } from './links.ts'
+import { messagesIn, type ReceivedMessage } from './message.ts'
+import { entryRequest, forwardingEntriesIn, forwardingRequest, neighboursIn, neighboursRequest } from './neighbours.ts'
+import { tablesIn, tablesRequest } from './nftables.ts'
+import { countPolicies, hasPoliciesIn } from './policies.ts'
+import { changeError, isMissing, isMissingFamily, NO_DEVICE, readError } from './refusal.ts'
+import { eventOf, groupsOf } from './reports.ts'
+import { lookedUpIn, lookUpRequest, refusalOf, RouteDump, routeRequest } from './routes.ts'
+import { ruleRequest, rulesIn, rulesRequest } from './rules.ts'
+import { KernelSocket, NETLINK, type Answer } from './socket.ts'
+import { readWireguard, setWireguard } from './wireguard.ts'
+
+/**
+ * The number of changes that are sent at a time. The event loop of Node.js is blocked while their requests are built,
+ * about 5 ms.
+ */
+const CHANGES_AT_ONCE = 1_000
+
+type WireguardChange = Extract<Change, { readonly kind: 'set wireguard' }>
+
+/** Changes that are sent together: changes of WireGuard devices, or other changes. */
+interface Batch {
+  readonly changes: Change[]
+  readonly isWireguard: boolean
+}
+
+export class NetlinkKernel implements HostKernel {
+  readonly #route = new KernelSocket(NETLINK.ROUTE)
+  readonly #generic = new KernelSocket(NETLINK.GENERIC)
+  readonly #netfilter = new KernelSocket(NETLINK.NETFILTER)
+  readonly #xfrm = new KernelSocket(NETLINK.XFRM)
+  /** Logs each change if its verbosity is 4 or more; undefined until `logTo` is called. */
+  #log: Pick<Log, 'info' | 'v'> | undefined
+
+  /** From now on logs each change, in words of `ip`, if the verbosity of the log is 4 or more. */
+  logTo(log: Pick<Log, 'info' | 'v'>): void {
+    this.#log = log
+  }
+
+  async links(): Promise<readonly Link[]> {
+    const [links, addresses] = await this.#exchange([listLinks(), listAddresses()])
+    return linksIn(dataOf(links, 'interfaces'), dataOf(addresses, 'addresses'))
+  }
+
+  async link(which: string | number): Promise<Link | undefined> {
+    const request = getLink(which)
+    if (!request) return undefined
+    const [found] = await this.#exchange([request])
+    if (found?.errno === NO_DEVICE.errno) return undefined
+    const data = dataOf(found, `the interface ${which}`)
+    const [bare] = linksIn(data, Buffer.alloc(0))
+    if (!bare) return undefined
+    const [addresses] = await this.#exchange([listAddresses(bare.index)])
+    if (addresses?.errno === NO_DEVICE.errno) return undefined
+    return linksIn(data, dataOf(addresses, 'addresses'))[0]
+  }
+
+  async routes(which: RouteFilter): Promise<readonly Route[]> {
+    const index = which.device && indexOf(which.device)
+    if (index === 0) return []
+    const dump = new RouteDump(which, index)
+    const [answer] = await this.#exchange([dump.request])
+    // The kernel has no such table, or no such family.
+    if (answer && (isMissing(answer) || isMissingFamily(answer))) return []
+    return dump.routesIn(dataOf(answer, 'routes'), createNames())
+  }
+
+  async lookUp(_family: Family, queries: readonly RouteQuery[]): Promise<readonly RouteAnswer[]> {
+    const requests = queries.map((query) => lookUpRequest(query, indexOf))
+    const answers = await this.#exchange(requests.filter((request) => request !== undefined))
+    const nameOf = createNames()
+    let at = 0
+    return requests.map((request) => {
+      const answer = request && answers[at++]
+      return answer ? lookedUpIn(answer, nameOf) : refusalOf('ENODEV')
+    })
+  }
+
+  async rules(family: Family): Promise<readonly PolicyRule[] | undefined> {
+    const [answer] = await this.#exchange([rulesRequest(family)])
+    if (answer && isMissingFamily(answer)) return undefined
+    return rulesIn(messagesIn(dataOf(answer, 'policy rules')), family)
+  }
+
+  async neighbours(family: Family, device?: Device): Promise<readonly Neighbour[]> {
+    const index = device && indexOf(device)
+    if (index === 0) return []
+    const [answer] = await this.#exchange([neighboursRequest(family, index)])
+    if (answer && (isMissing(answer) || isMissingFamily(answer))) return []
+    return neighboursIn(messagesIn(dataOf(answer, 'neighbours')), family, index)
+  }
+
+  async forwarding(device: Device): Promise<readonly Forwarding[]> {
+    const index = indexOf(device)
+    if (index === 0) return []
+    const [answer] = await this.#exchange([forwardingRequest(index)])
+    if (answer && isMissing(answer)) return []
+    return forwardingEntriesIn(messagesIn(dataOf(answer, 'forwarding entries')), index)
+  }
+
+  async wireguard(device: Device): Promise<WireguardState> {
+    const { answer, state } = await readWireguard(this.#generic, device)
+    if (state) return state
+    throw readError(`the WireGuard device ${device.name}`, answer)
+  }
+
+  async hasIpsecPolicies(): Promise<boolean> {
+    try {
+      const [answer] = await this.#xfrm.exchange([countPolicies()])
+      return hasPoliciesIn(messagesIn(dataOf(answer, 'IPsec policies')))
+    } catch (error) {
+      if (isWithoutIpsec(error)) return false
+      throw error
+    }
+  }
+
+  async nftTables(): Promise<readonly NftTable[] | undefined> {
+    const [answer] = await this.#netfilter.exchange([tablesRequest()])
+    return answer?.errno === 0 ? tablesIn(answer.data) : undefined
+  }
+
+  async change(changes: readonly Change[]): Promise<readonly (WeftError | undefined)[]> {
+    const errors: (WeftError | undefined)[] = []
+    for (const batch of batchesOf(changes)) {
+      const answers = await this.#send(batch)
+      for (const [at, change] of batch.changes.entries()) {
+        const error = changeError(change, answers[at] ?? NO_DEVICE)
+        errors.push(error)
+        if (this.#log?.v(4)) this.#log.info(error ? error.message : `The kernel accepted \`${wordsOf(change)}\``)
+      }
+    }
+    return errors
+  }
+
+  async watch(topics: readonly Topic[], onEvent: (event: KernelEvent) => void, signal: AbortSignal): Promise<void> {
+    const { route, xfrm } = groupsOf(topics)
+    const monitors: NetlinkMonitor[] = []
+    const stop = (): void => monitors.forEach((monitor) => monitor.stop())
+    if (signal.aborted) return
+    signal.addEventListener('abort', stop, { once: true })
+    try {
+      if (route.length > 0) monitors.push(watchGroups(NETLINK.ROUTE, route, eventOf, onEvent, signal))
+      if (xfrm.length > 0)
+        monitors.push(watchGroups(NETLINK.XFRM, xfrm, () => ({ of: 'ipsec policies' }), onEvent, signal))
+    } catch (error) {
+      // A kernel without IPsec has no policies to report.
+      if (isWithoutIpsec(error)) return
+      stop()
+      throw error
+    }
+  }
+
+  /** Sends a batch. The answer of a change is undefined if an interface that the change names does not exist. */
+  async #send({ changes, isWireguard }: Batch): Promise<readonly (Answer | undefined)[]> {
+    if (isWireguard) return setWireguard(this.#generic, changes as WireguardChange[])
+    const requests = changes.map((change) => requestOf(change, indexOf))
+    const answers = await this.#exchange(requests.filter((request) => request !== undefined))
+    let at = 0
+    return requests.map((request) => (request ? answers[at++] : undefined))
+  }
+
+  async #exchange(requests: readonly Buffer[]): Promise<readonly Answer[]> {
+    const answers = await this.#route.exchange(requests)
+    if (this.#log?.v(4) && answers.some(({ isInterrupted }) => isInterrupted))
+      this.#log.info('Another program changed the kernel objects while the kernel listed them')
+    return answers
+  }
+}
+
+/** Returns true for the error of opening a socket of NETLINK_XFRM on a kernel that is built without IPsec. */
+const isWithoutIpsec = (error: unknown): boolean => (error as NodeJS.ErrnoException).code === 'EPROTONOSUPPORT'
+
+/**
+ * Calls `onEvent` for the reports of these groups of a subsystem, unless `signal` has aborted. `read` returns the event
+ * that a report describes.
+ */
+const watchGroups = (
+  protocol: number,
+  groups: readonly number[],
+  read: (report: ReceivedMessage, nameOf: NameOf) => KernelEvent | undefined,
+  onEvent: (event: KernelEvent) => void,
+  signal: AbortSignal,
+): NetlinkMonitor =>
+  addon.watchNetlink(protocol, groups, (reports, isLossy) => {
+    if (isLossy) onEvent({ of: 'anything' })
+    const nameOf = createNames()
+    for (const report of messagesIn(reports)) {
+      // A callback before this report may have aborted the signal.
+      const event = signal.aborted ? undefined : read(report, nameOf)
+      if (event) onEvent(event)
+    }
+  })
+
+/** The kernel of this host, in the network namespace of this process. */
+export const hostKernel = new NetlinkKernel()
+
+/**
+ * Divides changes into batches. A change that names an interface begins a new batch if an earlier change in the batch
+ * creates or deletes an interface, because weftd determines the index of the interface when it sends the batch.
+ */
+function batchesOf(changes: readonly Change[]): readonly Batch[] {
+  const batches: Batch[] = []
+  let changesNames = false
+  for (const change of changes) {
+    const isWireguard = change.kind === 'set wireguard'
+    const last = batches.at(-1)
+    const mustWait = changesNames && devicesOf(change).some(({ index }) => index === undefined)
+    if (last && last.isWireguard === isWireguard && last.changes.length < CHANGES_AT_ONCE && !mustWait) {
+      last.changes.push(change)
+    } else {
+      batches.push({ changes: [change], isWireguard })
+      changesNames = false
+    }
+    changesNames ||= change.kind === 'add link' || change.kind === 'delete link'
+  }
+  return batches
+}
+
+/** Returns the interfaces that a change names. */
+function devicesOf(change: Change): readonly Device[] {
+  if (change.kind === 'add link') return change.link.vxlan?.underlay ? [change.link.vxlan.underlay] : []
+  return 'device' in change && change.device ? [change.device] : []
+}
+
+/** Returns the request that makes a change; undefined if an interface that the change names does not exist. */
+function requestOf(change: Change, indexes: IndexOf): Buffer | undefined {
+  switch (change.kind) {
+    case 'add link':
+    case 'set link':
+    case 'delete link':
+      return linkRequest(change, indexes)
+    case 'replace address':
+    case 'delete address':
+      return addressRequest(change, indexes)
+    case 'add route':
+    case 'replace route':
+    case 'delete route':
+      return routeRequest(change, indexes)
+    case 'add rule':
+    case 'delete rule':
+      return ruleRequest(change)
+    case 'replace neighbour':
+    case 'delete neighbour':
+    case 'replace forwarding':
+    case 'delete forwarding':
+      return entryRequest(change, indexes)
+    case 'set wireguard':
+      return undefined
+  }
+}
+
+const indexOf: IndexOf = ({ name, index }) => index ?? addon.interfaceIndex(name)
+
+/** Returns a function that looks up each name only once. */
+function createNames(): NameOf {
+  const names = new Map<number, string>()
+  return (index) => {
+    const known = names.get(index)
+    if (known !== undefined) return known
+    const name = addon.interfaceName(index)
+    names.set(index, name)
+    return name
+  }
+}
+
+/** Returns the messages of an answer. Throws the error of a refused request, which reads the objects `what`. */
+function dataOf(answer: Answer | undefined, what: string): Buffer {
+  if (answer?.errno === 0) return answer.data
+  throw readError(what, answer ?? NO_DEVICE)
+}

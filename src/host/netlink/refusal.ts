@@ -1,0 +1,50 @@
+// refusal.ts - the errors for requests that the kernel refused. Pure.
+
+import { constants } from 'node:os'
+import { WeftError } from '../../base/errors.ts'
+import { NEEDS_NET_ADMIN } from '../command.ts'
+import { wordsOf } from '../ip-words.ts'
+import type { Change, KernelRefusal } from '../kernel.ts'
+import { errnoName, errnoText } from './errno.ts'
+import type { Answer } from './socket.ts'
+
+type Refusal = Pick<Answer, 'errno' | 'explanation'>
+
+const { ENODEV, ENOENT, EAFNOSUPPORT, EOPNOTSUPP, ETIMEDOUT } = constants.errno
+
+/** The answer to a request that names an interface which does not exist. */
+export const NO_DEVICE: Answer = { data: Buffer.alloc(0), errno: ENODEV, explanation: undefined }
+
+/** Returns true if the kernel refused a listing because the interface or the table of the listing does not exist. */
+export const isMissing = ({ errno }: Refusal): boolean => errno === ENODEV || errno === ENOENT
+
+/** Returns true if the kernel refused a listing because it is built without the family or without the kind of object. */
+export const isMissingFamily = ({ errno }: Refusal): boolean => errno === EAFNOSUPPORT || errno === EOPNOTSUPP
+
+/** Returns the error of a refused request that reads the kernel objects `what`. */
+export const readError = (what: string, refusal: Refusal): WeftError =>
+  errorOf(`the kernel refused to list ${what}`, refusal)
+
+/** Returns the error of a change; undefined if the kernel accepted the change. */
+export function changeError(change: Change, refusal: Refusal): WeftError | undefined {
+  if (refusal.errno === 0) return undefined
+  const error = errorOf(`the kernel refused \`${wordsOf(change)}\``, refusal)
+  // The kernel has no error number of its own for an unknown type of device.
+  if (change.kind !== 'add link' || refusal.errno !== EOPNOTSUPP) return error
+  const { type } = change.link
+  return new WeftError('NO_DEVICE_TYPE', `this kernel has no device of type ${type} (${error.message})`, {
+    remedy:
+      `load its module (\`modprobe ${type}\`), remove "DataPath" from Backend if it is there (weftd then carries the packets itself), ` +
+      'or use another backend',
+    cause: error.cause,
+  })
+}
+
+function errorOf(prefix: string, { errno, explanation }: Refusal): WeftError {
+  const name = errnoName(errno)
+  const text = errno === ETIMEDOUT ? 'the kernel did not answer in time' : errnoText(name)
+  const cause: KernelRefusal = { errno: name, explanation }
+  const message = `${prefix}: ${text}${explanation === undefined ? '' : ` (${explanation})`}`
+  if (name === 'EPERM') return new WeftError('PERMISSION', message, { remedy: NEEDS_NET_ADMIN, cause })
+  return new WeftError('KERNEL', message, { cause })
+}

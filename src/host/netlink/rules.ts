@@ -1,0 +1,112 @@
+// rules.ts - netlink requests and answers about policy rules (linux/fib_rules.h). Pure.
+
+import { netAround, type Address, type Family, type Net } from '../../net/address.ts'
+import type { Change, PolicyRule } from '../kernel.ts'
+import { familyIn, FAMILY_NUMBERS } from './families.ts'
+import { MessageWriter, NLM_F, type ReceivedMessage } from './message.ts'
+
+export const RTM_NEWRULE = 32
+export const RTM_DELRULE = 33
+const RTM_GETRULE = 34
+
+/** The length of `struct fib_rule_hdr`. */
+const HEADER = 12
+/** Attributes of a rule. */
+const FRA = {
+  DST: 1,
+  SRC: 2,
+  IIFNAME: 3,
+  PRIORITY: 6,
+  FWMARK: 10,
+  TABLE: 15,
+  FWMASK: 16,
+  OIFNAME: 17,
+  L3MDEV: 19,
+} as const
+const FIB_RULE_INVERT = 2
+const TO_TABLE = 1
+const ACTIONS: Readonly<Record<number, string>> = {
+  [TO_TABLE]: 'lookup',
+  2: 'goto',
+  3: 'nop',
+  6: 'blackhole',
+  7: 'unreachable',
+  8: 'prohibit',
+}
+const ACTION_NUMBERS = { blackhole: 6, unreachable: 7, prohibit: 8 } as const
+const ALL_BITS = 0xff_ff_ff_ff
+
+export type RuleChange = Extract<Change, { readonly kind: 'add rule' | 'delete rule' }>
+
+/** Returns the request that lists the rules of a family. */
+export const rulesRequest = (family: Family): Buffer =>
+  new MessageWriter(RTM_GETRULE, NLM_F.DUMP).raw(headerOf(family, {})).finish()
+
+/** Returns the request that makes the change. */
+export function ruleRequest({ kind, family, priority, iif, from, to, action }: RuleChange): Buffer {
+  const isNew = kind === 'add rule'
+  const table = typeof action === 'object' ? action.table : undefined
+  // As `ip rule`: a rule that is deleted is found by its table alone, without its action.
+  const actionNumber = typeof action === 'string' ? ACTION_NUMBERS[action] : isNew ? TO_TABLE : 0
+  const type = isNew ? RTM_NEWRULE : RTM_DELRULE
+  const writer = new MessageWriter(type, NLM_F.ACK | (isNew ? NLM_F.CREATE | NLM_F.EXCL : 0))
+  writer.raw(headerOf(family, { from, to, table, action: actionNumber })).attributeU32(FRA.PRIORITY, priority)
+  if (iif !== undefined) writer.text(FRA.IIFNAME, iif)
+  if (from && from.prefixLength > 0) writer.address(FRA.SRC, from.address)
+  if (to && to.prefixLength > 0) writer.address(FRA.DST, to.address)
+  if (table !== undefined && table > 0xff) writer.attributeU32(FRA.TABLE, table)
+  return writer.finish()
+}
+
+interface HeaderParts {
+  readonly from?: Net | undefined
+  readonly to?: Net | undefined
+  readonly table?: number | undefined
+  readonly action?: number
+}
+
+/** Returns a `struct fib_rule_hdr`. The number of a table above 255 has its own attribute. */
+function headerOf(family: Family, { from, to, table = 0, action = 0 }: HeaderParts): Uint8Array {
+  const bytes = new Uint8Array(HEADER)
+  bytes[0] = FAMILY_NUMBERS[family]
+  bytes[1] = to?.prefixLength ?? 0
+  bytes[2] = from?.prefixLength ?? 0
+  bytes[4] = table > 0xff ? 0 : table
+  bytes[7] = action
+  return bytes
+}
+
+/** Reads a rule from a message; undefined if the message does not describe a rule for IPv4 or IPv6. */
+function ruleIn(message: ReceivedMessage): PolicyRule | undefined {
+  if (familyIn(message) === undefined) return undefined
+  const attributes = message.attributes(HEADER)
+  const isL3mdev = attributes.u8(FRA.L3MDEV) === 1
+  const action = message.u8(7)
+  const mark = attributes.u32(FRA.FWMARK)
+  const mask = attributes.u32(FRA.FWMASK)
+  const netOf = (address: Address | undefined, prefixLength: number): Net | undefined =>
+    address === undefined || prefixLength === 0 ? undefined : netAround(address, prefixLength)
+  return {
+    priority: attributes.u32(FRA.PRIORITY) ?? 0,
+    table: action !== TO_TABLE || isL3mdev ? undefined : (attributes.u32(FRA.TABLE) ?? message.u8(4)),
+    action: isL3mdev ? 'l3mdev' : (ACTIONS[action] ?? String(action)),
+    iif: attributes.text(FRA.IIFNAME),
+    oif: attributes.text(FRA.OIFNAME),
+    from: netOf(attributes.address(FRA.SRC), message.u8(2)),
+    to: netOf(attributes.address(FRA.DST), message.u8(1)),
+    mark: mark ?? (mask === undefined ? undefined : 0),
+    mask: mask ?? ALL_BITS,
+    isInverted: (message.u32(8) & FIB_RULE_INVERT) !== 0,
+  }
+}
+
+/** Reads the rules of a family from the kernel's answer, in the order in which the kernel applies them. */
+export function rulesIn(messages: Iterable<ReceivedMessage>, family: Family): PolicyRule[] {
+  const rules: PolicyRule[] = []
+  for (const message of messages) {
+    if (message.type !== RTM_NEWRULE || familyIn(message) !== family) continue
+    const rule = ruleIn(message)
+    if (rule) rules.push(rule)
+  }
+  return rules
+}
