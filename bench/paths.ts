@@ -102,7 +102,7 @@ function daemonsOf(
      * True to set the device feature rx-udp-gro-forwarding, with which weftd merges UDP datagrams into superpackets.
      */
     readonly joinsUdp?: boolean
-    /** True to wait until the kernel's programs carry the packets in both directions (FastPath). */
+    /** True to wait until the eBPF programs of FastPath carry the packets in both directions. */
     readonly byKernel?: boolean
     /** True to make the WireGuard device with the program wireguard-go instead of the kernel. */
     readonly byWireguardGo?: boolean
@@ -311,7 +311,7 @@ export const BY_BACKEND: Readonly<Record<string, Setup>> = {
   'wireguard-kernel': daemons({ Type: 'wireguard', DataPath: 'kernel' }),
   'wireguard-go': daemonsOf({ Backend: { Type: 'wireguard', DataPath: 'kernel' } }, { byWireguardGo: true }),
   nebula,
-  // Compared with `native`, this path shows the kernel's programs in place of the engine.
+  // Compared with `native`, this path shows what the eBPF programs of FastPath gain over the engine.
   'native-bpf': daemonsOf({ Backend: { Type: 'udp', FastPath: 'auto' } }, { byKernel: true }),
   // Compared with `native`, this path shows the cost of the check of inner source addresses (VerifySource).
   'native-unfiltered': daemons({ Type: 'udp', VerifySource: 'off' }),

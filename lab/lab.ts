@@ -279,7 +279,7 @@ function removeNamespace(name: string): void {
     try {
       process.kill(Number(pid), 'SIGKILL')
     } catch {
-      // Ignore the error: the process has ended meanwhile.
+      // Ignore the error: the process has already ended.
     }
   }
   executeSync(['ip', 'netns', 'del', name])

@@ -8,7 +8,7 @@
 export interface SocketOptions {
   /** The local IPv4 or IPv6 address, as text. */
   bindAddress: string
-  /** The well-known port: the local UDP port, on which all loops receive. */
+  /** The local UDP port on which all forwarding threads receive. */
   port: number
   /** The number of loops, 1 to 16. A loop is a thread with its own TUN queue and UDP sockets. */
   workers: number
@@ -310,7 +310,7 @@ export interface NetlinkSocket {
 }
 
 export interface NetlinkMonitor {
-  /** Leaves the groups and closes the socket. A second call has no effect. */
+  /** Leaves the multicast groups and closes the netlink socket. A second call has no effect. */
   stop(): void
 }
 
@@ -594,8 +594,8 @@ export function lookUpInMap(fd: number, key: Uint8Array, value: Uint8Array): boo
 export function loadProgram(instructions: Uint8Array, name: string): number
 
 /**
- * Runs an eBPF program on a packet that no interface received (BPF_PROG_TEST_RUN). `context` is a struct __sk_buff, which
- * the kernel overwrites.
+ * Runs an eBPF program on a packet that no interface received (BPF_PROG_TEST_RUN). `context` is a struct __sk_buff. The
+ * kernel overwrites it.
  */
 export function testProgram(fd: number, packet: Uint8Array, context: Uint8Array): { result: number; packet: Buffer }
 

@@ -154,8 +154,9 @@ void Engine::follow_switches() {
   features_.hold((switches.tcp ? 0u : kCoalesceTcp) | (switches.udp ? 0u : kCoalesceUdp));
 }
 
-/// Sets the rule by which the TUN chooses the queue of a packet. Each engine does this when it starts, even on an
-/// inherited TUN, because `steers` may differ. So kTunSteering is not among the features for the next engine.
+/// Sets the rule by which the TUN chooses the queue of a packet. Each engine sets the rule when it starts, even on an
+/// inherited TUN, because `steers` may differ from that of the previous engine. So an engine does not hand over the
+/// feature kTunSteering.
 void Engine::steer(bool steers) {
   const int tun = descriptors_.loops.front().tun.get();
   if (descriptors_.loops.size() == 1) return;

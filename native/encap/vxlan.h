@@ -85,8 +85,8 @@ class Vxlan {
            read_inner({message.bytes, message.size}, packet) && kHeaderBytes + packet.total == message.size;
   }
 
-  /// Returns the work that the sender's kernel left undone, as the checksum field shows. A complete checksum that
-  /// happens to look incomplete does not change when it is completed again.
+  /// Returns a virtio header that names the checksum work which the sender's kernel left undone, as the checksum field
+  /// shows. A complete checksum that happens to look incomplete does not change when it is completed again.
   VirtioHeader undone(const uint8_t* bytes, const Packet& packet, size_t segment_bytes) const {
     const bool tcp = packet.protocol == IPPROTO_TCP;
     const size_t least = packet.ip_bytes + (tcp ? kTcpHeaderBytes : kUdpHeaderBytes);

@@ -9,7 +9,7 @@ import { date } from './archive.mjs'
 import { isPublic } from './documents.mjs'
 import { putProgram } from './program.mjs'
 
-/** Returns the Debian packages that the program needs: the libraries of the Node.js in the executable, or Node.js. */
+/** Returns the Debian packages that weft needs: the libraries for the Node.js in the executable, or Debian's nodejs. */
 const dependsOf = ({ integrity, glibc }) =>
   [
     `libc6 (>= ${glibc.join('.')})`,

@@ -62,8 +62,8 @@ function releaseNotes() {
 const read = (path) => readFileSync(join(root, path), 'utf8')
 
 /**
- * Returns the license texts of all software in the executable; without that of Node.js if Debian's nodejs runs weft,
- * because its package has the license.
+ * Returns the license texts of all software in the executable. If Debian's nodejs runs weft, the license of Node.js is
+ * left out, because Debian's package contains it.
  */
 function licences(packages, hasNode = true) {
   const textOf = ({ folder }) => {

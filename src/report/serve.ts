@@ -62,7 +62,7 @@ export async function serveStatus(
       await atPort()
     } catch (error) {
       if (!isWeftError(error)) throw error
-      // Try again if the predecessor has just ended, because the kernel may not have freed its port yet.
+      // Try again if the predecessor has just ended, because the kernel may not have freed the predecessor's port yet.
       const isFreed = error.code === 'PORT_IN_USE' && before.isSuccessor && !(await before.predecessor())
       if (!isFreed && !isForwarding) throw error
       later.push(atPort)

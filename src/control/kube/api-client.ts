@@ -154,7 +154,10 @@ export class KubeApiClient implements KubeClient {
     this.#agents.https.destroy()
   }
 
-  /** Waits until the API server accepts requests of this kind again. The limit ANSWER_MS does not include this wait. */
+  /**
+   * Waits as long as the API server has asked clients to pause requests like this one. The limit ANSWER_MS does not
+   * include the wait.
+   */
   async #waitFor(ask: Ask, signal: AbortSignal): Promise<void> {
     const now = performance.now()
     for (const [kind, time] of this.#notBefore) if (time <= now) this.#notBefore.delete(kind)
