@@ -2,11 +2,11 @@
 // between the two.
 
 import { once } from 'node:events'
-import { mkdirSync, readdirSync, readFileSync, writeFileSync, chmodSync, rmSync } from 'node:fs'
+import { mkdirSync, readdirSync, readFileSync, writeFileSync, rmSync } from 'node:fs'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import { ended, output } from '../../lab/command.ts'
+import { ended } from '../../lab/command.ts'
 import {
   createLab,
   EVENT_MS,
@@ -21,7 +21,7 @@ import { iperfServer, reach } from '../../lab/measure.ts'
 import { parseIpv6 } from '../../src/net/ipv6.ts'
 import type { Status } from '../../src/report/status.ts'
 import { eventually } from '../support/event.ts'
-import { answers, statusOf, subnetOf, tunAddress, weft, weftOf } from '../support/hosts.ts'
+import { answers, statusOf, subnetOf, tunAddress, weft, weftOf, withoutDeviceType } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 import { ipv6Packet } from '../support/packets.ts'
 import { frames, UDP6, udp6IsRight, udpOf } from '../support/pcap.ts'
@@ -70,16 +70,7 @@ const macsOf = (host: Host): string[] => [...leaseOfBoth(host).matchAll(/"VtepMA
 const APART = { SubnetMin: '10.5.16.0', IPv6SubnetMin: 'fd00:5:0:10::' }
 const macOf = (host: Host): string => /"VtepMAC":"([^"]+)"/.exec(leaseOf(host))![1]!
 
-/** Creates a folder for PATH whose `ip` fails for devices of type vxlan, as iproute2 does on a kernel without vxlan. */
-async function pathWithoutVxlan(): Promise<string> {
-  const folder = join(lab.folder, 'bin')
-  mkdirSync(folder)
-  const ip = (await output(['sh', '-c', 'command -v ip'])).trim()
-  const refuse = 'case " $* " in *" add "*" type vxlan "*) echo "Error: Unknown device type." >&2; exit 2;; esac'
-  writeFileSync(join(folder, 'ip'), `#!/bin/sh\n${refuse}\nexec ${ip} "$@"\n`)
-  chmodSync(join(folder, 'ip'), 0o755)
-  return `${folder}:${process.env['PATH']}`
-}
+const WITHOUT_VXLAN = withoutDeviceType('vxlan')
 
 async function needsKernelVxlan(skip: (condition: boolean, why?: string) => void): Promise<void> {
   const why = await whyNoVxlan()
@@ -525,10 +516,10 @@ describe('who carries it', () => {
   it('is weftd if the kernel has no vxlan; weftd logs that, and keeps its MAC after a restart', async () => {
     lab = await createLab({ hosts: 2 })
     const [a, b] = lab.hosts as [Host, Host]
-    const env = { PATH: await pathWithoutVxlan() }
+    const env = WITHOUT_VXLAN
     const daemon = await start(a, undefined, {}, env)
     await daemon.line(
-      /VXLAN is carried by weftd itself: this kernel has no device of type vxlan \(.*Unknown device type\.\)$/,
+      /VXLAN is carried by weftd itself: this kernel has no device of type vxlan \(.*Unknown device type\.\)\)$/,
     )
     await start(b, 'userspace')
     await reach(a.namespace, tunAddress(b))
@@ -548,7 +539,7 @@ describe('who carries it', () => {
     await needsKernelVxlan(skip)
     lab = await createLab({ hosts: 2, families: ['ipv4', 'ipv6'] })
     const [a, b] = lab.hosts as [Host, Host]
-    const without = { PATH: await pathWithoutVxlan() }
+    const without = WITHOUT_VXLAN
     let changing = await start(a, undefined, {}, without, { network: IPV6 })
     await changing.line(/VXLAN is carried by weftd itself: this kernel has no device of type vxlan/)
     await start(b, 'kernel', {}, {}, { network: IPV6 })
@@ -590,7 +581,7 @@ describe('who carries it', () => {
     await host.output('ip link del flannel.1'.split(' '))
     rmSync(join(leases(), 'subnets'), { recursive: true })
     configure('kernel')
-    const env = { PATH: await pathWithoutVxlan() }
+    const env = WITHOUT_VXLAN
     const refused = host.startDaemon({ args: ['--lease-dir', leases()], env })
     await refused.line(/this kernel has no device of type vxlan \(.*\); load its module \(`modprobe vxlan`\)/)
     await ended(refused.process)
@@ -633,7 +624,7 @@ it.for(['kernel', 'userspace'] as const)(
     if (carrier === 'kernel') await needsKernelVxlan(skip)
     lab = await createLab({ hosts: 2 })
     const [a, b] = lab.hosts as [Host, Host]
-    const env = carrier === 'kernel' ? {} : { PATH: await pathWithoutVxlan() }
+    const env = carrier === 'kernel' ? {} : WITHOUT_VXLAN
     let daemon = await start(a, undefined, {}, env)
     await daemon.line(carrier === 'kernel' ? /VXLAN is carried by the kernel$/ : /VXLAN is carried by weftd itself/)
     await start(b, 'userspace')

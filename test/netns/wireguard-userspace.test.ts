@@ -6,12 +6,12 @@ import { mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'nod
 import { join } from 'node:path'
 import { afterEach, describe, expect, it } from 'vitest'
 import { ended } from '../../lab/command.ts'
-import { createLab, packageRoot, WIREGUARD_APART, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
+import { createLab, WIREGUARD_APART, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
 import { iperfServer, reach } from '../../lab/measure.ts'
 import { closeAll } from '../../src/host/unix-socket.ts'
 import { eventually } from '../support/event.ts'
 import { watchHandshakes } from '../support/handshakes.ts'
-import { statusOf } from '../support/hosts.ts'
+import { statusOf, withoutDeviceType } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 import { pinging } from '../support/pinging.ts'
 import { meet } from '../support/successor.ts'
@@ -196,10 +196,6 @@ it('refuses to start if neither its Node.js has the ciphers, as in FIPS mode, no
   lab = await createLab({ hosts: 1 })
   const [a] = lab.hosts as [Host]
   mkdirSync(leases())
-  mkdirSync(join(lab.folder, 'bin'))
-  const ip = (await a.output(['sh', '-c', 'command -v ip'])).trim()
-  const refuse = 'case "$*" in *"type wireguard"*) echo "Error: Unknown device type." >&2; exit 2;; esac'
-  writeFileSync(join(lab.folder, 'bin/ip'), `#!/bin/sh\n${refuse}\nexec ${ip} "$@"\n`, { mode: 0o755 })
   const startIt = (options: object): Daemon => {
     writeFileSync(
       join(leases(), 'config'),
@@ -209,8 +205,7 @@ it('refuses to start if neither its Node.js has the ciphers, as in FIPS mode, no
       args: ['--lease-dir', leases()],
       env: {
         WIREGUARD_KEY_FILE: join(lab.folder, `${a.name}-wgkey`),
-        PATH: `${join(lab.folder, 'bin')}:${process.env['PATH']}`,
-        NODE_OPTIONS: `--import ${join(packageRoot, 'dist/test/support/fips.js')}`,
+        ...withoutDeviceType('wireguard', 'fips'),
       },
     })
   }

@@ -83,3 +83,11 @@ export async function doctor(host: Host, before: readonly string[] = []) {
     details: findings.map(({ detail }) => detail),
   }
 }
+
+/** Returns the environment in which weftd finds a kernel without a device type; `modules` are loaded before weftd too. */
+export const withoutDeviceType = (type: string, ...modules: readonly string[]): Readonly<Record<string, string>> => ({
+  NODE_OPTIONS: ['no-device-type', ...modules]
+    .map((name) => `--import ${join(packageRoot, `dist/test/support/${name}.js`)}`)
+    .join(' '),
+  WITHOUT_DEVICE_TYPES: type,
+})
