@@ -449,7 +449,7 @@ export function sessionMs(): number
  */
 export function watchReadable(fd: number, onReadable: () => void): ReadWatcher
 
-/** Makes a socket for one subsystem of the kernel: NETLINK_ROUTE (0) or NETLINK_GENERIC (16). */
+/** Makes a socket for one subsystem of the kernel: NETLINK_ROUTE (0), NETLINK_XFRM (6) or NETLINK_GENERIC (16). */
 export function openNetlink(protocol: number): NetlinkSocket
 
 /** Returns the index of the interface with a name (if_nametoindex(3)); 0 if there is none. */

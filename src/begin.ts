@@ -11,11 +11,10 @@ import { seldom, type Log } from './base/log.ts'
 import { HIDDEN } from './base/secret.ts'
 import { parseNetworkConfig } from './control/config/network-config.ts'
 import { leasesEqual } from './control/lease/lease.ts'
-import { run, type Run } from './host/command.ts'
 import { resumeExternal, type ExternalInterface } from './host/external-interface.ts'
-import { lookAhead, type LookAhead } from './host/look-ahead.ts'
-import { hostKernel } from './host/no-kernel.ts'
-import { addressText, familiesOf, listed, type Family, type Nets } from './net/address.ts'
+import type { HostKernel } from './host/kernel.ts'
+import { hostKernel } from './host/netlink/host-kernel.ts'
+import { addressText, familiesOf, listed, type Family } from './net/address.ts'
 import { createBackend } from './node/choose.ts'
 import { openDataPaths } from './node/data-paths.ts'
 import { canForward, createNode, type ForwardingNode, type NewNode } from './node/node.ts'
@@ -55,6 +54,7 @@ export async function runDaemon(
   })
   notifier?.forget(kept.map((_, place) => keptName(place)))
   const store = storeNameOf(options.store)
+  hostKernel.logTo(log)
   const node = createNode({ options: options.node, store, kernel: hostKernel, log, stopping, notifier })
   const handover = await enterHandover(handoverParts(node, options, kept))
   const { endDataPath } = await import('./node/end.ts') // loaded only after packets pass
@@ -118,34 +118,22 @@ async function resume(
   inheritable: Inheritable,
   log: Log,
 ): Promise<'forwards' | 'nothing' | 'failed'> {
-  const { stopping, signal, ownership, notifier, known } = node
+  const { stopping, signal, ownership, notifier, known, kernel } = node
   const { engine } = options
   if (!known || known.isForCleanup || (known.expiresAt ?? Infinity) <= Date.now()) return 'nothing'
   if (ownership.state.is !== 'closed') return 'failed' // a successor has the data path
-  let look: LookAhead | undefined
   try {
     signal.throwIfAborted()
     const config = parseNetworkConfig(known.config, { areGiven: options.store['kube-subnet-mgr'] })
-    const networks: Nets = { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network }
-    look = lookAhead(run, networks)
     const silent = { ...log, info: () => {} }
-    const external = await externalFor(known, node.options, familiesOf(networks), look.run, silent)
+    const external = await externalFor(known, node.options, familiesOf(config), kernel, silent)
     const publishedBefore = async () => known.lease.attrs
-    const backend = await createBackend(
-      config,
-      external,
-      engine,
-      node.log,
-      publishedBefore,
-      inheritable,
-      node.kernel,
-      look.run,
-    )
+    const backend = await createBackend(config, external, engine, node.log, publishedBefore, inheritable, kernel)
     const attrs = await backend.prepare(signal)
     const lease = { ...known.lease, attrs, expiresAt: known.expiresAt, revision: 0n }
     if (!leasesEqual(lease, known.lease)) return 'nothing'
     const view = new Map(known.leases.map((each) => [each.key, each]))
-    const parts = { backend, lease, leases: view, others: known.others, signal, kernel: node.kernel, log: node.log }
+    const parts = { backend, lease, leases: view, others: known.others, signal, kernel, log: node.log }
     await ownership.open(() => openDataPaths(parts))
     if (!ownership.dataPath) return 'failed' // a successor took the data path first
     const peers = view.size - (view.has(lease.key) ? 1 : 0)
@@ -171,8 +159,6 @@ async function resume(
     // The error code CONFIG can also mean that the file of the last known state is invalid.
     log.warn(`Cannot forward with the last known state: ${messageOf(error)}; waiting for the store`)
     return isWeftError(error) && error.code !== 'CONFIG' ? 'failed' : 'nothing'
-  } finally {
-    look?.forget()
   }
 }
 
@@ -184,16 +170,16 @@ async function externalFor(
   known: LastKnown,
   options: NodeOptions,
   families: readonly Family[],
-  look: Run,
+  kernel: HostKernel,
   log: Log,
 ): Promise<ExternalInterface> {
   const external = externalOf(known, options)
   if (external && families.every((family) => external.families?.includes(family))) {
-    const found = await resumeExternal(look, external)
+    const found = await resumeExternal(kernel, external)
     if (found) return found
     throw new WeftError('INTERFACE', `${external.name} has lost the addresses that this node had`)
   }
   const { chooseExternalInterface } = await import('./host/choose-interface.ts') // loaded only if needed, since packets wait for this code
   const earlier = { addresses: async () => listed(known.lease.attrs.publicIp), isOwn: () => false }
-  return chooseExternalInterface(look, interfaceWishes(options), families, log, undefined, earlier)
+  return chooseExternalInterface(kernel, interfaceWishes(options), families, log, undefined, earlier)
 }

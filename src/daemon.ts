@@ -147,24 +147,27 @@ async function startNode(
   health: Health,
   publish: (waitsFor: string) => void,
 ): Promise<never> {
-  const { log, signal, ownership, known } = node
+  const { log, signal, ownership, known, kernel } = node
   const hostChanged = createBell()
   const changed = (): void => [hostChanged, ownership.recheck].forEach((bell) => bell.ring())
   const watch = new HostWatch(node.kernel, changed, log, signal)
   const waiter = { log: seldom(log), signal, publish }
   try {
-    const { earlier, isMine } = ownAddresses({ manager, known, log, signal, subnet: previous.subnet })
+    const { earlier, isMine } = ownAddresses({ manager, known, kernel, log, signal, subnet: previous.subnet })
     const { config, configText } = await findConfig(manager, waiter)
     const families = familiesOf(config)
     watch.follow(families)
     await waitForSameNetwork(manager, async () => (await handover.predecessor())?.lease, waiter)
     const before = { earlier, known: () => externalBefore(node) }
-    const external = await findExternal({ options: node.options, manager, families, hostChanged, before }, waiter)
-    await observed(warnOfForwarding(families, waiter.log), node)
-    await observed(warnOfRoutesLeft(previous.network, config, external, log), node)
+    const external = await findExternal(
+      { kernel, options: node.options, manager, families, hostChanged, before },
+      waiter,
+    )
+    await observed(warnOfForwarding(families, kernel, waiter.log), node)
+    await observed(warnOfRoutesLeft(previous.network, config, external, node), node)
     const made = isFor(node, { config, external })
       ? node.backend
-      : await createBackend(config, external, options.engine, log, attrsBefore(manager, log), handover, node.kernel)
+      : await createBackend(config, external, options.engine, log, attrsBefore(manager, log), handover, kernel)
     const parts: NodeParts = {
       manager,
       config,
@@ -196,7 +199,7 @@ export async function runNode(
 ): Promise<never> {
   const { backend, config, external, next, ...membership } = parts
   const { options, log, signal, stopping, ownership } = starting
-  const means = { ...parts, options, log, signal }
+  const means = { ...parts, options, kernel: starting.kernel, log, signal }
   // If a program such as `ip` does not answer in time, try again, because an overloaded host is not a mistake of an
   // operator.
   const answered = <T>(find: () => Promise<T>): Promise<T> => retry({ failure: REGISTERING, find }, { log, signal })
@@ -211,7 +214,6 @@ export async function runNode(
     predecessor: predecessor?.pid,
     isForwarding,
     tunNames: handover.tunNames,
-    run,
     kernel: starting.kernel,
   }
   await registered(answered(() => permitted(backend, host)))

@@ -221,7 +221,8 @@ Failure NetlinkReports::open(int protocol, std::span<const int> groups) {
   // (net/netlink/af_netlink.c, do_one_broadcast).
   sockaddr_nl own = {};
   own.nl_family = AF_NETLINK;
-  if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&own), sizeof own) < 0) return SystemError{"bind AF_NETLINK", errno};
+  if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&own), sizeof own) < 0)
+    return SystemError{"bind AF_NETLINK", errno};
   for (const int group : groups) {
     if (setsockopt(fd.get(), SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, &group, sizeof group) < 0)
       return SystemError{"setsockopt NETLINK_ADD_MEMBERSHIP", errno};

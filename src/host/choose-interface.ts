@@ -24,7 +24,6 @@ import {
 } from '../net/address.ts'
 import { parseIpv4 } from '../net/ipv4.ts'
 import { parseIpv6 } from '../net/ipv6.ts'
-import type { Run } from './command.ts'
 import {
   AddressHold,
   addressesOf,
@@ -36,7 +35,7 @@ import {
   preferredAddress,
   type ExternalInterface,
 } from './external-interface.ts'
-import { findLink, listLinks, routeFor, routesTo, type Link, type LinkAddress, type Route } from './links.ts'
+import type { HostKernel, Link, LinkAddress, Route } from './kernel.ts'
 
 export interface Earlier {
   /**
@@ -77,7 +76,7 @@ export interface InterfaceWishes {
 export type ReadSysctl = (name: string) => Promise<string | undefined>
 
 interface Host {
-  readonly run: Run
+  readonly kernel: HostKernel
   readonly links: readonly Link[]
   /** The families of the network. The external interface must have an address of each of these families. */
   readonly families: readonly Family[]
@@ -136,7 +135,7 @@ const SAYS = {
  * node's earlier run, or else the source address that the kernel chooses.
  */
 async function addressToStartWith(
-  { run, earlier }: Host,
+  { kernel, earlier }: Host,
   link: Link,
   family: Family,
   fits: (text: string) => boolean = () => true,
@@ -148,7 +147,7 @@ async function addressToStartWith(
   const alike = ready.filter((entry) => makeshiftOf(entry) === makeshiftOf(first))
   const before = (await earlier.addresses()).find((address) => alike.some((entry) => entry.address === address))
   if (before !== undefined || alike.length === 1) return before ?? preferred
-  const routes = (await routesTo(run, family)).filter(({ device }) => device === link.name)
+  const routes = (await defaultRoutes(kernel, family)).filter(({ deviceIndex }) => deviceIndex === link.index)
   const route = routes.toSorted((a, b) => a.metric - b.metric)[0]
   const gateway = route?.gateway === undefined ? undefined : parseAddress(route.gateway)
   const isSource = ({ address, prefixLength }: LinkAddress): boolean =>
@@ -195,7 +194,7 @@ async function describeCandidates({ links, families, ipv6OffBy }: Host, otherwis
  * flags can never be satisfied.
  */
 export async function chooseExternalInterface(
-  run: Run,
+  kernel: HostKernel,
   wishes: InterfaceWishes,
   families: readonly Family[],
   log: Log,
@@ -208,7 +207,7 @@ export async function chooseExternalInterface(
     const setting = `net/ipv6/conf/${name}/disable_ipv6`
     return (await (readSysctl ?? getSysctl)(setting)) === '1' ? dotted(setting) : undefined
   }
-  const host: Host = { run, links: await listLinks(run), families, ipv6OffBy, earlier, log }
+  const host: Host = { kernel, links: await kernel.links(), families, ipv6OffBy, earlier, log }
   const { link, address, named, pattern } = await firstThatFits(host, wishes, asked)
   for (const own of listed(address)) log.info(SAYS[familyOf(own)].using(link.name, formatAddress(own)))
   const publicIp = byFamily(listed(address).map((own) => asked[familyOf(own)] ?? own))
@@ -345,7 +344,7 @@ async function lacking({ ipv6OffBy }: Host, link: Link, family: Family, message:
  * Throws WeftError INTERFACE if no interface fits either family.
  */
 export async function chooseForSome(
-  run: Run,
+  kernel: HostKernel,
   wishes: InterfaceWishes,
   families: readonly Family[],
   log: Log,
@@ -355,8 +354,8 @@ export async function chooseForSome(
   let failure: unknown
   for (const family of families) {
     try {
-      const found = await chooseExternalInterface(run, wishes, [family], log, readSysctl, earlier)
-      return withOthers(found, families, await findLink(run, found.name), await fitsOf(found), wishes)
+      const found = await chooseExternalInterface(kernel, wishes, [family], log, readSysctl, earlier)
+      return withOthers(found, families, await kernel.link(found.name), await fitsOf(found), wishes)
     } catch (error) {
       if (!isWeftError(error, 'INTERFACE')) throw error
       failure ??= error
@@ -384,28 +383,32 @@ function withOthers(
   return { ...found, address, publicIp, named, families, hold: new AddressHold(address) }
 }
 
+/** Lists the default routes of the main table. */
+const defaultRoutes = (kernel: HostKernel, family: Family): Promise<readonly Route[]> =>
+  kernel.routes({ family, exactly: ['default'] })
+
 /**
  * Returns the default route that the kernel uses, which is the route with the lowest metric. Skips routes that have no
  * device, such as blackhole and unreachable routes.
  */
 export async function defaultRoute(
-  run: Run,
+  kernel: HostKernel,
   family: Family,
   isPassedOver: (device: string) => boolean = () => false,
 ): Promise<Route | undefined> {
-  const routes = (await routesTo(run, family)).filter(
+  const routes = (await defaultRoutes(kernel, family)).filter(
     ({ device, type }) => device !== '' && type === 'unicast' && !isPassedOver(device),
   )
   return routes.toSorted((a, b) => a.metric - b.metric)[0]
 }
 
 async function byDefaultRoute(host: Host): Promise<Found> {
-  const { run, links, families, earlier, log } = host
+  const { kernel, links, families, earlier, log } = host
   const isOwn = (device: string): boolean => links.some((link) => link.name === device && earlier.isOwn(link))
   log.info('Determining IP address of default interface')
   const found: Link[] = []
   for (const family of families) {
-    const route = await defaultRoute(run, family, isOwn)
+    const route = await defaultRoute(kernel, family, isOwn)
     const [other] = found
     if (!route) {
       const message = SAYS[family].noRoute
@@ -481,17 +484,20 @@ async function byPattern(host: Host, pattern: string): Promise<Found> {
   )
 }
 
-async function byReach({ run, links, families, earlier, log }: Host, target: string): Promise<Found> {
+async function byReach({ kernel, links, families, earlier, log }: Host, target: string): Promise<Found> {
   log.info(`Determining interface to use based on given ifcanreach: ${target}`)
   const address = readAddress(target, families)
   if (address === undefined) throw new WeftError('USAGE', `invalid IP address for --iface-can-reach: ${target}`)
-  const route = await routeFor(run, address)
-  if (!route) {
+  const [answer] = await kernel.lookUp(familyOf(address), [{ to: address }])
+  if (!answer || 'refused' in answer) {
+    const isUnreachable = !answer || ['ENETUNREACH', 'EHOSTUNREACH'].includes(answer.errno)
+    const why = isUnreachable ? 'network is unreachable' : answer.refused // flanneld's text
     throw new WeftError(
       'INTERFACE',
-      `failed to get ifcanreach based interface: couldn't lookup route to ${target}: network is unreachable`,
+      `failed to get ifcanreach based interface: couldn't lookup route to ${target}: ${why}`,
     )
   }
+  const { route } = answer
   const link = linkOf(links, route.device)
   if (earlier.isOwn(link))
     throw new WeftError('INTERFACE', `the route to ${target} leads through ${link.name}, which is weft's own device`)

@@ -22,8 +22,8 @@ import {
   type ByFamily,
   type Family,
 } from '../net/address.ts'
-import type { Run } from './command.ts'
-import { findLinkAgain, listLinks, type Link, type LinkAddress } from './links.ts'
+import type { HostKernel, Link, LinkAddress } from './kernel.ts'
+import { linkAgain } from './links.ts'
 
 /**
  * How long, in ms, the node's address must be missing from the interface before the node uses another address. A DHCP
@@ -168,8 +168,8 @@ export function preferredAddress(
  * Returns the current state of the external interface: its name, its MTU and its addresses. Keeps a property that is
  * missing only for a moment, as while DHCP renews a lease or a cable is unplugged.
  */
-export const currentExternal = async (run: Run, before: ExternalInterface): Promise<ExternalInterface> =>
-  (await seeExternal(run, before)).now
+export const currentExternal = async (kernel: HostKernel, before: ExternalInterface): Promise<ExternalInterface> =>
+  (await seeExternal(kernel, before)).now
 
 export const fitsOf = async ({ pattern }: ExternalInterface): Promise<((text: string) => boolean) | undefined> =>
   pattern === undefined ? undefined : compile(pattern)
@@ -182,10 +182,10 @@ const familiesFor = ({ families, address }: ExternalInterface): readonly Family[
  * address is missing now.
  */
 export async function seeExternal(
-  run: Run,
+  kernel: HostKernel,
   before: ExternalInterface,
 ): Promise<{ readonly now: ExternalInterface; readonly gone: ByFamily<string> }> {
-  const link = await findLinkAgain(run, before.name, before.index)
+  const link = await linkAgain(kernel, before.name, before.index)
   if (!link || link.mtu === 0) return { now: before, gone: goneOf(before, link) }
   const fits = await fitsOf(before)
   const own = familiesFor(before).flatMap((family) => {
@@ -356,8 +356,11 @@ export function readExternalText(value: unknown): ExternalInterface | undefined 
  * name, or by its index if it was renamed, and requires that it has one of the earlier addresses. Returns undefined if
  * no interface fits. In the result a family whose address is missing has no address.
  */
-export async function resumeExternal(run: Run, known: ExternalInterface): Promise<ExternalInterface | undefined> {
-  const links = await listLinks(run)
+export async function resumeExternal(
+  kernel: HostKernel,
+  known: ExternalInterface,
+): Promise<ExternalInterface | undefined> {
+  const links = await kernel.links()
   const has = (link: Link, address: Address): boolean =>
     addressesOf(link, familyOf(address)).some((each) => each.address === address && !each.duplicate)
   const hasAny = (link: Link): boolean => listed(known.address).some((address) => has(link, address))

@@ -52,6 +52,8 @@ export interface VxlanSettings {
 export interface IpipSettings {
   readonly local: Ipv4 | undefined
   readonly remote: Ipv4 | undefined
+  /** The index of the interface to which the device is bound; 0 or left out if it is bound to none. */
+  readonly underlay?: number
   readonly external: boolean
 }
 
@@ -342,6 +344,11 @@ export interface HostKernel {
   neighbours(family: Family, device?: Device): Promise<readonly Neighbour[]>
   forwarding(device: Device): Promise<readonly Forwarding[]>
   wireguard(device: Device): Promise<WireguardState>
+  /**
+   * Returns true if the kernel has IPsec policies (ip-xfrm(8)), which may encrypt or drop packets. Returns false on a
+   * kernel without IPsec.
+   */
+  hasIpsecPolicies(): Promise<boolean>
   /**
    * Makes the changes in the given order, all of them even if one fails. Returns the error of each change, in the same
    * order, or undefined if the kernel accepted the change. An error has the code PERMISSION (EPERM), NO_DEVICE_TYPE (the

@@ -7,7 +7,7 @@ import { readSettings } from '../control/config/backend-options.ts'
 import { carryIpv4Alone, type NetworkConfig } from '../control/config/network-config.ts'
 import type { SubnetManager } from '../control/lease/subnet-manager.ts'
 import type { Store } from '../control/store/store.ts'
-import { run as runCommand } from '../host/command.ts'
+import { run } from '../host/command.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
 import type { HostKernel } from '../host/kernel.ts'
 import { storeKindOf, type EngineOptions, type KeyStoreOptions, type StoreOptions } from '../options.ts'
@@ -129,7 +129,6 @@ export async function createBackend(
   publishedBefore: VxlanBackendOptions['publishedBefore'],
   inheritable: Inheritable,
   kernel: HostKernel,
-  run = runCommand,
 ): Promise<Backend> {
   const persistence = persistenceOf(options, inheritable)
   const startEngine = (engineConfig: EngineConfig) => startEngineOf(options, engineConfig)
@@ -154,7 +153,7 @@ export async function createWithdrawing(
   }
   const persistence: Persistence = { persist: false, isMultiQueue: false, tunNames: [], inherit: none }
   const publishedBefore = async () => undefined
-  const parts = { config, external, startEngine: none, persistence, publishedBefore, run: runCommand, kernel, log }
+  const parts = { config, external, startEngine: none, persistence, publishedBefore, run, kernel, log }
   return makeBackend(type, parts)
 }
 

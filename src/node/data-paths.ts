@@ -8,7 +8,6 @@ import { setImmediate } from 'node:timers/promises'
 import { describeError, messageOf, prefixed } from '../base/errors.ts'
 import { seldom, type Log } from '../base/log.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../control/lease/lease.ts'
-import { run as runCommand, type Run } from '../host/command.ts'
 import type { Watched } from '../host/events.ts'
 import { addressChange, mtuChange, seeExternal, type ExternalInterface } from '../host/external-interface.ts'
 import type { HostKernel } from '../host/kernel.ts'
@@ -38,7 +37,6 @@ interface DataPathsParts {
   readonly others?: readonly string[] | undefined
   /** Aborts when the daemon stops. After that, failures of a data path are not logged. */
   readonly signal: AbortSignal
-  readonly run?: Run
   readonly kernel: HostKernel
   readonly log: Log
 }
@@ -204,7 +202,7 @@ export class DataPaths {
   readonly #initial: ReadonlyMap<string, Lease>
   readonly #others: readonly string[] | undefined
   readonly #signal: AbortSignal
-  readonly #run: Run
+  readonly #kernel: HostKernel
   readonly #log: Log
   /** A log that drops repeated lines. */
   readonly #calm: Log
@@ -248,7 +246,7 @@ export class DataPaths {
    */
   #isAway = false
 
-  constructor({ backend, lease, leases, others, signal, run = runCommand, log }: DataPathsParts) {
+  constructor({ backend, lease, leases, others, signal, kernel, log }: DataPathsParts) {
     this.#backend = backend
     this.#plan = backend.plan(lease)
     const planned = this.#plan.map((plan) => [plan, plan.families.filter((family) => lease.subnet[family])] as const)
@@ -261,7 +259,7 @@ export class DataPaths {
     this.#initial = leases
     this.#others = others
     this.#signal = signal
-    this.#run = run
+    this.#kernel = kernel
     this.#log = log
     this.#calm = seldom(log)
     this.#plannedFor = backend.external
@@ -444,7 +442,7 @@ export class DataPaths {
    * published.
    */
   async #checkExternal(): Promise<void> {
-    const { now, gone } = await seeExternal(this.#run, this.#backend.external)
+    const { now, gone } = await seeExternal(this.#kernel, this.#backend.external)
     this.#gone = onlyOf(
       this.#plan.flatMap(({ external }) => external?.families ?? []),
       gone,

@@ -5,8 +5,8 @@ import { isWeftError } from '../base/errors.ts'
 import type { SubnetManager } from '../control/lease/subnet-manager.ts'
 import { pause, type Bell } from '../host/bell.ts'
 import { chooseExternalInterface, chooseForSome, type Earlier } from '../host/choose-interface.ts'
-import { run } from '../host/command.ts'
 import { resumeExternal, seeExternal, type ExternalInterface } from '../host/external-interface.ts'
+import type { HostKernel } from '../host/kernel.ts'
 import { FAMILIES, familiesOf, formatAddress, listed, type Family } from '../net/address.ts'
 import { interfaceWishes, type NodeOptions } from '../options.ts'
 import { waitFor, type Waiter } from './exit-or-wait.ts'
@@ -33,6 +33,7 @@ interface InterfaceBefore {
 }
 
 interface ExternalParts {
+  readonly kernel: HostKernel
   readonly options: NodeOptions
   readonly manager: SubnetManager
   readonly families: readonly Family[]
@@ -43,7 +44,7 @@ interface ExternalParts {
 
 /** Finds the external interface by the flags, and by the public IP that an operator set for this node in the store. */
 export async function findExternal(
-  { options, manager, families, hostChanged, before }: ExternalParts,
+  { kernel, options, manager, families, hostChanged, before }: ExternalParts,
   waiter: Waiter,
 ): Promise<ExternalInterface> {
   const name = "this node's public IP"
@@ -54,7 +55,7 @@ export async function findExternal(
     'public-ip': ipv4 === undefined ? options['public-ip'] : formatAddress(ipv4),
     'public-ipv6': ipv6 === undefined ? options['public-ipv6'] : formatAddress(ipv6),
   }
-  return waitForInterface(given, families, hostChanged, waiter, before)
+  return waitForInterface(kernel, given, families, hostChanged, waiter, before)
 }
 
 /**
@@ -66,7 +67,7 @@ export async function externalBefore(node: NewNode): Promise<ExternalInterface |
   const external = node.known && externalOf(node.known, node.options)
   if (!external) return undefined
   const { index: _index, ...unnumbered } = external // the kernel's index is valid for one boot
-  return (await resumeExternal(run, external)) ?? unnumbered
+  return (await resumeExternal(node.kernel, external)) ?? unnumbered
 }
 
 /**
@@ -75,6 +76,7 @@ export async function externalBefore(node: NewNode): Promise<ExternalInterface |
  * interface still has its earlier address, the node uses this address.
  */
 export async function waitForInterface(
+  kernel: HostKernel,
   options: NodeOptions,
   families: readonly Family[],
   hostChanged: Bell,
@@ -98,9 +100,9 @@ export async function waitForInterface(
   for (let tries = 1; ; tries++) {
     const now = performance.now()
     try {
-      const found = await chooseExternalInterface(run, wishes, families, quiet, undefined, earlier)
+      const found = await chooseExternalInterface(kernel, wishes, families, quiet, undefined, earlier)
       const before = await known()
-      const same = await asBefore(before, families, found)
+      const same = await asBefore(kernel, before, families, found)
       if (same === undefined || (same === 'gone' && now >= end)) return found
       if (same !== 'gone') {
         // chooseExternalInterface has logged only `found`, the interface that weftd would choose without knowledge of
@@ -112,7 +114,7 @@ export async function waitForInterface(
       once(`Waiting some seconds for ${textOf(before ?? found)}, which this node used before`)
     } catch (error) {
       if (!isWeftError(error, 'INTERFACE')) throw error
-      const same = await asBefore(await known(), families)
+      const same = await asBefore(kernel, await known(), families)
       if (same !== undefined && same !== 'gone') {
         log.warn(`${error.message}; going on with ${same.name}, which this node used before`)
         return same
@@ -120,7 +122,7 @@ export async function waitForInterface(
       const isLate = now - began >= ALL_FAMILIES_MS || now >= end
       const some =
         isLate && families.length > 1
-          ? await chooseForSome(run, wishes, families, silent, undefined, earlier).catch((failure: unknown) => {
+          ? await chooseForSome(kernel, wishes, families, silent, undefined, earlier).catch((failure: unknown) => {
               if (!isWeftError(failure, 'INTERFACE')) throw failure
             })
           : undefined
@@ -146,12 +148,13 @@ const textOf = ({ name, address }: ExternalInterface): string =>
  * interface, or if the operator gave other addresses for `found`.
  */
 async function asBefore(
+  kernel: HostKernel,
   before: ExternalInterface | undefined,
   families: readonly Family[],
   found?: ExternalInterface,
 ): Promise<ExternalInterface | 'gone' | undefined> {
   if (!before || !families.every((family) => before.families?.includes(family))) return undefined
-  const { now, gone } = await seeExternal(run, before)
+  const { now, gone } = await seeExternal(kernel, before)
   if (found && (found.name !== now.name || !isDeepStrictEqual(namedIn(found), namedIn(now)))) return undefined
   return familiesOf(now.address).every((family) => gone[family] !== undefined) ? 'gone' : now
 }

@@ -2,10 +2,11 @@
 // Peers send packets to every node with a lease, so a node that cannot forward must not have a lease.
 
 import { isWeftError, WeftError } from '../base/errors.ts'
-import { notInstalled, type Run } from '../host/command.ts'
-import type { HostKernel } from '../host/kernel.ts'
-import { ipJson, isTunOpen } from '../host/links.ts'
+import type { HostKernel, Link } from '../host/kernel.ts'
+import { isTunInUse } from '../host/links.ts'
 import { ownerOfSockets, socketsAt, socketsOf, tryUdpPort } from '../host/udp-ports.ts'
+import { familyOf, type Family } from '../net/address.ts'
+import { parseIpv4 } from '../net/ipv4.ts'
 import { hasBackendName, isNamedBy } from '../path/catalog.ts'
 import type { Backend, NeededDevice, NeededPart, NeededPort, NeededSide } from '../path/contract.ts'
 import { findRenamed } from '../path/device/flannel-devices.ts'
@@ -14,7 +15,6 @@ import { engineStartError } from '../path/engine/start-error.ts'
 
 /** The facts about other processes of this host that the checks need. */
 export interface NeedsHost {
-  readonly run: Run
   readonly kernel: HostKernel
   /**
    * The process id of the running predecessor; 0 if a predecessor runs but its id is not known; undefined if none runs.
@@ -24,27 +24,6 @@ export interface NeedsHost {
   readonly isForwarding: boolean
   /** The TUN devices of the earlier run, whose descriptors the service manager kept open. */
   readonly tunNames: readonly string[]
-}
-
-interface JsonDevice {
-  readonly ifname?: string
-  readonly ifindex?: number
-  readonly flags?: readonly string[]
-  readonly linkinfo?: {
-    readonly info_kind?: string
-    readonly info_data?: {
-      readonly id?: number
-      readonly port?: number
-      readonly gbp?: boolean
-      readonly external?: boolean
-      readonly udp_zero_csum6_rx?: boolean
-      readonly type?: string
-      readonly local?: string
-      readonly local6?: string
-      readonly remote?: string
-      readonly link?: string
-    }
-  }
 }
 
 /**
@@ -69,12 +48,8 @@ async function failuresOf<T>(all: readonly T[], check: (each: T) => Promise<void
   return failures
 }
 
-async function requirePart(
-  { ports = [], device: needed, sides = [], programs = [] }: NeededPart,
-  host: NeedsHost,
-): Promise<void> {
-  for (const program of programs) await requireProgram(program, host)
-  const devices = await ipJson<JsonDevice>(host.run, ['-d', 'link', 'show'])
+async function requirePart({ ports = [], device: needed, sides = [] }: NeededPart, host: NeedsHost): Promise<void> {
+  const devices = await host.kernel.links()
   const device = needed && (await presentDevice(needed, devices, host))
   if (device) await requireDevice(device, devices, host)
   for (const port of ports) {
@@ -85,26 +60,16 @@ async function requirePart(
   if (sides.length > 0 && failures.length === sides.length) throw failures[0]
 }
 
-/**
- * Checks that a program is installed. A program that starts but does not know the option `--version` counts as
- * installed.
- */
-async function requireProgram(program: string, { run }: NeedsHost): Promise<void> {
-  await run(program, ['--version']).catch((error: unknown) => {
-    if (notInstalled(error) !== undefined) throw error
-  })
-}
-
 async function requireSide(
   { family, network, mtu, external }: NeededSide,
   device: NeededDevice | undefined,
-  { run, isForwarding, tunNames }: NeedsHost,
+  { kernel, isForwarding, tunNames }: NeedsHost,
 ): Promise<void> {
   checkMtu(family, mtu, external)
   // A route through a TUN device that this process inherited from its earlier run is this node's own route.
   const isOwn = (name: string): boolean =>
     tunNames.includes(name) || (device !== undefined && !device.name.includes('%d') && name === device.name)
-  if (network && !isForwarding) await checkForeignRoute(run, network, isOwn)
+  if (network && !isForwarding) await checkForeignRoute(kernel, network, isOwn)
 }
 
 /**
@@ -113,40 +78,40 @@ async function requireSide(
  */
 async function presentDevice(
   device: NeededDevice,
-  devices: readonly JsonDevice[],
-  { run }: NeedsHost,
+  devices: readonly Link[],
+  { kernel }: NeedsHost,
 ): Promise<NeededDevice> {
   const { name, type, networks } = device
-  const isRenamed = ({ ifname = '', linkinfo }: JsonDevice): boolean =>
-    linkinfo?.info_kind === type && !hasBackendName(ifname)
-  if (devices.some(({ ifname = '' }) => isNamedBy(name, ifname)) || !devices.some(isRenamed)) return device
-  return { ...device, name: (await findRenamed(run, type, networks)) ?? name }
+  const isRenamed = (link: Link): boolean => link.type === type && !hasBackendName(link.name)
+  if (devices.some((link) => isNamedBy(name, link.name)) || !devices.some(isRenamed)) return device
+  return { ...device, name: (await findRenamed(kernel, type, networks)) ?? name }
 }
 
-const kindOf = ({ linkinfo }: JsonDevice): string => linkinfo?.info_kind ?? 'none'
+/** Returns the type of a device for a message; `none` for a physical interface. */
+const kindOf = ({ type }: Link): string => type || 'none'
 
 /**
  * Checks that the name of the device is free, or that this backend uses or deletes the existing device with the name.
  */
 async function requireDevice(
   { name, type, replaces, local, refusal }: NeededDevice,
-  devices: readonly JsonDevice[],
+  devices: readonly Link[],
   { isForwarding, tunNames }: NeedsHost,
 ): Promise<void> {
-  const twin = devices.find((each) => each.ifname !== name && local !== undefined && isSameIpip(each, local))
-  const found = devices.find(({ ifname }) => ifname === name)
+  const twin = devices.find((each) => each.name !== name && local !== undefined && isSameIpip(each, local))
+  const found = devices.find((link) => link.name === name)
   if (twin && !found)
     throw new WeftError(
       'DEVICE',
-      `${name} cannot be made, since the device ${twin.ifname} is of the same kind and addresses`,
+      `${name} cannot be made, since the device ${twin.name} is of the same kind and addresses`,
       {
-        remedy: `remove that device if nothing needs it (\`ip link del ${twin.ifname}\`), or take another backend`,
+        remedy: `remove that device if nothing needs it (\`ip link del ${twin.name}\`), or take another backend`,
       },
     )
   if (!found || replaces === 'any') return
   const kind = kindOf(found)
   if (replaces.includes(kind)) return
-  if (kind !== type || (type === 'tun' && found.linkinfo?.info_data?.type !== 'tun'))
+  if (kind !== type || (type === 'tun' && found.tun?.mode !== 'tun'))
     throw new WeftError(
       'DEVICE',
       refusal ??
@@ -154,7 +119,7 @@ async function requireDevice(
       { remedy: `it is of type ${kind}: remove it with \`ip link del ${name}\`` },
     )
   if (type !== 'tun' || isForwarding || tunNames.includes(name)) return
-  if (await isTunOpen(name, found.ifindex ?? 0, found.flags ?? []))
+  if (isTunInUse(found))
     throw new WeftError('DEVICE', `another process forwards through ${name}`, {
       remedy:
         'stop that process; if it is the weftd of another network on this host, give one of the two networks a backend of another type',
@@ -162,39 +127,38 @@ async function requireDevice(
 }
 
 /** Returns true for an ipip device that accepts packets from any remote address to the local address `address`. */
-function isSameIpip(device: JsonDevice, address: string): boolean {
-  const { local = 'any', remote = 'any', link } = device.linkinfo?.info_data ?? {}
-  return kindOf(device) === 'ipip' && local === address && remote === 'any' && link === undefined
+function isSameIpip({ ipip }: Link, address: string): boolean {
+  if (!ipip || ipip.external || ipip.remote !== undefined || ipip.underlay) return false
+  return ipip.local === parseIpv4(address)
 }
 
 /** Checks that no other vxlan device has the same VNI and port, because the kernel does not allow two. */
 function requireVni(
   { family, port, vxlan }: NeededPort,
   device: NeededDevice | undefined,
-  devices: readonly JsonDevice[],
+  devices: readonly Link[],
 ): void {
   if (!vxlan) return
   const other = devices.find(
     (each) =>
-      each.ifname !== device?.name &&
+      each.name !== device?.name &&
       isOnPort(each, family, port) &&
-      each.linkinfo?.info_data?.id === vxlan.vni &&
+      each.vxlan?.vni === vxlan.vni &&
       isShared(each, vxlan),
   )
   if (other)
     throw new WeftError(
       'DEVICE',
-      `${device?.name} cannot be made, since the device ${other.ifname} has its VNI ${vxlan.vni} and its UDP port ${port}`,
+      `${device?.name} cannot be made, since the device ${other.name} has its VNI ${vxlan.vni} and its UDP port ${port}`,
       {
-        remedy: `remove that device if nothing needs it (\`ip link del ${other.ifname}\`), or set another "VNI" in Backend for all nodes`,
+        remedy: `remove that device if nothing needs it (\`ip link del ${other.name}\`), or set another "VNI" in Backend for all nodes`,
       },
     )
 }
 
 /** Returns true for a vxlan device that uses the UDP port `port` in the family. */
-function isOnPort(device: JsonDevice, family: 'ipv4' | 'ipv6', port: number): boolean {
-  const data = device.linkinfo?.info_data
-  return kindOf(device) === 'vxlan' && data?.port === port && (data.local6 === undefined ? 'ipv4' : 'ipv6') === family
+function isOnPort({ vxlan }: Link, family: Family, port: number): boolean {
+  return vxlan?.port === port && (vxlan.local === undefined ? 'ipv4' : familyOf(vxlan.local)) === family
 }
 
 /**
@@ -204,8 +168,8 @@ function isOnPort(device: JsonDevice, family: 'ipv4' | 'ipv6', port: number): bo
 async function requirePort(
   needed: NeededPort,
   device: NeededDevice | undefined,
-  devices: readonly JsonDevice[],
-  { run, predecessor }: NeedsHost,
+  devices: readonly Link[],
+  { kernel, predecessor }: NeedsHost,
 ): Promise<void> {
   const { family, address, port, vxlan } = needed
   const code = await tryUdpPort(family, address, port)
@@ -225,25 +189,30 @@ async function requirePort(
   const owner = await ownerOfSockets(foreign)
   if (owner !== undefined) throw portError(needed, owner)
   // The port's socket belongs to the kernel, or to a process that is not visible to this process.
-  const holders = devices.filter((each) => isOnPort(each, family, port) && each.flags?.includes('UP'))
+  const holders = devices.filter((each) => isOnPort(each, family, port) && each.up)
   const other = holders.find((each) => !isReplaced(each, device) && !(vxlan && isShared(each, vxlan)))
-  if (other) throw portError(needed, `the device ${other.ifname} (${kindOf(other)})`, `ip link del ${other.ifname}`)
+  if (other) throw portError(needed, `the device ${other.name} (${kindOf(other)})`, `ip link del ${other.name}`)
   if (holders.length > 0) return
   const wireguard = devices.find((each) => kindOf(each) === 'wireguard' && isReplaced(each, device))
-  const listens =
-    wireguard && (await run('wg', ['show', wireguard.ifname ?? '', 'listen-port']).catch(() => String(port)))
-  // Without the program `wg` the port of the WireGuard device is not known, and the device may have this port. A
-  // predecessor that has the port may run in another container, where this process cannot see it.
-  if (listens?.trim() !== String(port) && before !== undefined) throw portError(needed, undefined)
+  const listens = wireguard && (await portOf(wireguard, kernel))
+  // A device whose port the kernel does not report may have this port. A predecessor that has the port may run in
+  // another container, where this process cannot see it.
+  if (listens !== port && listens !== 'unknown' && before !== undefined) throw portError(needed, undefined)
 }
+
+/** Returns the UDP port of a WireGuard device; `unknown` if the kernel does not report it, for example because the device is gone. */
+const portOf = (device: Link, kernel: HostKernel): Promise<number | 'unknown'> =>
+  kernel.wireguard(device).then(
+    ({ port }) => port,
+    () => 'unknown',
+  )
 
 /**
  * Returns true if the kernel lets a new vxlan device share the socket of this vxlan device (drivers/net/vxlan,
  * VXLAN_F_RCV_FLAGS).
  */
-function isShared({ linkinfo }: JsonDevice, { gbp }: { readonly gbp: boolean }): boolean {
-  const { gbp: has = false, external = false, udp_zero_csum6_rx: noSum = false } = linkinfo?.info_data ?? {}
-  return has === gbp && !external && !noSum
+function isShared({ vxlan }: Link, { gbp }: { readonly gbp: boolean }): boolean {
+  return vxlan?.gbp === gbp && !vxlan.external && !vxlan.zeroChecksumIpv6Rx
 }
 
 const portConfig = ({ address, port }: NeededPort, device: NeededDevice | undefined) => ({
@@ -253,9 +222,9 @@ const portConfig = ({ address, port }: NeededPort, device: NeededDevice | undefi
 })
 
 /** Returns true if the backend's `open` will use the existing device `each`, or delete and replace it. */
-const isReplaced = (each: JsonDevice, device: NeededDevice | undefined): boolean =>
+const isReplaced = (each: Link, device: NeededDevice | undefined): boolean =>
   device !== undefined &&
-  isNamedBy(device.name, each.ifname ?? '') &&
+  isNamedBy(device.name, each.name) &&
   (device.replaces === 'any' || kindOf(each) === device.type || device.replaces.includes(kindOf(each)))
 
 function portError(

@@ -1,12 +1,10 @@
 // old-routes.ts - warns at the start of routes that belong to an earlier network of this node.
 
 import { isWeftError } from '../base/errors.ts'
-import type { Log } from '../base/log.ts'
 import type { NetworkConfig } from '../control/config/network-config.ts'
-import { run } from '../host/command.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
-import { routesWithin } from '../host/links.ts'
-import { formatNet, listed, netsOf, netsOverlap, type Nets } from '../net/address.ts'
+import { familyOf, formatNet, listed, netsOf, netsOverlap, type Nets } from '../net/address.ts'
+import type { NewNode } from './node.ts'
 
 /** The maximum number of routes that one log line names. */
 const NAMED = 5
@@ -19,12 +17,12 @@ export async function warnOfRoutesLeft(
   previous: Nets,
   config: NetworkConfig,
   { name }: Pick<ExternalInterface, 'name'>,
-  log: Log,
+  { kernel, log }: Pick<NewNode, 'kernel' | 'log'>,
 ): Promise<void> {
   const now: Nets = { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network }
   for (const network of listed(previous)) {
     if (netsOverlap(netsOf([network]), now)) continue
-    const routes = await routesWithin(run, network).catch((error: unknown) => {
+    const routes = await kernel.routes({ family: familyOf(network), within: network }).catch((error: unknown) => {
       if (!isWeftError(error)) throw error
       return [] // a kernel without the family has no routes
     })

@@ -2,7 +2,6 @@
 
 import { isDeepStrictEqual } from 'node:util'
 import { leasesEqual, type Lease, type OwnLease } from '../control/lease/lease.ts'
-import { run } from '../host/command.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
 import { hasBackendName, isNamedBy } from '../path/catalog.ts'
 import type { Backend } from '../path/contract.ts'
@@ -65,7 +64,7 @@ export async function openNode(
   const open = async (): Promise<DataPaths> => {
     const { backend, config } = facts
     const networks = { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network }
-    for (const left of handover.tunNames) if (!goesOnWith(backend, left)) await removeIdleTun(run, left, networks)
+    for (const left of handover.tunNames) if (!goesOnWith(backend, left)) await removeIdleTun(node.kernel, left, networks)
     await clear()
     const dataPath = await openPath(node, { ...facts, attrs }, known?.others)
     Object.assign(node, facts, { attrs, pathLease: facts.lease })

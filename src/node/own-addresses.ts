@@ -8,9 +8,8 @@ import { hostNameIn } from '../control/lease/host-name.ts'
 import type { SubnetManager } from '../control/lease/subnet-manager.ts'
 import { pause } from '../host/bell.ts'
 import type { Earlier } from '../host/choose-interface.ts'
-import { run } from '../host/command.ts'
 import { openEcho } from '../host/echo.ts'
-import { listLinks, type Link } from '../host/links.ts'
+import type { HostKernel, Link } from '../host/kernel.ts'
 import {
   FAMILIES,
   familyOf,
@@ -37,6 +36,7 @@ export interface OwnAddressesParts {
   readonly subnet: Nets
   /** The last known state, if it came from the store that this process uses. */
   readonly known: Pick<LastKnown, 'lease' | 'external'> | undefined
+  readonly kernel: HostKernel
   readonly log: Log
   readonly signal: AbortSignal
   /** Returns true if another host answers at the address. If left out, weftd sends echo requests to find out. */
@@ -56,7 +56,7 @@ const hasOwnAddress = ({ addresses }: Link, subnet: Nets): boolean =>
     return addresses[family].some(({ address }) => address === gateway || address === net.address)
   })
 
-export function ownAddresses({ manager, subnet, known, log, signal, ...given }: OwnAddressesParts) {
+export function ownAddresses({ manager, subnet, known, kernel, log, signal, ...given }: OwnAddressesParts) {
   const { answers = isAnswered, name = hostname() } = given
   let addresses: Promise<readonly Address[]> | undefined
   let names: Promise<ReadonlyMap<string, string>> | undefined
@@ -111,7 +111,7 @@ export function ownAddresses({ manager, subnet, known, log, signal, ...given }: 
    * has the address now, or it had the address earlier and no other host answers there.
    */
   async function isMine(address: Address): Promise<boolean> {
-    const links = await listLinks(run)
+    const links = await kernel.links()
     const isHere = (link: Link): boolean => link.addresses[familyOf(address)].some((each) => each.address === address)
     if (links.some((link) => !earlier.isOwn(link) && isHere(link))) return true
     const wasKnown = listed(known?.lease.attrs.publicIp ?? {}).includes(address)

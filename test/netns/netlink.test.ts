@@ -2,6 +2,7 @@
 
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { createLab, type Host, type Lab } from '../../lab/lab.ts'
+import { errnoOf } from '../../src/host/kernel-errors.ts'
 import type { Change, KernelEvent, Link, NewDevice } from '../../src/host/kernel.ts'
 import { formatAddress, formatNet, parseAddress } from '../../src/net/address.ts'
 import { ipv4Net, parseIpv4 } from '../../src/net/ipv4.ts'
@@ -88,6 +89,7 @@ function linkOfJson(json: JsonLink, indexes: ReadonlyMap<string, number>): Link 
       ipip: {
         local: data['local'] === 'any' ? undefined : parseIpv4(data['local'] as string),
         remote: data['remote'] === 'any' ? undefined : parseIpv4(data['remote'] as string),
+        underlay: indexes.get(data['link'] as string) ?? 0,
         external: is('external'),
       },
     }),
@@ -219,7 +221,7 @@ describe('interfaces', () => {
 describe('a refused change', () => {
   const refusal = async (change: Change): Promise<string> => {
     const [error] = await kernel.change([change])
-    return `${error?.code} ${(error?.cause as { errno: string }).errno}: ${error?.message}`
+    return `${error?.code} ${errnoOf(error)}: ${error?.message}`
   }
 
   it('has the error and the words of the kernel', async () => {
@@ -283,8 +285,9 @@ describe('the reports of the kernel', () => {
         return `${sign}neighbour ${formatAddress(event.neighbour.address)} ${event.neighbour.mac}`
       case 'forwarding':
         return `${sign}forwarding ${event.forwarding.mac}`
+      case 'ipsec policies':
       case 'anything':
-        return 'anything'
+        return event.of
     }
   }
   const expectEvents = (texts: readonly string[]): Promise<void> =>

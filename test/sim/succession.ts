@@ -13,7 +13,7 @@ import { decodeLease } from '../../src/control/lease/decode.ts'
 import { managerOf } from '../../src/control/lease/store-manager.ts'
 import { runNode } from '../../src/daemon.ts'
 import { createBell, pause } from '../../src/host/bell.ts'
-import { hostKernel } from '../../src/host/no-kernel.ts'
+import { hostKernel } from '../../src/host/netlink/host-kernel.ts'
 import type { Connection, Listener, Parcel } from '../../src/host/unix-socket.ts'
 import { endDataPath } from '../../src/node/end.ts'
 import { keepDataPath } from '../../src/node/loops/data-path.ts'
@@ -593,7 +593,7 @@ function createWorld(time: VirtualTime, random: Random) {
         try {
           const attrs = await backend.prepare(signal)
           const lease = { ...LEASE, attrs, expiresAt: undefined, revision: 0n }
-          await ownership.open(() => openPaths(backend, lease, async () => '', { signal, log: logger }))
+          await ownership.open(() => openPaths(backend, lease, hostKernel, { signal, log: logger }))
           if (!ownership.dataPath) return 'failed'
           logTo('forwards as last known')
           const forwarding = Object.assign(node, { config: CONFIGS.tun, backend, lease, attrs, pathLease: lease })

@@ -1,9 +1,8 @@
 // data-paths.ts - opens the data paths of a backend as a node does, and makes the plan of a fake backend.
 
 import type { Lease, OwnLease } from '../../src/control/lease/lease.ts'
-import type { Run } from '../../src/host/command.ts'
 import type { ExternalInterface } from '../../src/host/external-interface.ts'
-import { hostKernel } from '../../src/host/no-kernel.ts'
+import type { HostKernel } from '../../src/host/kernel.ts'
 import { familiesOf } from '../../src/net/address.ts'
 import { openDataPaths, type DataPaths } from '../../src/node/data-paths.ts'
 import type { Backend, PlannedPath } from '../../src/path/contract.ts'
@@ -13,14 +12,14 @@ import { log as quiet } from './fake-host.ts'
 export function openPaths(
   backend: Pick<Backend, 'plan' | 'external'>,
   lease: OwnLease,
-  run: Run,
+  kernel: HostKernel,
   {
     leases = new Map<string, Lease>(),
     signal = new AbortController().signal,
     log = quiet,
   }: Partial<Pick<Parameters<typeof openDataPaths>[0], 'leases' | 'signal' | 'log'>> = {},
 ): Promise<DataPaths> {
-  return openDataPaths({ backend, lease, leases, signal, run, kernel: hostKernel, log })
+  return openDataPaths({ backend, lease, leases, signal, kernel, log })
 }
 
 /** The external interface of a fake backend, whose data path does not depend on it. */

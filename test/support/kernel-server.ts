@@ -12,12 +12,7 @@ import { hostKernel } from '../../src/host/netlink/host-kernel.ts'
 /** A request: a method of HostKernel and its arguments, the end of a watch, or the use of the CPU and of memory. */
 export interface KernelRequest {
   readonly id: number
-  readonly method:
-    | Exclude<keyof HostKernel, 'watch' | 'change' | 'wireguard'>
-    | 'watch'
-    | 'change'
-    | 'unwatch'
-    | 'usage'
+  readonly method: Exclude<keyof HostKernel, 'wireguard'> | 'unwatch' | 'usage'
   readonly args: readonly unknown[]
 }
 

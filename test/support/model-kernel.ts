@@ -89,6 +89,7 @@ export class ModelKernel implements HostKernel {
   /** The families that this kernel has. */
   families: readonly Family[] = FAMILIES
   hasPolicyRouting = true
+  hasPolicies = false
   readonly #links = new Map<number, ModelLink>()
   readonly #routes: Readonly<Record<Family, ModelRoutes>>
   readonly #watchers = new Set<{ readonly topics: readonly Topic[]; readonly onEvent: (event: KernelEvent) => void }>()
@@ -255,6 +256,11 @@ export class ModelKernel implements HostKernel {
   async wireguard(device: Device): Promise<WireguardState> {
     this.#read('wireguard')
     return this.#wireguardOf(device).state()
+  }
+
+  async hasIpsecPolicies(): Promise<boolean> {
+    this.#read('hasIpsecPolicies')
+    return this.hasPolicies
   }
 
   async change(changes: readonly Change[]): Promise<readonly (WeftError | undefined)[]> {

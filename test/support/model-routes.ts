@@ -196,8 +196,8 @@ export class ModelRoutes {
   /** Returns the interface on whose link the gateway is. */
   #towards(gateway: Address, device: RouteDevice | undefined): RouteDevice {
     const local = this.#longest(LOCAL, gateway)
-    if (local) throw new Refused('EINVAL', 'Nexthop has invalid gateway')
-    const route = this.#longest(MAIN, gateway, device?.index)
+    if (local && this.#family === 'ipv6') throw new Refused('EINVAL', 'Gateway can not be a local address')
+    const route = local ?? this.#longest(MAIN, gateway, device?.index)
     const through = route && route.gateway === undefined && this.#device({ name: '', index: route.deviceIndex })
     if (!through)
       throw this.#family === 'ipv4'

@@ -3,7 +3,7 @@
 import { expect, it, vi } from 'vitest'
 import { WeftError, type ErrorCode } from '../../src/base/errors.ts'
 import type { OwnLease } from '../../src/control/lease/lease.ts'
-import { hostKernel } from '../../src/host/no-kernel.ts'
+import { hostKernel } from '../../src/host/netlink/host-kernel.ts'
 import type { DataPaths } from '../../src/node/data-paths.ts'
 import { whileForwarding } from '../../src/node/exit-or-wait.ts'
 import { createNode, type NewNode } from '../../src/node/node.ts'

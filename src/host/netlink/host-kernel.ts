@@ -1,5 +1,6 @@
 // host-kernel.ts - the kernel of this host, read, changed and watched with netlink sockets (netlink(7)).
 
+import type { NetlinkMonitor } from '../../../native/addon.d.ts'
 import type { WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import type { Family } from '../../net/address.ts'
@@ -25,6 +26,7 @@ import type { IndexOf, NameOf } from './interfaces.ts'
 import { addressRequest, getLink, linkRequest, linksIn, listAddresses, listLinks } from './links.ts'
 import { messagesIn, type ReceivedMessage } from './message.ts'
 import { entryRequest, forwardingEntriesIn, forwardingRequest, neighboursIn, neighboursRequest } from './neighbours.ts'
+import { countPolicies, hasPoliciesIn } from './policies.ts'
 import { changeError, isMissing, isMissingFamily, NO_DEVICE, readError } from './refusal.ts'
 import { eventOf, groupsOf } from './reports.ts'
 import { lookedUpIn, lookUpRequest, refusalOf, RouteDump, routeRequest } from './routes.ts'
@@ -49,6 +51,7 @@ interface Batch {
 export class NetlinkKernel implements HostKernel {
   readonly #route = new KernelSocket(NETLINK.ROUTE)
   readonly #generic = new KernelSocket(NETLINK.GENERIC)
+  readonly #xfrm = new KernelSocket(NETLINK.XFRM)
   /** Logs each change if its verbosity is 4 or more; undefined until `logTo` is called. */
   #log: Pick<Log, 'info' | 'v'> | undefined
 
@@ -122,6 +125,16 @@ export class NetlinkKernel implements HostKernel {
     throw readError(`the WireGuard device ${device.name}`, answer)
   }
 
+  async hasIpsecPolicies(): Promise<boolean> {
+    try {
+      const [answer] = await this.#xfrm.exchange([countPolicies()])
+      return hasPoliciesIn(messagesIn(dataOf(answer, 'IPsec policies')))
+    } catch (error) {
+      if (isWithoutIpsec(error)) return false
+      throw error
+    }
+  }
+
   async change(changes: readonly Change[]): Promise<readonly (WeftError | undefined)[]> {
     const errors: (WeftError | undefined)[] = []
     for (const batch of batchesOf(changes)) {
@@ -137,8 +150,20 @@ export class NetlinkKernel implements HostKernel {
 
   async watch(topics: readonly Topic[], onEvent: (event: KernelEvent) => void, signal: AbortSignal): Promise<void> {
     const { route, xfrm } = groupsOf(topics)
-    watchGroups(NETLINK.ROUTE, route, eventOf, onEvent, signal)
-    watchGroups(NETLINK.XFRM, xfrm, () => ({ of: 'ipsec policies' }), onEvent, signal)
+    const monitors: NetlinkMonitor[] = []
+    const stop = (): void => monitors.forEach((monitor) => monitor.stop())
+    if (signal.aborted) return
+    signal.addEventListener('abort', stop, { once: true })
+    try {
+      if (route.length > 0) monitors.push(watchGroups(NETLINK.ROUTE, route, eventOf, onEvent, signal))
+      if (xfrm.length > 0)
+        monitors.push(watchGroups(NETLINK.XFRM, xfrm, () => ({ of: 'ipsec policies' }), onEvent, signal))
+    } catch (error) {
+      // A kernel without IPsec has no policies to report.
+      if (isWithoutIpsec(error)) return
+      stop()
+      throw error
+    }
   }
 
   /** Sends a batch. The answer of a change is undefined if an interface that the change names does not exist. */
@@ -158,19 +183,21 @@ export class NetlinkKernel implements HostKernel {
   }
 }
 
+/** Returns true for the error of opening a socket of NETLINK_XFRM on a kernel that is built without IPsec. */
+const isWithoutIpsec = (error: unknown): boolean => (error as NodeJS.ErrnoException).code === 'EPROTONOSUPPORT'
+
 /**
- * Calls `onEvent` for the reports of these groups of a subsystem until `signal` aborts. `read` returns the event that a
- * report describes.
+ * Calls `onEvent` for the reports of these groups of a subsystem, unless `signal` has aborted. `read` returns the event
+ * that a report describes.
  */
-function watchGroups(
+const watchGroups = (
   protocol: number,
   groups: readonly number[],
   read: (report: ReceivedMessage, nameOf: NameOf) => KernelEvent | undefined,
   onEvent: (event: KernelEvent) => void,
   signal: AbortSignal,
-): void {
-  if (groups.length === 0 || signal.aborted) return
-  const monitor = addon.watchNetlink(protocol, groups, (reports, isLossy) => {
+): NetlinkMonitor =>
+  addon.watchNetlink(protocol, groups, (reports, isLossy) => {
     if (isLossy) onEvent({ of: 'anything' })
     const nameOf = createNames()
     for (const report of messagesIn(reports)) {
@@ -179,15 +206,13 @@ function watchGroups(
       if (event) onEvent(event)
     }
   })
-  signal.addEventListener('abort', () => monitor.stop(), { once: true })
-}
 
 /** The kernel of this host, in the network namespace of this process. */
 export const hostKernel = new NetlinkKernel()
 
 /**
  * Divides changes into batches. A change that names an interface begins a new batch if an earlier change in the batch
- * creates or deletes an interface, because the index of the interface is looked up when the batch is sent.
+ * creates or deletes an interface, because weftd determines the index of the interface when it sends the batch.
  */
 function batchesOf(changes: readonly Change[]): readonly Batch[] {
   const batches: Batch[] = []

@@ -54,7 +54,7 @@ const VXLAN = {
   GBP: 23,
   COLLECT_METADATA: 25,
 } as const
-const IPIP = { LOCAL: 2, REMOTE: 3, COLLECT_METADATA: 19 } as const
+const IPIP = { UNDERLAY: 1, LOCAL: 2, REMOTE: 3, COLLECT_METADATA: 19 } as const
 const TUN = { TYPE: 3, PERSIST: 6, MULTI_QUEUE: 7, QUEUES: 8 } as const
 /** The value of TUN.TYPE for a device of IP packets (IFF_TUN in linux/if_tun.h). */
 const IFF_TUN = 1
@@ -252,6 +252,7 @@ const vxlanIn = (data: Attributes): VxlanSettings => ({
 const ipipIn = (data: Attributes): IpipSettings => ({
   local: ipv4In(data, IPIP.LOCAL),
   remote: ipv4In(data, IPIP.REMOTE),
+  underlay: data.u32(IPIP.UNDERLAY) ?? 0,
   external: data.has(IPIP.COLLECT_METADATA),
 })
 

@@ -4,7 +4,7 @@
 import type { Log } from '../../base/log.ts'
 import { pause } from '../../host/bell.ts'
 import { defaultRoute, type ReadSysctl } from '../../host/choose-interface.ts'
-import { run } from '../../host/command.ts'
+import type { HostKernel } from '../../host/kernel.ts'
 import { dotted, FORWARDING, getSysctl } from '../../host/sysctl.ts'
 import { familiesOf, type Family } from '../../net/address.ts'
 import { RESYNC_MS, type Node } from '../node.ts'
@@ -30,6 +30,7 @@ export async function watchForwarding(node: Node): Promise<never> {
  */
 export async function warnOfForwarding(
   families: readonly Family[],
+  kernel: HostKernel,
   log: Log,
   readSysctl: ReadSysctl = getSysctl,
 ): Promise<void> {
@@ -43,7 +44,7 @@ export async function warnOfForwarding(
     log.warn(
       'net.ipv6.conf.all.forwarding is 0: no packet of a container leaves this host by IPv6 until it is 1; the bridge plugin of CNI sets it',
     )
-  const route = await defaultRoute(run, 'ipv6')
+  const route = await defaultRoute(kernel, 'ipv6')
   if (route?.protocol !== 'ra') return
   // An interface that does not forward accepts IPv6 router advertisements. Setting `all/forwarding` to 1 makes each
   // interface forward (Linux, addrconf_fixup_forwarding).

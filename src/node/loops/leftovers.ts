@@ -5,7 +5,6 @@ import { describeError, isWeftError, messageOf, WeftError } from '../../base/err
 import { seldom, type Log } from '../../base/log.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
 import { limited } from '../../host/bell.ts'
-import { findLink } from '../../host/links.ts'
 import { publishersOf } from '../../path/catalog.ts'
 import { closeJoin, findPrograms } from '../../path/device/kernel-way-remains.ts'
 import {
@@ -37,7 +36,7 @@ type Leftovers = NonNullable<Node['leftovers']>
 export async function clearLeftovers(node: Node): Promise<boolean> {
   const { backend, leftovers, ownership } = node
   if (!leftovers || !backend.devices) return true
-  const { run } = leftovers
+  const host = { kernel: node.kernel, run: leftovers.run }
   const { dataPath } = ownership
   const isOurs = (): boolean => ownership.state.is === 'forwarding' && ownership.dataPath === dataPath
   if (!isOurs()) return node.pastPath.length === 0
@@ -51,7 +50,7 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
     // Use the log that drops repeated lines, because another program may restore a leftover again and again.
     const calm = calmOf(node)
     const removed = (what: string): void => calm.info(`Removed ${what}, which another backend left`)
-    const tried = await removeLeftovers(run, first, removed, isOurs)
+    const tried = await removeLeftovers(host, first, removed, isOurs)
     if (first.length > 0) found = await find(node, leftovers)
     if (!isOurs()) return node.pastPath.length === 0
     const left = new Set(found.leftovers.map(({ what }) => what))
@@ -78,11 +77,11 @@ async function removePrograms(node: Node): Promise<void> {
   const { name, index } = backend.external
   if (!index || !leftovers) return
   const calm = calmOf(node)
-  const { run } = leftovers
+  const { kernel } = node
   const [external] = findPrograms([{ name, index }])
   if (!external) return
   const names = ownership.dataPath?.tunNames ?? []
-  const links = await Promise.all(names.map((each) => findLink(run, each)))
+  const links = await Promise.all(names.map((each) => kernel.link(each)))
   for (const { things, remove } of [external, ...findPrograms(links.flatMap((link) => link ?? []))]) {
     const what = things.join(', ')
     // A program that stays carries no packets after a minute, so it must not keep the node from being ready.
@@ -93,7 +92,7 @@ async function removePrograms(node: Node): Promise<void> {
       calm.warn(`A leftover of another backend cannot be removed: ${what}: ${messageOf(error)}`)
     }
   }
-  await closeJoin(run)
+  await closeJoin(kernel)
 }
 
 /**
@@ -116,7 +115,7 @@ export async function earlierAttrs(
  * Must be called while no process forwards on this host. Throws WeftError DEVICE if a leftover cannot be removed.
  */
 export async function clearEarlier(
-  parts: Pick<Node, 'backend' | 'config' | 'leftovers' | 'options' | 'manager' | 'log' | 'signal'>,
+  parts: Pick<Node, 'backend' | 'config' | 'leftovers' | 'options' | 'manager' | 'kernel' | 'log' | 'signal'>,
   lease: OwnLease,
   before: LeaseAttrs | undefined,
 ): Promise<void> {
@@ -140,15 +139,16 @@ export async function clearEarlier(
 }
 
 async function clear(
-  parts: Pick<Node, 'backend' | 'config' | 'options' | 'manager' | 'log' | 'signal'>,
+  parts: Pick<Node, 'backend' | 'config' | 'options' | 'manager' | 'kernel' | 'log' | 'signal'>,
   { run, earlier, others = othersOf(parts.options) }: Leftovers,
   lease: OwnLease,
   type: string,
 ): Promise<void> {
-  const { backend, config, log } = parts
+  const { backend, config, kernel, log } = parts
+  const host = { kernel, run }
   const kinds = publishersOf(type)
   const { leftovers: found, held } = await findLeftovers(
-    run,
+    host,
     {
       networks: { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network },
       subnets: lease.subnet,
@@ -164,7 +164,7 @@ async function clear(
     },
     others,
   )
-  const failures = await removeLeftovers(run, found, (what) => log.info(`Removed ${what}, which another backend left`))
+  const failures = await removeLeftovers(host, found, (what) => log.info(`Removed ${what}, which another backend left`))
   const left = [
     ...held.map(({ device, by }) => `${device}: ${by}`),
     ...failures.map(([what, why]) => `${what}: ${why}`),
@@ -197,14 +197,15 @@ function calmOf(node: Node): Log {
 async function find(node: Node, leftovers: Leftovers): Promise<Found> {
   const { found, surroundings } = await findInTable(node, leftovers)
   if (!node.backend.isSealed || found.bypasses.length > 0 || found.leftovers.length > 0) return found
-  return { ...found, bypasses: await findDiverted(leftovers.run, surroundings) }
+  return { ...found, bypasses: await findDiverted(node.kernel, surroundings) }
 }
 
 async function findInTable(
   node: Node,
   { earlier, run, others = othersOf(node.options) }: Leftovers,
 ): Promise<{ readonly found: Found; readonly surroundings: Surroundings }> {
-  const { backend, config, lease, ownership, view } = node
+  const { backend, config, kernel, lease, ownership, view } = node
+  const host = { kernel, run }
   const surroundings: Surroundings = {
     networks: { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network },
     subnets: lease.subnet,
@@ -217,12 +218,12 @@ async function findInTable(
     ranges: { ipv4: config.ipv4, ipv6: config.ipv6 },
     leases: [...view.values()], // an array, because an iterator would be exhausted after the first family
   }
-  const found = await findLeftovers(run, surroundings, others)
+  const found = await findLeftovers(host, surroundings, others)
   if (!found.needsLeases || node.following.listedAt !== undefined) return { found, surroundings }
   const listed = await listLeases(node)
   if (!listed) return { found, surroundings }
   const all = { ...surroundings, leases: listed }
-  return { found: { ...(await findLeftovers(run, all, others)), needsLeases: false }, surroundings: all }
+  return { found: { ...(await findLeftovers(host, all, others)), needsLeases: false }, surroundings: all }
 }
 
 /** Returns the present names of the data path's devices, which another program may have renamed. */

@@ -17,7 +17,7 @@ import { RoutedPath, type RoutedParts } from './routed-path.ts'
 const TYPE = 'host-gw'
 const PUBLIC_FLAG: Readonly<Record<Family, string>> = { ipv4: '--public-ip', ipv6: '--public-ipv6' }
 
-export function createHostGwBackend({ config, external: found, run, kernel, log }: BackendParts<'host-gw'>): Backend {
+export function createHostGwBackend({ config, external: found, kernel, log }: BackendParts<'host-gw'>): Backend {
   let external = found
   return {
     name: TYPE,
@@ -28,7 +28,7 @@ export function createHostGwBackend({ config, external: found, run, kernel, log 
     },
     words: ROUTE_WORDS,
     async prepare(): Promise<LeaseAttrs> {
-      external = await currentExternal(run, external)
+      external = await currentExternal(kernel, external)
       const behindNat = familiesOf(config).find(
         (family) => external.address[family] !== undefined && external.publicIp[family] !== external.address[family],
       )
@@ -59,10 +59,7 @@ export function createHostGwBackend({ config, external: found, run, kernel, log 
     const isOneOfTwo = familiesOf(config).length === 2
     const filter = new PeerFilter<Net>({ type: TYPE, lease: own, network, isOneOfTwo, log })
     // Send probes from the host's own address, because a host without containers may have no address in its subnet.
-    return new HostGwPath(
-      { family, network, probeSource: local, filter, run, kernel, log },
-      new FollowedLink(name, index),
-    )
+    return new HostGwPath({ family, network, probeSource: local, filter, kernel, log }, new FollowedLink(name, index))
   }
 }
 

@@ -2,8 +2,10 @@
 
 import { WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
-import type { Run } from '../../host/command.ts'
-import { addDevice, ipJson, type FollowedLink } from '../../host/links.ts'
+import { applyChange } from '../../host/kernel-errors.ts'
+import type { HostKernel } from '../../host/kernel.ts'
+import type { FollowedLink } from '../../host/links.ts'
+import { formatIpv4, type Ipv4 } from '../../net/ipv4.ts'
 import { KINDS } from '../catalog.ts'
 import { sayingWhoHasIt } from '../device/device-refusal.ts'
 import type { DeviceState } from '../device/device-state.ts'
@@ -14,27 +16,22 @@ const [[, NAME]] = KINDS.ipip.devices
 /** flanneld's error message if a device of another type has the name of the ipip device. */
 export const OTHER_TYPE = `${NAME} isn't an ipip mode device, please remove device and try again`
 
-interface JsonIpip {
-  readonly linkinfo?: {
-    readonly info_kind?: string
-    readonly info_data?: { readonly local?: string; readonly remote?: string }
-  }
-}
+const addressOrAny = (address: Ipv4 | undefined): string => (address === undefined ? 'any' : formatIpv4(address))
 
 export class IpipDevice {
   readonly #link: FollowedLink
-  /** The outer source address of the device, as text. */
-  readonly #local: string
+  /** The outer source address of the device. */
+  readonly #local: Ipv4
   /** The device's MTU, address and link state. */
   readonly #state: DeviceState
-  readonly #run: Run
+  readonly #kernel: HostKernel
   readonly #log: Log
 
-  constructor(link: FollowedLink, local: string, state: DeviceState, run: Run, log: Log) {
+  constructor(link: FollowedLink, local: Ipv4, state: DeviceState, kernel: HostKernel, log: Log) {
     this.#link = link
     this.#local = local
     this.#state = state
-    this.#run = run
+    this.#kernel = kernel
     this.#log = log
   }
 
@@ -44,7 +41,7 @@ export class IpipDevice {
     try {
       await this.#state.configure()
     } catch (error) {
-      if (made.length > 0) await this.#run('ip', ['link', 'del', this.#link.name]).catch(() => {})
+      if (made.length > 0) await this.#kernel.change([{ kind: 'delete link', device: this.#link }])
       throw error
     }
   }
@@ -63,22 +60,21 @@ export class IpipDevice {
    */
   async #ensure(): Promise<readonly string[]> {
     const link = this.#link
-    if (!(await link.follow(this.#run, this.#log))) {
+    const found = await link.follow(this.#kernel, this.#log)
+    if (!found) {
       const wrong = `${link.name} was gone`
       link.forget()
       await this.#make()
       return [wrong]
     }
-    const [json] = await ipJson<JsonIpip>(this.#run, ['-d', 'link', 'show', 'dev', link.name])
-    const { info_kind: kind = 'none', info_data: data = {} } = json?.linkinfo ?? {}
-    if (kind !== TYPE)
+    const { type, ipip } = found
+    if (type !== TYPE || !ipip)
       throw new WeftError('DEVICE', OTHER_TYPE, {
-        remedy: `it is of type ${kind}: remove it with \`ip link del ${link.name}\``,
+        remedy: `it is of type ${type || 'none'}: remove it with \`ip link del ${link.name}\``,
       })
-    const { local: isLocal = 'any', remote: isRemote = 'any' } = data
-    if (isLocal === this.#local && isRemote === 'any') return []
-    const wrong = `${link.name} went from ${isLocal} to ${isRemote}`
-    await this.#run('ip', ['link', 'del', link.name])
+    if (ipip.local === this.#local && ipip.remote === undefined) return []
+    const wrong = `${link.name} went from ${addressOrAny(ipip.local)} to ${addressOrAny(ipip.remote)}`
+    await applyChange(this.#kernel, { kind: 'delete link', device: link })
     link.forget()
     await this.#make()
     return [wrong]
@@ -86,7 +82,9 @@ export class IpipDevice {
 
   async #make(): Promise<void> {
     const { name } = this.#link
-    await sayingWhoHasIt(this.#run, { name }, () => addDevice(this.#run, name, TYPE, [], ['local', this.#local]))
-    await this.#link.find(this.#run)
+    await sayingWhoHasIt(this.#kernel, { name }, () =>
+      applyChange(this.#kernel, { kind: 'add link', link: { name, type: TYPE, ipip: { local: this.#local } } }),
+    )
+    await this.#link.find(this.#kernel)
   }
 }

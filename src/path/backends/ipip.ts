@@ -24,14 +24,7 @@ const NEEDS = `the ${TYPE} backend`
 const { overhead, devices } = KINDS.ipip
 const [[, NAME]] = devices
 
-export function createIpipBackend({
-  config,
-  settings,
-  external: found,
-  run,
-  kernel,
-  log,
-}: BackendParts<'ipip'>): Backend {
+export function createIpipBackend({ config, settings, external: found, kernel, log }: BackendParts<'ipip'>): Backend {
   let external = found
   const { directRouting } = settings
   log.info(`IPIP config: DirectRouting=${directRouting}`)
@@ -44,7 +37,7 @@ export function createIpipBackend({
     },
     words: ROUTE_WORDS,
     async prepare(): Promise<LeaseAttrs> {
-      external = await currentExternal(run, external)
+      external = await currentExternal(kernel, external)
       carryIpv4Alone(NEEDS, config, log)
       return { publicIp: external.publicIp, backendType: TYPE }
     },
@@ -75,12 +68,12 @@ export function createIpipBackend({
     const { network } = ipv4For(NEEDS, config)
     const { address } = ipv4For(NEEDS, own.subnet)
     const link = new FollowedLink(NAME)
-    await findEarlier(link, run, TYPE, [address], log)
-    const local = formatIpv4(ipv4For(NEEDS, external.address))
-    const device = new IpipDevice(link, local, deviceState(run, link, mtu, address, network), run, log)
+    await findEarlier(link, kernel, TYPE, [address], log)
+    const local = ipv4For(NEEDS, external.address)
+    const device = new IpipDevice(link, local, deviceState(kernel, link, mtu, address, network), kernel, log)
     await device.open()
     const filter = new PeerFilter<Net>({ type: TYPE, lease: own, network, log })
-    const parts = { network, device: link, probeSource: address, filter, directRouting, run, kernel, log }
+    const parts = { network, device: link, probeSource: address, filter, directRouting, kernel, log }
     return new IpipPath({ family: 'ipv4', ...parts }, link, device)
   }
 }

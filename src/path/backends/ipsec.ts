@@ -33,7 +33,14 @@ const UDP_HEADER = 8
  */
 const USERSPACE_MTU = 1400
 
-export function createIpsecBackend({ config, settings, external: found, run, log }: BackendParts<'ipsec'>): Backend {
+export function createIpsecBackend({
+  config,
+  settings,
+  external: found,
+  run,
+  kernel,
+  log,
+}: BackendParts<'ipsec'>): Backend {
   const { psk, udpEncap, espProposal, dataPath } = settings
   let external = found
   let isUserspace: boolean | undefined
@@ -47,7 +54,7 @@ export function createIpsecBackend({ config, settings, external: found, run, log
       return external
     },
     async prepare(signal): Promise<LeaseAttrs> {
-      external = await currentExternal(run, external)
+      external = await currentExternal(kernel, external)
       carryIpv4Alone(NEEDS, config, log)
       const isRunning = await isCharonRunning(signal)
       if (!isRunning) checkPrograms()
@@ -90,7 +97,7 @@ export function createIpsecBackend({ config, settings, external: found, run, log
     }
     const isUserland = isUserspace === true
     const guard = isUserland
-      ? new UserspaceGuard(network, () => external.name, run)
+      ? new UserspaceGuard(network, () => external.name, kernel)
       : new IpsecPolicies({ network: formatNet(network), own, hasHosts: ownHost() !== undefined, run, log })
     const connections = new IpsecConnections({
       network,
@@ -105,7 +112,7 @@ export function createIpsecBackend({ config, settings, external: found, run, log
     // Set the guard first, so that no packet leaves unencrypted. Then remove the guard of the other carrier (kernel or
     // charon) that an earlier run may have left, because that guard would block all packets.
     await guard.block()
-    await (isUserland ? removePolicies(run, formatNet(network)) : removeUserspaceGuard(run, network))
+    await (isUserland ? removePolicies(run, formatNet(network)) : removeUserspaceGuard(kernel, network))
     await connections.open(signal)
     const filter = createFilter(TYPE, { lease, network, log })
     return new IpsecPath({ filter, guard, connections, isUserspace: isUserland, log })

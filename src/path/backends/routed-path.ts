@@ -3,7 +3,6 @@
 
 import type { Log } from '../../base/log.ts'
 import { sideOf, type Lease } from '../../control/lease/lease.ts'
-import type { Run } from '../../host/command.ts'
 import type { HostKernel } from '../../host/kernel.ts'
 import type { FollowedLink } from '../../host/links.ts'
 import { formatAddress, formatNet, type Family, type Net } from '../../net/address.ts'
@@ -22,7 +21,6 @@ export interface RoutedParts {
   readonly filter: PeerFilter
   /** True if packets to peers on the same link use a route to the peer's host instead of the device. */
   readonly directRouting?: boolean
-  readonly run: Run
   readonly kernel: HostKernel
   readonly log: Log
 }
@@ -41,7 +39,7 @@ export abstract class RoutedPath extends KernelPath {
   /** The peers without a direct route, whose packets use the tunnel, by subnet. */
   protected tunnelled: ReadonlyMap<string, Lease> = new Map()
 
-  constructor({ family, network, device, probeSource, filter, directRouting, run, kernel, log }: RoutedParts) {
+  constructor({ family, network, device, probeSource, filter, directRouting, kernel, log }: RoutedParts) {
     super({
       families: [family],
       ...(device === undefined ? {} : { device }),
@@ -50,8 +48,8 @@ export abstract class RoutedPath extends KernelPath {
     })
     this.#family = family
     this.#filter = filter
-    this.#routes = new RouteSync({ network, ...(device === undefined ? {} : { ownDevice: device }), run, kernel, log })
-    this.#direct = directRouting ? new DirectHops(run, family) : undefined
+    this.#routes = new RouteSync({ network, ...(device === undefined ? {} : { ownDevice: device }), kernel, log })
+    this.#direct = directRouting ? new DirectHops(kernel, family) : undefined
   }
 
   /** Returns the next hop for a peer without a direct route. */

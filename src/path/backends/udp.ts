@@ -23,7 +23,7 @@ const isUsable = (address: Address | undefined): boolean => address !== undefine
 const overheadOf = (family: Family): number => overheadBy('udp', family)
 
 export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
-  const { config, settings, log, run } = options
+  const { config, settings, log, kernel } = options
   let { external } = options
   const port = settings.port || outside.port
   const [preferred, second] = underlaysOf(settings.underlay, familiesOf(config))
@@ -62,7 +62,7 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
       return external
     },
     async prepare(): Promise<LeaseAttrs> {
-      external = await currentExternal(run, external)
+      external = await currentExternal(kernel, external)
       checkUnderlay()
       checkNetwork(config, external.address, log)
       // Publish an empty backend type as flanneld's udp backend does, because weft's leases must equal flanneld's byte

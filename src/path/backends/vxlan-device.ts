@@ -3,22 +3,28 @@
 import { writeFile } from 'node:fs/promises'
 import { isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
-import type { Run } from '../../host/command.ts'
-import { addDevice, FollowedLink } from '../../host/links.ts'
-import { formatAddress, type Address, type Net } from '../../net/address.ts'
+import { applyChange } from '../../host/kernel-errors.ts'
+import type { HostKernel, Link } from '../../host/kernel.ts'
+import { FollowedLink } from '../../host/links.ts'
+import type { Address, Net } from '../../net/address.ts'
 import { KINDS } from '../catalog.ts'
 import { sayingWhoHasIt } from '../device/device-refusal.ts'
 import { deviceState, type DeviceState } from '../device/device-state.ts'
 import { findEarlier } from '../device/flannel-devices.ts'
 import { VxlanEntryTable, type VxlanPeer } from './vxlan-entries.ts'
-import { describeVxlan, differenceOf, type JsonVxlan, type VxlanOptions } from './vxlan-link.ts'
+import { differenceOf, type VxlanOptions } from './vxlan-link.ts'
 
 /**
  * Finds or creates the device and sets its MAC. Throws WeftError NO_DEVICE_TYPE if the kernel does not support vxlan,
  * and DEVICE for any other failure.
  */
-export async function openVxlanDevice(options: VxlanOptions, mac: string, run: Run, log: Log): Promise<VxlanDevice> {
-  const device = new VxlanDevice(options, mac, run, log)
+export async function openVxlanDevice(
+  options: VxlanOptions,
+  mac: string,
+  kernel: HostKernel,
+  log: Log,
+): Promise<VxlanDevice> {
+  const device = new VxlanDevice(options, mac, kernel, log)
   await device.open()
   return device
 }
@@ -28,7 +34,7 @@ export class VxlanDevice {
   readonly entries: VxlanEntryTable
   readonly #options: VxlanOptions
   readonly #mac: string
-  readonly #run: Run
+  readonly #kernel: HostKernel
   readonly #log: Log
   /** The external interface, to which the kernel binds the device. */
   readonly #underlay: FollowedLink
@@ -37,20 +43,20 @@ export class VxlanDevice {
   /** True if `open` created the device. */
   #isMade = false
 
-  constructor(options: VxlanOptions, mac: string, run: Run, log: Log) {
+  constructor(options: VxlanOptions, mac: string, kernel: HostKernel, log: Log) {
     this.link = new FollowedLink(options.name)
-    this.entries = new VxlanEntryTable(this.link, options.local, run)
+    this.entries = new VxlanEntryTable(this.link, options.local, kernel)
     this.#options = options
     this.#mac = mac
-    this.#run = run
+    this.#kernel = kernel
     this.#log = log
     this.#underlay = new FollowedLink(options.underlay, options.underlayIndex)
   }
 
   async open(): Promise<void> {
-    await findEarlier(this.link, this.#run, 'vxlan', [this.#options.own], this.#log)
+    await findEarlier(this.link, this.#kernel, 'vxlan', [this.#options.own], this.#log)
     const { index, name } = this.link
-    let found = index === undefined ? undefined : await describeVxlan(this.#run, name)
+    let found = index === undefined ? undefined : await this.#kernel.link(index)
     const other = found && (await this.#differenceNow(found))
     if (other !== undefined) {
       this.#log.warn(`"${name}" already exists with incompatible configuration: ${other}; recreating device`)
@@ -59,18 +65,18 @@ export class VxlanDevice {
     }
     this.#isMade = !found
     if (!found) await this.#create()
-    else if (found.address !== this.#mac) await this.#setMac()
+    else if (found.mac !== this.#mac) await this.#setMac()
   }
 
   /** Sets the device's address and MTU and brings the device up. A repeated call changes nothing. */
   async configure(own: Address, network: Net): Promise<void> {
-    this.#state = this.#withReasons(deviceState(this.#run, this.link, this.#options.mtu, own, network))
+    this.#state = this.#withReasons(deviceState(this.#kernel, this.link, this.#options.mtu, own, network))
     try {
       await this.#state.configure()
     } catch (error) {
       // Delete a new device that cannot be brought up, because the device would mislead an operator who searches for
       // the cause.
-      if (this.#isMade) await this.#run('ip', ['link', 'del', this.link.name]).catch(() => {})
+      if (this.#isMade) await this.#kernel.change([{ kind: 'delete link', device: this.link }])
       throw error
     }
   }
@@ -78,24 +84,23 @@ export class VxlanDevice {
   /** Repairs the device and the entries of `peers`, and returns a description of each repair. */
   async resync(peers: readonly VxlanPeer[]): Promise<readonly string[]> {
     const wrong: string[] = []
-    const isThere = await this.link.follow(this.#run, this.#log)
+    const now = await this.link.follow(this.#kernel, this.#log)
     const { name } = this.link
-    const now = isThere && (await describeVxlan(this.#run, name))
     if (!now) this.link.forget()
     const change = now && (await this.#differenceNow(now))
     if (!now || change !== undefined) {
       if (now) await this.#removeForAnother()
-      else await this.#underlay.find(this.#run) // the external interface may have been renamed since the last check
+      else await this.#underlay.find(this.#kernel) // another interface may have taken its place since the last check
       await this.#create()
       wrong.push(now ? `${name} was another device (${change})` : `${name} was gone`)
     }
-    if (wrong.length === 0 && now?.address !== this.#mac) {
+    if (wrong.length === 0 && now?.mac !== this.#mac) {
       await this.#setMac()
-      wrong.push(`${name} had the MAC ${now?.address}`)
+      wrong.push(`${name} had the MAC ${now?.mac}`)
     }
     if (wrong.length === 0 && this.#state) wrong.push(...(await this.#state.wrong()))
     if (wrong.length > 0) await this.#state?.configure()
-    const missing = await this.entries.putMissing(peers)
+    const missing = await this.entries.putMissing(peers, await this.entries.read())
     if (wrong.length === 0 && missing > 0) wrong.push(`${missing} entries of ${name} for peers were gone`)
     return wrong
   }
@@ -103,31 +108,32 @@ export class VxlanDevice {
   async #create(): Promise<void> {
     const { vni, port, learning, gbp, local } = this.#options
     const { name } = this.link
-    const link = ['id', String(vni), 'local', formatAddress(local), 'dev', this.#underlay.name, 'dstport', String(port)]
-    const flags = [learning ? 'learning' : 'nolearning', ...(gbp ? ['gbp'] : [])]
+    const vxlan = { vni, local, underlay: this.#underlay, port, learning, gbp }
     try {
-      await addDevice(this.#run, name, 'vxlan', ['address', this.#mac], [...link, ...flags])
+      await applyChange(this.#kernel, { kind: 'add link', link: { name, type: 'vxlan', mac: this.#mac, vxlan } })
     } catch (error) {
-      if (!isWeftError(error, 'COMMAND')) throw error
+      if (!isWeftError(error, 'KERNEL')) throw error
       throw new WeftError('DEVICE', `failed to create the vxlan device ${name}: ${messageOf(error)}`, {
         remedy:
           'check whether another device has the same VNI (`ip -d link show type vxlan`); or set "DataPath": "userspace"',
         cause: error,
       })
     }
-    await this.link.find(this.#run)
+    await this.link.find(this.#kernel)
     // The kernel must not accept IPv6 router advertisements that containers of other hosts send through the tunnel.
     // Ignore an error: the file of this setting is missing if IPv6 is disabled.
     await writeFile(`/proc/sys/net/ipv6/conf/${name}/accept_ra`, '0').catch(() => {})
   }
 
-  /**
-   * Describes how the device differs from the wanted options; undefined if it does not differ. A changed name of the
-   * external interface alone does not count as a difference.
-   */
-  async #differenceNow(device: JsonVxlan): Promise<string | undefined> {
-    if (device.linkinfo?.info_data?.link !== this.#underlay.name) await this.#underlay.find(this.#run)
-    return differenceOf(device, { ...this.#options, underlay: this.#underlay.name })
+  /** Describes how the device differs from the wanted options; undefined if it does not differ. */
+  async #differenceNow(device: Link): Promise<string | undefined> {
+    const other = differenceOf(device, this.#options)
+    const underlay = device.vxlan?.underlay ?? 0
+    if (other !== undefined || underlay === this.#underlay.index) return other
+    await this.#underlay.find(this.#kernel)
+    if (underlay === this.#underlay.index) return undefined
+    const name = underlay === 0 ? 'none' : (await this.#kernel.link(underlay))?.name
+    return `interface: ${name ?? `index ${underlay}`} vs ${this.#underlay.name}`
   }
 
   /**
@@ -136,16 +142,16 @@ export class VxlanDevice {
    */
   async #removeForAnother(): Promise<void> {
     const { name } = this.link
-    if (!(await this.#underlay.find(this.#run)))
+    if (!(await this.#underlay.find(this.#kernel)))
       throw new WeftError('DEVICE', `cannot repair ${name}: the interface ${this.#underlay.name} is gone`, {
         remedy: `restore ${this.#underlay.name}, or restart weftd so that it chooses another interface`,
       })
-    await this.#run('ip', ['link', 'del', name])
+    await applyChange(this.#kernel, { kind: 'delete link', device: this.link })
     this.link.forget()
   }
 
   async #setMac(): Promise<void> {
-    await this.#run('ip', ['link', 'set', 'dev', this.link.name, 'address', this.#mac])
+    await applyChange(this.#kernel, { kind: 'set link', device: this.link, mac: this.#mac })
   }
 
   /**
@@ -155,7 +161,7 @@ export class VxlanDevice {
     const port = { number: this.#options.port, option: KINDS.vxlan.options.port.name }
     return {
       ...of,
-      configure: () => sayingWhoHasIt(this.#run, { name: this.link.name, port }, () => of.configure()),
+      configure: () => sayingWhoHasIt(this.#kernel, { name: this.link.name, port }, () => of.configure()),
     }
   }
 }

@@ -4,26 +4,25 @@
 // forwarding entry, which maps that MAC to the peer's host. Both entries are static, so the kernel sends no ARP
 // requests and floods no packets (pkg/backend/vxlan/device.go).
 
-import { runBatch } from '../../host/batch.ts'
-import type { Run } from '../../host/command.ts'
-import type { KernelEvent } from '../../host/kernel.ts'
-import { ipFlag, ipJson, parseList, type Named } from '../../host/links.ts'
-import { formatAddress, type Address } from '../../net/address.ts'
+import type { Change, Device, HostKernel, KernelEvent } from '../../host/kernel.ts'
+import { familyOf, type Address } from '../../net/address.ts'
 
 export interface VxlanPeer {
-  readonly address: string
+  readonly address: Address
   /** The peer's MAC in lower case, such as `02:11:22:33:44:55`. */
   readonly mac: string
-  readonly host: string
+  readonly host: Address
 }
 
 export interface VxlanEntries {
-  readonly addresses: ReadonlyMap<string, string>
-  readonly macs: ReadonlyMap<string, string>
+  /** The neighbour entries: MACs by address. */
+  readonly addresses: ReadonlyMap<Address, string>
+  /** The forwarding entries: hosts by MAC. */
+  readonly macs: ReadonlyMap<string, Address>
 }
 
 export const entriesOfPeers = (peers: Iterable<VxlanPeer>): VxlanEntries => {
-  const [addresses, macs] = [new Map<string, string>(), new Map<string, string>()]
+  const [addresses, macs] = [new Map<Address, string>(), new Map<string, Address>()]
   for (const { address, mac, host } of peers) {
     addresses.set(address, mac)
     macs.set(mac, host)
@@ -38,113 +37,86 @@ export const entriesOfPeers = (peers: Iterable<VxlanPeer>): VxlanEntries => {
 export function isAsWanted(event: KernelEvent, { addresses, macs }: VxlanEntries): boolean {
   if (event.of === 'forwarding') {
     const { mac, host, isPermanent } = event.forwarding
-    const isThere = host !== undefined && macs.get(mac) === formatAddress(host)
-    return event.gone || !isPermanent ? !isThere : isThere
+    return event.gone || !isPermanent ? macs.get(mac) !== host : macs.get(mac) === host
   }
   if (event.of !== 'neighbour') return false
-  const { mac, states } = event.neighbour
-  const address = formatAddress(event.neighbour.address)
+  const { address, mac, states } = event.neighbour
   return event.gone || !states.includes('PERMANENT') ? !addresses.has(address) : addresses.get(address) === mac
 }
 
-interface JsonNeighbour {
-  dst?: string
-  lladdr?: string
-}
-
-interface JsonForwarding {
-  mac?: string
-  dst?: string
-}
-
 export class VxlanEntryTable {
-  readonly #device: Named
+  readonly #device: Device
   /** This host's address in the family of the neighbour entries. */
   readonly #local: Address
-  readonly #run: Run
+  readonly #kernel: HostKernel
 
-  constructor(device: Named, local: Address, run: Run) {
+  constructor(device: Device, local: Address, kernel: HostKernel) {
     this.#device = device
     this.#local = local
-    this.#run = run
+    this.#kernel = kernel
+  }
+
+  /** Lists the device's static neighbour entries and its forwarding entries. */
+  async read(): Promise<VxlanEntries> {
+    const neighbours = await this.#kernel.neighbours(familyOf(this.#local), this.#device)
+    const forwarding = await this.#kernel.forwarding(this.#device)
+    return {
+      addresses: new Map(
+        neighbours.flatMap(({ address, mac, states }) => (states.includes('PERMANENT') ? [[address, mac]] : [])),
+      ),
+      macs: new Map(forwarding.flatMap(({ mac, host }) => (host === undefined ? [] : [[mac, host]]))),
+    }
   }
 
   /**
    * Sets the entries of `peers` without reading the existing entries first. Resolves with true if the kernel accepted
    * all entries.
    */
-  async put(peers: readonly VxlanPeer[]): Promise<boolean> {
-    const isForwarded = await this.#forwardTo(peers)
-    return (await this.#resolveTo(peers)) && isForwarded
+  put(peers: readonly VxlanPeer[]): Promise<boolean> {
+    return this.#change([...peers.map((peer) => this.#forwardTo(peer)), ...peers.map((peer) => this.#resolve(peer))])
   }
 
-  /** Adds the entries for `peers` that the device lacks, and returns the number of added entries. */
-  async putMissing(peers: readonly VxlanPeer[]): Promise<number> {
-    const known = await this.#neighbours()
-    const behind = await this.#forwarding()
-    const forward = peers.filter(({ mac, host }) => behind.get(mac) !== host)
-    const resolve = peers.filter(({ address, mac }) => known.get(address) !== mac)
-    await this.#forwardTo(forward)
-    await this.#resolveTo(resolve)
-    return forward.length + resolve.length
+  /** Adds the entries for `peers` that are not in `present`, and returns the number of added entries. */
+  async putMissing(peers: readonly VxlanPeer[], { addresses, macs }: VxlanEntries): Promise<number> {
+    const forward = peers.filter(({ mac, host }) => macs.get(mac) !== host)
+    const resolve = peers.filter(({ address, mac }) => addresses.get(address) !== mac)
+    const changes = [...forward.map((peer) => this.#forwardTo(peer)), ...resolve.map((peer) => this.#resolve(peer))]
+    await this.#change(changes)
+    return changes.length
   }
 
   /** Removes the given entries from the device. Resolves with true if the device had all of them. */
-  async remove({ addresses, macs }: VxlanEntries): Promise<boolean> {
-    const hadNeighbours = await runBatch(
-      this.#run,
-      'ip',
-      [...addresses.keys()].map((address) => `neigh del ${address} dev ${this.#device.name}`),
-    )
-    const hadForwarding = await runBatch(
-      this.#run,
-      'bridge',
-      [...macs].map(([mac, host]) => `fdb del ${mac} dev ${this.#device.name} dst ${host} self`),
-    )
-    return hadNeighbours && hadForwarding
+  remove({ addresses, macs }: VxlanEntries): Promise<boolean> {
+    const device = this.#device
+    return this.#change([
+      ...[...addresses.keys()].map((address): Change => ({ kind: 'delete neighbour', device, address })),
+      ...[...macs].map(([mac, host]): Change => ({ kind: 'delete forwarding', device, mac, host })),
+    ])
   }
 
-  /** Removes all entries except those of `peers`. */
-  async keepOnly(peers: readonly VxlanPeer[]): Promise<void> {
+  /** Removes the entries of `present` except those of `peers`. */
+  async keepOnly(peers: readonly VxlanPeer[], present: VxlanEntries): Promise<void> {
     const wanted = entriesOfPeers(peers)
-    const known = await this.#neighbours()
-    const behind = await this.#forwarding()
     await this.remove({
-      addresses: new Map([...known].filter(([address]) => !wanted.addresses.has(address))),
-      macs: new Map([...behind].filter(([mac]) => !wanted.macs.has(mac))),
+      addresses: new Map([...present.addresses].filter(([address]) => !wanted.addresses.has(address))),
+      macs: new Map([...present.macs].filter(([mac]) => !wanted.macs.has(mac))),
     })
   }
 
-  /** Returns the device's neighbour entries, as a map from address to MAC. */
-  async #neighbours(): Promise<Map<string, string>> {
-    const args = [ipFlag(this.#local), 'neigh', 'show', 'dev', this.#device.name, 'nud', 'permanent']
-    const entries = await ipJson<JsonNeighbour>(this.#run, args)
-    return new Map(entries.map(({ dst = '', lladdr = '' }) => [dst, lladdr]))
+  /** Makes the changes. Resolves with true if the kernel accepted all of them. Rejects if weftd may not change entries. */
+  async #change(changes: readonly Change[]): Promise<boolean> {
+    if (changes.length === 0) return true
+    const errors = (await this.#kernel.change(changes)).filter((error) => error !== undefined)
+    const fault = errors.find((error) => error.code !== 'KERNEL')
+    if (fault) throw fault
+    return errors.length === 0
   }
 
-  /**
-   * Returns the device's forwarding entries, as a map from MAC to the address of the host. The device has no entry for
-   * the MAC 00:00:00:00:00:00, which would flood packets for unknown MACs.
-   */
-  async #forwarding(): Promise<Map<string, string>> {
-    const text = await this.#run('bridge', ['-j', 'fdb', 'show', 'dev', this.#device.name])
-    const entries = parseList<JsonForwarding>(text, `bridge -j fdb show dev ${this.#device.name}`)
-    return new Map(entries.flatMap(({ mac = '', dst }) => (dst === undefined ? [] : [[mac, dst] as const])))
+  #forwardTo({ mac, host }: VxlanPeer): Change {
+    return { kind: 'replace forwarding', device: this.#device, mac, host }
   }
 
-  #forwardTo(peers: readonly VxlanPeer[]): Promise<boolean> {
-    return runBatch(
-      this.#run,
-      'bridge',
-      peers.map(({ mac, host }) => `fdb replace ${mac} dev ${this.#device.name} dst ${host} self permanent`),
-    )
-  }
-
-  #resolveTo(peers: readonly VxlanPeer[]): Promise<boolean> {
-    return runBatch(
-      this.#run,
-      'ip',
-      peers.map(({ address, mac }) => `neigh replace ${address} lladdr ${mac} dev ${this.#device.name} nud permanent`),
-    )
+  #resolve({ address, mac }: VxlanPeer): Change {
+    return { kind: 'replace neighbour', device: this.#device, address, mac }
   }
 }

@@ -16,7 +16,7 @@ import { isAsWanted } from './vxlan-entries.ts'
 import { checkVxlan } from './vxlan-link.ts'
 import { VxlanPath } from './vxlan-path.ts'
 
-type Parts = Pick<TunnelOptions<'vxlan'>, 'config' | 'run' | 'kernel' | 'log'>
+type Parts = Pick<TunnelOptions<'vxlan'>, 'config' | 'kernel' | 'log'>
 
 /**
  * Checks that the kernel supports vxlan, and returns the kernel as the carrier of the packets. Changes no device,
@@ -25,12 +25,12 @@ type Parts = Pick<TunnelOptions<'vxlan'>, 'config' | 'run' | 'kernel' | 'log'>
  */
 export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts): Promise<VxlanCarrier> {
   const { names, mtus } = setup()
-  const { config, run } = parts
+  const { config, kernel } = parts
   const families = familiesOf(config)
   const leastMtu = (): number => Math.min(...families.map((family) => setup().mtus[family]))
   const devices = families.flatMap((family) => names[family] ?? [])
   const [first = ''] = devices
-  await checkVxlan(run, first)
+  await checkVxlan(kernel, first)
   return {
     needs(family) {
       const { options, port, external } = setup()
@@ -81,7 +81,7 @@ export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts):
 async function openFamily(
   family: Family,
   { names, options, port, mtus, macs, external }: VxlanSetup,
-  { config, run, kernel, log }: Parts,
+  { config, kernel, log }: Parts,
   lease: OwnLease,
 ): Promise<VxlanPath> {
   const { vni, learning, gbp, directRouting } = options
@@ -91,7 +91,7 @@ async function openFamily(
     throw new Error(`${family} is none of this node's families`)
   const mtu = mtus[family]
   const link = { local, underlay: external.name, underlayIndex: external.index, port, mtu }
-  const opened = await openVxlanDevice({ name, own: subnet.address, vni, learning, gbp, ...link }, mac, run, log)
+  const opened = await openVxlanDevice({ name, own: subnet.address, vni, learning, gbp, ...link }, mac, kernel, log)
   await opened.configure(subnet.address, network)
   const identity = {
     name: 'MAC',
@@ -108,7 +108,6 @@ async function openFamily(
     probeSource: subnet.address,
     filter,
     directRouting,
-    run,
     kernel,
     log,
   }

@@ -63,19 +63,20 @@ export class VxlanPath extends RoutedPath {
     const { entries: table } = this.#opened
     this.#wanted = undefined
     if (!subnets) {
-      await table.putMissing(this.#peersIn(this.tunnelled))
+      const present = await table.read()
+      await table.putMissing(this.#peersIn(this.tunnelled), present)
       await super.setRoutes(subnets, before)
-      return table.keepOnly(this.#peersIn(this.tunnelled))
+      return table.keepOnly(this.#peersIn(this.tunnelled), present)
     }
     if (!(await table.put(this.#peersIn(this.tunnelled, subnets))))
-      await table.putMissing(this.#peersIn(this.tunnelled))
+      await table.putMissing(this.#peersIn(this.tunnelled), await table.read())
     await super.setRoutes(subnets, before)
     const old = entriesOfPeers(this.#peersIn(before, subnets))
     const had = await table.remove({
       addresses: new Map([...old.addresses].filter(([address]) => !this.entries().addresses.has(address))),
       macs: new Map([...old.macs].filter(([mac]) => !this.entries().macs.has(mac))),
     })
-    if (!had) await table.keepOnly(this.#peersIn(this.tunnelled))
+    if (!had) await table.keepOnly(this.#peersIn(this.tunnelled), await table.read())
   }
 
   #peersIn(peers: ReadonlyMap<string, Lease>, subnets: Iterable<string> = peers.keys()): VxlanPeer[] {
@@ -87,8 +88,8 @@ export class VxlanPath extends RoutedPath {
 
   #peerOf(peer: Lease): VxlanPeer {
     return {
-      address: formatAddress(this.sideOf(peer).subnet.address),
-      host: this.hostOf(peer),
+      address: this.sideOf(peer).subnet.address,
+      host: this.sideOf(peer).host,
       mac: vtepMacOf(peer.attrs, this.#family) ?? '',
     }
   }

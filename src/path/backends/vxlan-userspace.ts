@@ -3,7 +3,7 @@
 
 import { messageOf } from '../../base/errors.ts'
 import type { Lease, OwnLease } from '../../control/lease/lease.ts'
-import { findLink, ipJson } from '../../host/links.ts'
+import { applyChange } from '../../host/kernel-errors.ts'
 import { FAMILIES, familiesOf, FAMILY_NAMES, formatAddress, listed, type Family } from '../../net/address.ts'
 import { KINDS, overheadBy } from '../catalog.ts'
 import type { DataPath } from '../contract.ts'
@@ -67,13 +67,13 @@ async function openFamily(
   lease: OwnLease,
   leases: ReadonlyMap<string, Lease>,
 ): Promise<DataPath> {
-  const { run, log } = options
+  const { kernel, log } = options
   const [tunName, mac] = [names[family], macs[family]]
   if (tunName === undefined || mac === undefined) throw new Error(`${family} is none of this node's families`)
   const clear = async (): Promise<void> => {
-    if ((await vxlanMac(run, tunName)) === undefined) return
+    if ((await vxlanMac(kernel, tunName)) === undefined) return
     log.info(`Deleting the kernel's device ${tunName}, which weftd replaces`)
-    await run('ip', ['link', 'del', tunName])
+    await applyChange(kernel, { kind: 'delete link', device: { name: tunName } })
   }
   const ends = {
     ownEnd: ownEnd(mac, vni),
@@ -88,15 +88,14 @@ async function openFamily(
 async function removeOthers(
   { options: { vni } }: VxlanSetup,
   families: readonly Family[],
-  { run, log }: TunnelOptions<'vxlan'>,
+  { kernel, log }: TunnelOptions<'vxlan'>,
 ): Promise<void> {
   for (const family of FAMILIES) {
     const name = namesOf(vni)[family]
-    if (families.includes(family) || !(await findLink(run, name))) continue
-    const [link] = await ipJson<{ linkinfo?: { info_kind?: string } }>(run, ['-d', 'link', 'show', 'dev', name])
-    if (link?.linkinfo?.info_kind !== 'tun') continue
+    const link = families.includes(family) ? undefined : await kernel.link(name)
+    if (link?.type !== 'tun') continue
     log.info(`Deleting the device ${name}: the network has no ${FAMILY_NAMES[family]} any more`)
-    await run('ip', ['link', 'del', 'dev', name]).catch((error: unknown) =>
+    await applyChange(kernel, { kind: 'delete link', device: link }).catch((error: unknown) =>
       log.warn(`Cannot delete the device ${name}: ${messageOf(error)}`),
     )
   }

@@ -42,13 +42,13 @@ export interface VxlanBackendOptions extends TunnelOptions<'vxlan'> {
 }
 
 export function createVxlanBackend(options: VxlanBackendOptions): Backend {
-  const { config, settings: own, log, run } = options
+  const { config, settings: own, log, kernel } = options
   const { vni, port, gbp, learning, directRouting, dataPath } = own
   const families = familiesOf(config)
   const names = onlyOf(families, namesOf(vni))
   const nameOf = async (family: Family): Promise<string> => {
     const [name = '', network] = [names[family], config[family]?.network]
-    return network ? vxlanName(run, name, vni, network) : name
+    return network ? vxlanName(kernel, name, vni, network) : name
   }
   let { external } = options
   let macs: ByFamily<string> = {}
@@ -100,7 +100,7 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
     },
     words: { added: describe, removed: describe },
     async prepare(signal): Promise<LeaseAttrs> {
-      external = await currentExternal(run, external)
+      external = await currentExternal(kernel, external)
       checkNetwork(config, external.address, calm)
       let attrs: Promise<LeaseAttrs | undefined> | undefined
       const published = async (family: Family): Promise<string | undefined> => {
@@ -110,7 +110,7 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
       // Peers send to the MAC in the node's lease. So this node uses the same MAC again after a restart of weftd, a new
       // device or a reboot, and makes a random MAC only if no earlier MAC is known.
       const macOf = async (family: Family): Promise<string> =>
-        (await vxlanMac(run, await nameOf(family))) ?? macs[family] ?? (await published(family)) ?? randomMac()
+        (await vxlanMac(kernel, await nameOf(family))) ?? macs[family] ?? (await published(family)) ?? randomMac()
       const found: { ipv4?: string; ipv6?: string } = {}
       for (const family of families) found[family] = await macOf(family)
       macs = found

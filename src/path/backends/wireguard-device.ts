@@ -2,7 +2,6 @@
 
 import type { Log } from '../../base/log.ts'
 import type { Secret } from '../../base/secret.ts'
-import type { Run } from '../../host/command.ts'
 import { applyChange, applyChanges, removeAll } from '../../host/kernel-errors.ts'
 import type { HostKernel, WireguardPeerChange, WireguardPeerState } from '../../host/kernel.ts'
 import type { FollowedLink } from '../../host/links.ts'
@@ -31,7 +30,6 @@ interface WireguardOptions {
   readonly psk: Secret
   /** The interval in seconds between keepalive packets; 0 switches keepalive packets off. */
   readonly keepalive: number
-  readonly run: Run
   readonly kernel: HostKernel
   readonly log: Log
 }
@@ -49,11 +47,11 @@ export const isKey = (text: string): boolean => WIREGUARD_KEY.test(text)
  * does not support WireGuard, and DEVICE or KERNEL for other failures.
  */
 export async function openWireguardDevice(options: WireguardOptions): Promise<WireguardDevice> {
-  const { link, keyFile, run, kernel } = options
+  const { link, keyFile, kernel } = options
   await removeLeftovers(keyFile)
   await deleteLink(link, kernel)
   link.forget()
-  await sayingWhoHasIt(run, { name: link.name }, () =>
+  await sayingWhoHasIt(kernel, { name: link.name }, () =>
     applyChange(kernel, { kind: 'add link', link: { name: link.name, type: 'wireguard' } }),
   )
   await link.find(kernel)

@@ -2,19 +2,14 @@
 // or the same parameters.
 
 import { isWeftError, messageOf, WeftError } from '../../base/errors.ts'
-import type { Run } from '../../host/command.ts'
-import { ipJson } from '../../host/links.ts'
+import { errnoOf } from '../../host/kernel-errors.ts'
+import type { HostKernel, Link } from '../../host/kernel.ts'
 import { KINDS } from '../catalog.ts'
 
 /** The kernel's link types of the tunnels that weft's and flannel's backends create, except TUN. */
 const TUNNELS: ReadonlySet<string> = new Set(
   Object.values(KINDS).flatMap(({ devices }) => devices.flatMap(([type]) => (type === 'tun' ? [] : [type]))),
 )
-
-interface JsonPortDevice {
-  ifname?: string
-  linkinfo?: { info_kind?: string; info_data?: { port?: number; id?: number; external?: boolean } }
-}
 
 /** The device that weftd is creating when the kernel refuses. */
 interface MadeDevice {
@@ -30,41 +25,39 @@ interface MadeDevice {
  * Runs `work`, which creates the device. If the kernel refuses because the port or the name is in use or an equal
  * device exists, throws a WeftError that lists the conflicting devices.
  */
-export async function sayingWhoHasIt<T>(run: Run, device: MadeDevice, work: () => Promise<T>): Promise<T> {
+export async function sayingWhoHasIt<T>(kernel: HostKernel, device: MadeDevice, work: () => Promise<T>): Promise<T> {
   try {
     return await work()
   } catch (error) {
-    if (!isWeftError(error, 'COMMAND')) throw error
-    if (/address already in use/i.test(error.message) && device.port)
-      throw await portError(run, device.name, device.port, error)
-    if (/file exists/i.test(error.message)) throw await existsError(run, device.name, error)
+    if (!isWeftError(error, 'KERNEL')) throw error
+    const errno = errnoOf(error)
+    if (errno === 'EADDRINUSE' && device.port) throw await portError(kernel, device.name, device.port, error)
+    if (errno === 'EEXIST') throw await existsError(kernel, device.name, error)
     throw error
   }
 }
 
 async function portError(
-  run: Run,
+  kernel: HostKernel,
   name: string,
   { number, option }: NonNullable<MadeDevice['port']>,
   cause: WeftError,
 ): Promise<WeftError> {
-  const others = (await otherDevices(run, name)).filter(({ linkinfo }) => linkinfo?.info_data?.port === number)
-  const holders = others.map(({ ifname = '', linkinfo }) => `the device ${ifname} (${linkinfo?.info_kind})`)
+  const others = (await otherDevices(kernel, name)).filter(({ vxlan }) => vxlan?.port === number)
+  const holders = others.map((other) => `the device ${other.name} (${other.type})`)
   const by = holders.length > 0 ? ` by ${holders.join(' and ')}` : ''
   return new WeftError('PORT_IN_USE', `${name} cannot be taken up: UDP port ${number} is taken${by}`, {
     remedy:
       (holders.length > 0
-        ? `remove that device if nothing needs it (\`ip link del ${others[0]?.ifname}\`)`
+        ? `remove that device if nothing needs it (\`ip link del ${others[0]?.name}\`)`
         : `stop what holds the port (\`ss -ulnp sport = :${number}\`; a device: \`ip -d link\`)`) +
       `, or set another "${option}" in Backend for all nodes`,
     cause,
   })
 }
 
-async function existsError(run: Run, name: string, cause: WeftError): Promise<WeftError> {
-  const others = (await otherDevices(run, name)).map(
-    ({ ifname = '', linkinfo }) => `${ifname} (${linkinfo?.info_kind})`,
-  )
+async function existsError(kernel: HostKernel, name: string, cause: WeftError): Promise<WeftError> {
+  const others = (await otherDevices(kernel, name)).map((other) => `${other.name} (${other.type})`)
   const like = others.length > 0 ? `; devices of such kinds here: ${others.join(', ')}` : ''
   return new WeftError('DEVICE', `${name} cannot be made, since there is one like it: ${messageOf(cause)}${like}`, {
     remedy:
@@ -74,10 +67,10 @@ async function existsError(run: Run, name: string, cause: WeftError): Promise<We
 }
 
 /** Lists the tunnel devices on this host except the device called `name`. */
-async function otherDevices(run: Run, name: string): Promise<readonly JsonPortDevice[]> {
-  const links = await ipJson<JsonPortDevice>(run, ['-d', 'link', 'show']).catch((error: unknown) => {
+async function otherDevices(kernel: HostKernel, name: string): Promise<readonly Link[]> {
+  const links = await kernel.links().catch((error: unknown) => {
     if (!isWeftError(error)) throw error
     return []
   })
-  return links.filter(({ ifname, linkinfo }) => ifname !== name && TUNNELS.has(linkinfo?.info_kind ?? ''))
+  return links.filter((link) => link.name !== name && TUNNELS.has(link.type))
 }

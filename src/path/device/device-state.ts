@@ -1,8 +1,8 @@
 // device-state.ts - keeps a network device of the kernel up, with the right MTU and with this node's address.
 
-import type { Run } from '../../host/command.ts'
-import { findLink, type Named } from '../../host/links.ts'
-import { familyOf, formatAddress, formatNet, hostNet, netContains, type Address, type Net } from '../../net/address.ts'
+import { applyChanges, removeAll } from '../../host/kernel-errors.ts'
+import type { Device, HostKernel, Link } from '../../host/kernel.ts'
+import { ADDRESS_BITS, familyOf, netContains, type Address, type Net } from '../../net/address.ts'
 
 export interface DeviceState {
   /**
@@ -17,22 +17,33 @@ export interface DeviceState {
   wrong(): Promise<readonly string[]>
 }
 
-export function deviceState(run: Run, device: Named, mtu: number, own: Address, network: Net): DeviceState {
+export function deviceState(kernel: HostKernel, device: Device, mtu: number, own: Address, network: Net): DeviceState {
   const family = familyOf(own)
-  // Switch duplicate address detection (RFC 4862) off (`nodad`), because no other node has an address of this node's
-  // subnet. Otherwise the kernel could not send from the address for about a second.
-  const words = family === 'ipv6' ? ['nodad'] : []
+  const find = (): Promise<Link | undefined> => kernel.link(device.index ?? device.name)
   return {
     async configure() {
-      await run('ip', ['link', 'set', 'dev', device.name, 'mtu', String(mtu), 'up'])
-      await run('ip', ['address', 'replace', formatNet(hostNet(own)), 'dev', device.name, ...words])
-      const link = await findLink(run, device.name)
-      for (const each of link?.addresses[family] ?? [])
-        if (each.address !== own && netContains(network, each.address))
-          await run('ip', ['address', 'del', `${formatAddress(each.address)}/${each.prefixLength}`, 'dev', device.name])
+      const prefixLength = ADDRESS_BITS[family]
+      // Switch duplicate address detection (RFC 4862) off, because no other node has an address of this node's subnet.
+      // Otherwise the kernel could not send from the address for about a second.
+      const noDad = family === 'ipv6'
+      await applyChanges(kernel, [
+        { kind: 'set link', device, mtu, up: true },
+        { kind: 'replace address', device, address: own, prefixLength, noDad },
+      ])
+      const addresses = (await find())?.addresses[family] ?? []
+      const old = addresses.filter(({ address }) => address !== own && netContains(network, address))
+      await removeAll(
+        kernel,
+        old.map((each) => ({
+          kind: 'delete address',
+          device,
+          address: each.address,
+          prefixLength: each.prefixLength,
+        })),
+      )
     },
     async wrong() {
-      const link = await findLink(run, device.name)
+      const link = await find()
       if (!link) return []
       if (!link.up) return [`${device.name} was down`]
       if (link.mtu !== mtu) return [`${device.name} had MTU ${link.mtu}`]

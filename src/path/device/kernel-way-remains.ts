@@ -2,8 +2,8 @@
 // they stay until they are removed.
 
 import { addon } from '../../host/addon.ts'
-import type { Run } from '../../host/command.ts'
-import { ipJson } from '../../host/links.ts'
+import { removeAll } from '../../host/kernel-errors.ts'
+import type { HostKernel, Link } from '../../host/kernel.ts'
 import type { Remains } from '../remains.ts'
 
 /** The name of each program of weft in the lists of tc begins with this text. */
@@ -12,11 +12,6 @@ export const isOwn = ({ name }: { readonly name: string }): boolean => name.star
 
 /** Packets are sent into the first of these devices, and arrive at the second, where the kernel joins TCP segments. */
 export const JOIN_DEVICES = ['weft-join', 'weft-joined'] as const
-
-interface Link {
-  readonly name: string
-  readonly index: number
-}
 
 /** True if a program of weft is attached. A kernel that cannot list filters has no tc, and so no program. */
 function hasOwn(hook: Parameters<typeof addon.listFilters>[0]): boolean {
@@ -28,7 +23,7 @@ function hasOwn(hook: Parameters<typeof addon.listFilters>[0]): boolean {
 }
 
 /** Finds weft's programs on these interfaces. */
-export function findPrograms(links: readonly Link[]): readonly Remains[] {
+export function findPrograms(links: readonly Pick<Link, 'name' | 'index'>[]): readonly Remains[] {
   const hooks = links.flatMap(({ name, index }) => [
     { name, index, isEgress: false },
     { name, index, isEgress: true },
@@ -41,22 +36,22 @@ export function findPrograms(links: readonly Link[]): readonly Remains[] {
 }
 
 /** Finds weft's programs on all interfaces of this host, and the devices at which the kernel joined segments. */
-export async function findKernelWayRemains(run: Run): Promise<readonly Remains[]> {
-  const links = await ipJson<{ readonly ifname?: string; readonly ifindex?: number }>(run, ['link', 'show'])
-  const known = links.flatMap(({ ifname: name, ifindex: index }) => (name && index ? [{ name, index }] : []))
-  const [device] = JOIN_DEVICES
-  const pair = known.filter(({ name }) => name === device)
+export async function findKernelWayRemains(kernel: HostKernel): Promise<readonly Remains[]> {
+  const links = await kernel.links()
+  const [name] = JOIN_DEVICES
   return [
-    ...findPrograms(known),
-    ...pair.map(() => ({
-      things: [`device ${device} (veth)`],
-      stays: [],
-      remove: async () => void (await run('ip', ['link', 'del', 'dev', device])),
-    })),
+    ...findPrograms(links),
+    ...links
+      .filter((link) => link.name === name)
+      .map((device) => ({
+        things: [`device ${name} (veth)`],
+        stays: [],
+        remove: () => removeAll(kernel, [{ kind: 'delete link', device }]),
+      })),
   ]
 }
 
 /** Removes the devices at which the kernel joined segments, if they are there. */
-export async function closeJoin(run: Run): Promise<void> {
-  await run('ip', ['link', 'del', 'dev', JOIN_DEVICES[0]]).catch(() => {})
+export async function closeJoin(kernel: HostKernel): Promise<void> {
+  await removeAll(kernel, [{ kind: 'delete link', device: { name: JOIN_DEVICES[0] } }]).catch(() => {})
 }

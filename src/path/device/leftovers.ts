@@ -11,20 +11,13 @@ import { describeError, isWeftError } from '../../base/errors.ts'
 import type { Lease } from '../../control/lease/lease.ts'
 import type { Run } from '../../host/command.ts'
 import { filesOf, identityOf, listDaemons } from '../../host/daemons.ts'
-import {
-  hasPolicyRules,
-  ipFlag,
-  listLinks,
-  routesFor,
-  routesWithin,
-  USUAL_METRIC,
-  type Link,
-  type Route,
-} from '../../host/links.ts'
+import { wordsOf } from '../../host/ip-words.ts'
+import { isGone, removeAll } from '../../host/kernel-errors.ts'
+import type { Change, HostKernel, Link, Route, RouteQuery } from '../../host/kernel.ts'
+import { deletionOf, hasPolicyRules, USUAL_METRIC } from '../../host/links.ts'
 import {
   familiesOf,
   familyOf,
-  formatAddress,
   formatNet,
   listed,
   netContains,
@@ -41,6 +34,7 @@ import {
 import { isNamedBy } from '../catalog.ts'
 import { listDevices, type Devices } from './flannel-devices.ts'
 import { listPolicies } from './ipsec-policies.ts'
+import { givenTo } from './tun-device.ts'
 import { guardRemovals } from './userspace-guard.ts'
 
 /** The facts by which `findLeftovers` distinguishes leftovers from routes and devices that are in use. */
@@ -86,12 +80,18 @@ export interface OtherDaemon {
   readonly networks: Nets | undefined
 }
 
-/** A device or route that an earlier backend left and that weftd must remove. */
-interface Leftover {
-  /** The device or route as text, such as `the device flannel.1 (vxlan)`. */
+/**
+ * An object that an earlier backend left and that weftd must remove: an IPsec policy, or a device, a route or a rule,
+ * which `change` removes.
+ */
+type Leftover = {
+  /** The object as text, such as `the device flannel.1 (vxlan)`. */
   readonly what: string
-  readonly command: readonly string[]
-}
+} & (
+  | { readonly change: Change }
+  /** The selector of the policy, as `ip xfrm policy` writes it. */
+  | { readonly selector: string }
+)
 
 /** A device or route of another backend that weftd must not remove, because a running process uses it. */
 interface Held {
@@ -119,12 +119,18 @@ export interface Found {
   readonly needsLeases: boolean
 }
 
+/** How weftd reads and changes the host. Only IPsec policies need the program `ip`. */
+export interface HostAccess {
+  readonly kernel: HostKernel
+  readonly run: Run
+}
+
 /**
  * Searches this host for leftovers, and for routes that bypass the data path. `others` lists the other running daemons;
  * it is called only if one of these daemons may own a device or route.
  */
 export async function findLeftovers(
-  run: Run,
+  { kernel, run }: HostAccess,
   surroundings: Surroundings,
   others: () => Promise<readonly OtherDaemon[]>,
 ): Promise<Found> {
@@ -132,10 +138,10 @@ export async function findLeftovers(
   const isOwn = (device: string): boolean => ownDevices.some((name) => isNamedBy(name, device))
   const families = familiesOf(networks)
   const [{ flannels, bridges }, ...routesByFamily] = await Promise.all([
-    listDevices(run),
-    ...listed(networks).map((network) => routesWithin(run, network)),
+    listDevices(kernel),
+    ...listed(networks).map((network) => kernel.routes({ family: familyOf(network), within: network })),
   ])
-  const foreign = flannels.filter(({ name }) => !isOwn(name))
+  const foreign = flannels.filter(({ link }) => !isOwn(link.name))
   const all = families.flatMap((family, at) => (routesByFamily[at] ?? []).map((route) => ({ family, route })))
   const here = { ...surroundings, bridges }
   const sides = families.map((family) => sideOf(family, surroundings))
@@ -144,21 +150,23 @@ export async function findLeftovers(
   const held: Held[] = []
   const toRemove = new Set<string>()
   let running: Promise<readonly OtherDaemon[]> | undefined
-  for (const { name, kind, inUse, addresses } of foreign) {
+  for (const { link, inUse } of foreign) {
+    const { name } = link
+    const addresses = givenTo(link)
     const via = all.filter(({ route }) => route.device === name)
     if (!isOfThisNode(addresses, via, sides, surroundings)) continue
     const owner = inUse ? undefined : ownerOf(addresses, networks, await (running ??= others()))
     if (inUse) held.push({ device: name, by: 'a process forwards through it' })
     else if (owner) held.push({ device: name, by: `${owner.name} runs (pid ${owner.pid})` })
     else {
-      leftovers.push({ what: `the device ${name} (${kind})`, command: ['link', 'del', 'dev', name] })
+      leftovers.push({ what: `the device ${name} (${link.type})`, change: { kind: 'delete link', device: link } })
       toRemove.add(name)
     }
   }
   const blocking = surroundings.ownPolicies
     ? []
     : await findBlockingIpsec(
-        run,
+        { kernel, run },
         listed(networks),
         all.map(({ route }) => route),
       )
@@ -175,15 +183,10 @@ export async function findLeftovers(
       const kind = kindOf(route, side, here)
       const words = `${route.destination}${route.gateway === undefined ? '' : ` via ${route.gateway}`} to ${route.device}`
       if (kind === 'left') {
-        const command = [ipFlag(family), 'route', 'del', ...wordsOf(route, family)]
+        const change = deletionOf(route, family)
         const owner = routeOwnerOf(route, side, await (running ??= others()))
-        if (owner)
-          held.push({
-            device: words,
-            by: `${owner.name} runs (pid ${owner.pid})`,
-            command: ['ip', ...command].join(' '),
-          })
-        else leftovers.push({ what: `the route ${words}`, command })
+        if (owner) held.push({ device: words, by: `${owner.name} runs (pid ${owner.pid})`, command: wordsOf(change) })
+        else leftovers.push({ what: `the route ${words}`, change })
       } else if (kind === 'own' || kind === 'peers') bypasses.push({ family, route: words, isOfOwn: kind === 'own' })
       needsLeases ||= kind === 'unknown' || kind === 'peers'
     }
@@ -196,7 +199,7 @@ export async function findLeftovers(
  * They drop the packets of every other backend.
  */
 export async function findBlockingIpsec(
-  run: Run,
+  { kernel, run }: HostAccess,
   networks: readonly Net[],
   routes: readonly Route[],
 ): Promise<readonly Leftover[]> {
@@ -204,18 +207,13 @@ export async function findBlockingIpsec(
     const net = parseNet(text)
     return net !== undefined && networks.some((network) => isPartOf(net, network))
   }
-  const selectors = [...(await listPolicies(run)).keys()].filter((selector) => {
+  const selectors = (await kernel.hasIpsecPolicies()) ? [...(await listPolicies(run)).keys()] : []
+  const blocking = selectors.filter((selector) => {
     const [, source = '', , destination = ''] = selector.split(' ')
     return isOurs(source) || isOurs(destination)
   })
-  const guards = await Promise.all(networks.map((network) => guardRemovals(run, network, routes)))
-  return [
-    ...selectors.map((selector) => ({
-      what: `the IPsec policy ${selector}`,
-      command: ['xfrm', 'policy', 'delete', ...selector.split(' ')],
-    })),
-    ...guards.flat(),
-  ]
+  const guards = await Promise.all(networks.map((network) => guardRemovals(kernel, network, routes)))
+  return [...blocking.map((selector) => ({ what: `the IPsec policy ${selector}`, selector })), ...guards.flat()]
 }
 
 /**
@@ -323,46 +321,49 @@ const MAX_BRIDGES = 4
  * packets from this host, and for packets of its containers from each bridge with an address in this node's subnet.
  * Returns an empty list if the host has no policy rules.
  */
-export async function findDiverted(run: Run, surroundings: Surroundings): Promise<readonly Bypass[]> {
+export async function findDiverted(kernel: HostKernel, surroundings: Surroundings): Promise<readonly Bypass[]> {
   const { ownDevices } = surroundings
   const isOwn = (device: string): boolean => ownDevices.some((name) => isNamedBy(name, device))
   const found: Bypass[] = []
   for (const family of familiesOf(surroundings.networks)) {
-    if (!(await hasPolicyRules(run, family))) continue
+    if (!(await hasPolicyRules(kernel, family))) continue
     const side = sideOf(family, surroundings)
     // Leave out leases outside the network, such as old leases after a change of the network, because packets to their
     // subnets may take any route.
     const peers = side.peers.filter((peer) => isPartOf(peer, side.network)).slice(0, MAX_PEERS)
-    const lookups = await lookupArguments(run, side, isOwn)
-    for (const lookup of lookups) {
-      const targets = peers.map(({ address }) => `${formatAddress(address)}${lookup}`)
-      const routes = await routesFor(run, family, targets)
-      for (const peer of peers) {
-        const route = routes.get(formatAddress(peer.address))
-        if (!route || route.type !== 'unicast' || isOwn(route.device)) continue
-        const words = `${formatNet(peer)} to ${route.device}, by a rule of \`ip rule\``
-        if (!found.some((each) => each.route === words)) found.push({ family, route: words, isOfOwn: false })
-      }
+    const senders = await sendersOf(kernel, side, isOwn)
+    const queries = senders.flatMap((sender) => peers.map((peer) => ({ peer, query: { ...sender, to: peer.address } })))
+    const answers = await kernel.lookUp(
+      family,
+      queries.map(({ query }) => query),
+    )
+    for (const [at, { peer }] of queries.entries()) {
+      const answer = answers[at]
+      if (!answer || 'refused' in answer) continue
+      const { type, device } = answer.route
+      if (type !== 'unicast' || isOwn(device)) continue
+      const words = `${formatNet(peer)} to ${device}, by a rule of \`ip rule\``
+      if (!found.some((each) => each.route === words)) found.push({ family, route: words, isOfOwn: false })
     }
   }
   return found
 }
 
 /**
- * Returns the variants of a route lookup as further arguments of `ip route get`: no arguments for packets of this host,
- * and source and bridge for packets of a container.
+ * Returns the senders of the packets whose routes are looked up: this host itself, and a container at each bridge with
+ * an address in this node's subnet.
  */
-async function lookupArguments(
-  run: Run,
+async function sendersOf(
+  kernel: HostKernel,
   { family, subnet }: Side,
   isOwn: (device: string) => boolean,
-): Promise<readonly string[]> {
-  if (!subnet) return ['']
+): Promise<readonly Pick<RouteQuery, 'from' | 'iif'>[]> {
+  if (!subnet) return [{}]
   const container = typeof subnet.address === 'number' ? subnet.address + 2 : subnet.address + 2n
   const isInside = ({ addresses, name }: Link): boolean =>
     !isOwn(name) && addresses[family].some(({ address }) => netContains(subnet, address) && address !== container)
-  const bridges = (await listLinks(run)).filter(isInside)
-  return ['', ...bridges.slice(0, MAX_BRIDGES).map(({ name }) => ` from ${formatAddress(container)} iif ${name}`)]
+  const bridges = (await kernel.links()).filter(isInside)
+  return [{}, ...bridges.slice(0, MAX_BRIDGES).map((iif) => ({ from: container, iif }))]
 }
 
 const isPartOf = (net: Net, of: Net): boolean =>
@@ -390,7 +391,7 @@ function kindOf(route: Route, side: Side, here: Surroundings & Pick<Devices, 'br
   const gateway = route.gateway === undefined ? undefined : parseAddress(route.gateway)
   const isToHost = gateway !== undefined && addresses.has(gateway)
   // weftd and flanneld set no protocol on their routes, so the kernel records `boot`, as for a manual `ip route add`.
-  const isMadeByHand = route.protocol === undefined || route.protocol === 'boot'
+  const isMadeByHand = route.protocol === 'boot'
   if (subnet && isPartOf(net, subnet)) {
     if (route.isMultipath) return 'own'
     // A route without a gateway, or through a container of this node, leads to a destination on this host.
@@ -418,85 +419,78 @@ function mayBeLeased(net: Net, { subnet }: Side, range: SubnetRange | undefined)
   return !range || range.subnetLength === 0 || (net.address >= range.subnetMin && net.address <= range.subnetMax)
 }
 
-/** Returns the arguments with which `ip route del` deletes exactly this route. */
-const wordsOf = ({ destination, gateway, device, metric }: Route, family: Family): string[] => [
-  destination,
-  ...(gateway === undefined ? [] : ['via', gateway]),
-  'dev',
-  device,
-  ...(metric === USUAL_METRIC[family] ? [] : ['metric', String(metric)]),
-]
-
-/**
- * If weftd must remove more routes than this, one `ip -batch` command removes all of them, because thousands of
- * commands take minutes.
- */
+/** If weftd removes more routes than this number, it logs them in one line. */
 const ONE_BY_ONE = 20
 
 /**
- * Removes leftovers and returns the failures, each with the reason. If one batch command for many routes fails, returns
- * all of these routes, and the caller must check which of them still exist. Calls `removed` with a description of each
- * removed leftover. Stops when `mayGo` returns false, because this process may then no longer change the host.
+ * Removes leftovers and returns the failures, each with the reason. Calls `removed` with a description of each removed
+ * leftover, or of all routes together if there are many. Removes nothing if `mayGo` returns false, because this process
+ * may then no longer change the host.
  */
 export async function removeLeftovers(
-  run: Run,
+  { kernel, run }: HostAccess,
   leftovers: readonly Leftover[],
   removed: (what: string) => void,
   mayGo: () => boolean = () => true,
 ): Promise<readonly (readonly [what: string, why: string])[]> {
   const failures: (readonly [string, string])[] = []
-  const isRoute = ({ command }: Leftover): boolean => command[1] === 'route'
-  const routes = leftovers.filter(isRoute)
-  const together = routes.length > ONE_BY_ONE ? routes : []
-  for (const { what, command } of leftovers.filter((each) => !together.includes(each))) {
+  for (const each of leftovers) {
+    if (!('selector' in each)) continue
     if (!mayGo()) return failures
     try {
-      await run('ip', command)
-      removed(what)
+      await removePolicy(run, each.selector)
+      removed(each.what)
     } catch (error) {
       if (!isWeftError(error)) throw error
-      // Ignore the error: another program has already removed the device, route or rule.
-      if (/cannot find device|no such (process|device|file or directory)|does not exist/i.test(error.message)) continue
-      failures.push([what, describeError(error)])
+      // Ignore the error: another program has already removed the policy.
+      if (!/no such (process|file or directory)/i.test(error.message)) failures.push([each.what, describeError(error)])
     }
   }
-  for (const flag of ['-4', '-6']) {
-    const some = together.filter(({ command }) => command[0] === flag)
-    if (some.length === 0 || !mayGo()) continue
-    const input = some.map(({ command }) => `${command.slice(1).join(' ')}\n`).join('')
-    try {
-      await run('ip', [flag, '-force', '-batch', '-'], { input })
-      removed(`${some.length} routes to subnets of nodes, such as ${some[0]?.what}`)
-    } catch (error) {
-      if (!isWeftError(error)) throw error
-      const why = describeError(error)
-      failures.push(...some.map(({ what }) => [what, why] as const))
-    }
+  const changes = leftovers.flatMap((each) => ('change' in each ? [each] : []))
+  if (changes.length === 0 || !mayGo()) return failures
+  const errors = await kernel.change(changes.map(({ change }) => change))
+  const gone: string[] = []
+  for (const [at, { what, change }] of changes.entries()) {
+    const error = errors[at]
+    if (error && !isGone(error)) failures.push([what, describeError(error)])
+    else if (!error && change.kind === 'delete route') gone.push(what)
+    else if (!error) removed(what)
   }
+  if (gone.length > ONE_BY_ONE) removed(`${gone.length} routes to subnets of nodes, such as ${gone[0]}`)
+  else for (const what of gone) removed(what)
   return failures
 }
+
+const removePolicy = async (run: Run, selector: string): Promise<void> =>
+  void (await run('ip', ['xfrm', 'policy', 'delete', ...selector.split(' ')]))
+
+/** Removes one leftover. Throws WeftError. */
+export const removeLeftover = ({ kernel, run }: HostAccess, leftover: Leftover): Promise<void> =>
+  'selector' in leftover ? removePolicy(run, leftover.selector) : removeAll(kernel, [leftover.change])
 
 /**
  * Removes a kernel device of another backend that blocks a route to the given networks, unless another running daemon
  * may own the device.
  */
-export async function removeKernelDevice(run: Run, name: string, networks: Nets): Promise<void> {
-  if (await isRemovableKernelDevice(run, name, networks)) await run('ip', ['link', 'del', 'dev', name])
+export async function removeKernelDevice(kernel: HostKernel, name: string, networks: Nets): Promise<void> {
+  const device = await findRemovable(kernel, name, networks)
+  if (device) await removeAll(kernel, [{ kind: 'delete link', device }])
 }
 
 /**
- * Returns true if the device called `name` is a kernel device of a backend for the given networks, and no other running
+ * Returns the device called `name` if it is a kernel device of a backend for the given networks, and no other running
  * daemon may own the device.
  */
-export async function isRemovableKernelDevice(run: Run, name: string, networks: Nets): Promise<boolean> {
-  const device = (await listDevices(run)).flannels.find((each) => each.name === name)
-  if (!device || device.inUse || device.kind === 'tun') return false
+export async function findRemovable(kernel: HostKernel, name: string, networks: Nets): Promise<Link | undefined> {
+  const device = (await listDevices(kernel)).flannels.find(({ link }) => link.name === name)
+  if (!device || device.inUse || device.link.type === 'tun') return undefined
   const isElsewhere = (address: Address): boolean => {
     const network = networks[familyOf(address)]
     return network !== undefined && !netContains(network, address)
   }
-  if (device.addresses.some(isElsewhere)) return false
-  return ownerOf(device.addresses, networks, await otherDaemons()) === undefined
+  const addresses = givenTo(device.link)
+  if (addresses.some(isElsewhere)) return undefined
+  return ownerOf(addresses, networks, await otherDaemons()) === undefined ? device.link : undefined
 }
 
 /**

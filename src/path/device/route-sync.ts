@@ -1,34 +1,24 @@
 // route-sync.ts - makes the kernel's routes to peers' subnets equal a given set, and repairs them.
 //
-// One `ip -batch` process makes all changes, so that thousands of peers cost one process. All routes through the
-// backend's own device belong to weftd, including those of an earlier process. Through other devices only the routes
-// that this process made belong to weftd, because an operator may have made the rest.
+// One call of the kernel makes all changes, so that thousands of peers cost little. All routes through the backend's
+// own device belong to weftd, including those of an earlier process. Through other devices only the routes that this
+// process made belong to weftd, because an operator may have made the rest. Interfaces are compared by the kernel's
+// index, because another program may rename an interface.
 
-import { messageOf } from '../../base/errors.ts'
+import type { WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import type { Lease } from '../../control/lease/lease.ts'
-import { runBatch } from '../../host/batch.ts'
-import type { Run } from '../../host/command.ts'
-import type { HostKernel } from '../../host/kernel.ts'
-import {
-  routesExactly,
-  routesWithin,
-  USUAL_METRIC,
-  type FollowedLink,
-  type Named,
-  type Route,
-} from '../../host/links.ts'
-import { addressText, familyOf, netText, type Net } from '../../net/address.ts'
+import { errnoOf } from '../../host/kernel-errors.ts'
+import type { Change, Device, HostKernel, Route } from '../../host/kernel.ts'
+import { USUAL_METRIC, type FollowedLink } from '../../host/links.ts'
+import { addressText, familyOf, netText, parseAddress, parseNet, type Address, type Net } from '../../net/address.ts'
 
-/**
- * The maximum number of refused routes that weftd tries again one by one to get the kernel's reason. Also the maximum
- * number of routes that weftd names in log lines about other programs' routes.
- */
+/** The maximum number of routes that weftd names in log lines of one kind. */
 const NAMED = 5
 
 export interface NextHop {
   readonly gateway: string
-  /** The interface of the route. `RouteSync` looks up its present name if a route through the interface is missing. */
+  /** The interface of the route. `RouteSync` looks up its present index if a route through the interface is missing. */
   readonly device: FollowedLink
   /**
    * True if the kernel must treat the gateway as directly reachable on the device, even if no address of the device
@@ -43,27 +33,43 @@ export type NextHops = ReadonlyMap<string, NextHop>
 interface RouteSyncOptions {
   readonly network: Net
   /** The backend's own device; left out if the backend routes through the external interface. */
-  readonly ownDevice?: Named
-  readonly run: Run
+  readonly ownDevice?: Device
   readonly kernel: HostKernel
   readonly log: Log
 }
 
-const say = (destination: string, { gateway, device }: NextHop): string =>
-  `${destination} via ${gateway} dev ${device.name}`
-const isThere = (route: Route | undefined, { gateway, device }: NextHop): boolean =>
-  route?.gateway === gateway && route.device === device.name
-const isSame = (a: NextHop | undefined, b: NextHop): boolean =>
-  a?.gateway === b.gateway && a.device.name === b.device.name
-const wordsFor = (destination: string, hop: NextHop): string[] => [
-  'route',
-  'replace',
-  ...say(destination, hop).split(' '),
-  ...(hop.onlink ? ['onlink'] : []),
-]
+/** A destination and its next hop. */
+type Entry = readonly [destination: string, hop: NextHop]
 
-const linesFor = (hops: Iterable<readonly [string, NextHop]>): string[] =>
-  [...hops].map(([destination, hop]) => wordsFor(destination, hop).join(' '))
+/** A route that the kernel refused. */
+interface Refusal {
+  readonly entry: Entry
+  readonly error: WeftError
+}
+
+const say = ([destination, { gateway, device }]: Entry): string => `${destination} via ${gateway} dev ${device.name}`
+const isThere = (route: Route | undefined, { gateway, device }: NextHop): boolean =>
+  route?.gateway === gateway && route.deviceIndex === device.index
+const isSame = (a: NextHop | undefined, b: NextHop): boolean =>
+  a?.gateway === b.gateway && a.device.index === b.device.index
+
+/** Parses a destination and a gateway that weftd itself formatted. */
+const partsOf = (destination: string, gateway: string): { readonly destination: Net; readonly gateway: Address } => ({
+  destination: parseNet(destination) as Net,
+  gateway: parseAddress(gateway) as Address,
+})
+const addition = (kind: 'add route' | 'replace route', [destination, hop]: Entry): Change => ({
+  kind,
+  ...partsOf(destination, hop.gateway),
+  device: hop.device,
+  onlink: hop.onlink ?? false,
+})
+const deletion = (destination: string, gateway: string, device: Device): Change => ({
+  kind: 'delete route',
+  ...partsOf(destination, gateway),
+  device,
+})
+
 const devicesOf = (hops: NextHops): ReadonlySet<FollowedLink> => new Set([...hops.values()].map(({ device }) => device))
 
 /**
@@ -76,8 +82,8 @@ export const ROUTE_WORDS = {
 
 export class RouteSync {
   readonly #network: Net
-  readonly #ownDevice: Named | undefined
-  readonly #run: Run
+  readonly #ownDevice: Device | undefined
+  readonly #kernel: HostKernel
   readonly #log: Log
   #wanted: NextHops = new Map()
   /** The wanted routes that the kernel refused. */
@@ -89,52 +95,24 @@ export class RouteSync {
   #taken: ReadonlySet<string> = new Set()
   #isFirst = true
 
-  constructor({ network, ownDevice, run, log }: RouteSyncOptions) {
+  constructor({ network, ownDevice, kernel, log }: RouteSyncOptions) {
     this.#network = network
     this.#ownDevice = ownDevice
-    this.#run = run
+    this.#kernel = kernel
     this.#log = log
   }
 
   /**
    * Makes weftd's routes equal to `hops`. Logs routes that the kernel refuses; `resync` tries them again. If `touched`
-   * is given, only routes to these destinations differ from the last call, so `apply` reads only these routes.
+   * is given, only routes to these destinations differ from the last call, so `apply` changes only these routes.
    */
   async apply(hops: NextHops, touched?: ReadonlySet<string>): Promise<void> {
     if (touched?.size === 0) return
-    const where = this.#isFirst ? undefined : touched
-    const routes = await this.#mainRoutes(where)
     const known = this.#wanted
     this.#wanted = hops
     await this.#noteDevices()
-    const isOld = ([destination, route]: readonly [string, Route]): boolean => {
-      const hop = known.get(destination)
-      return hop !== undefined && !isThere(route, hop)
-    }
-    if ([...routes].some(isOld)) await this.#followDevices(known)
-    if (this.#isFirst) this.#warnOfUnknown(routes)
-    this.#isFirst = false
-    const gone = [...routes].filter(([destination, { device, gateway }]) => {
-      const ours = known.get(destination)
-      const isOurs =
-        (ours && isThere(routes.get(destination), ours)) || (device === this.#ownDevice?.name && gateway !== undefined)
-      return isOurs && !hops.has(destination)
-    })
-    this.#noteTaken(routes, where)
-    const adding = this.#missing(routes, where)
-    for (const [destination] of adding) {
-      const other = routes.get(destination)
-      const before = known.get(destination)
-      if (other && !(before && isThere(other, before)))
-        this.#log.warn(`Replacing existing route to ${destination} via ${other.gateway ?? other.device}`)
-    }
-    await this.#change(
-      [
-        ...gone.map(([destination, { gateway, device }]) => `route del ${destination} via ${gateway} dev ${device}`),
-        ...linesFor(adding),
-      ],
-      where,
-    )
+    if (touched && !this.#isFirst) await this.#applySome(known, touched)
+    else await this.#applyAll(known)
   }
 
   /**
@@ -147,21 +125,77 @@ export class RouteSync {
 
   /** Restores missing routes and returns a description of each restored route. */
   async resync(): Promise<readonly string[]> {
+    const all = new Set(this.#wanted.keys())
     const routes = await this.#mainRoutes()
-    // Look up the interfaces' present names only if routes are missing, because the kernel changes the name in its
-    // routes by itself.
-    if (this.#missing(routes).length > 0) await this.#followDevices()
-    this.#noteTaken(routes)
-    const lost = this.#missing(routes)
-    await this.#change(linesFor(lost))
+    if (this.#missing(routes, all).length > 0) await this.#followDevices()
+    this.#noteTaken(routes, all)
+    const lost = this.#missing(routes, all)
+    const before = this.#refused
+    this.#noteRefused(await this.#change([], 'replace route', lost), all)
     return lost
-      .filter(([destination, hop]) => !isSame(this.#refused.get(destination), hop))
+      .filter(([destination, hop]) => !this.#refused.has(destination) || !isSame(before.get(destination), hop))
       .map(([destination, hop]) => `the route to ${destination} via ${hop.gateway} was gone`)
   }
 
-  async #mainRoutes(of?: ReadonlySet<string>): Promise<Map<string, Route>> {
+  async #applyAll(known: NextHops): Promise<void> {
+    const routes = await this.#mainRoutes()
+    if (this.#isFirst) this.#warnOfUnknown(routes)
+    this.#isFirst = false
+    const deletions = [...routes].flatMap(([destination, route]) => {
+      const { gateway, deviceIndex, device } = route
+      const ours = known.get(destination)
+      const isOurs = (ours && isThere(route, ours)) || deviceIndex === this.#ownDevice?.index
+      if (gateway === undefined || !isOurs || this.#wanted.has(destination)) return []
+      return [deletion(destination, gateway, { name: device, index: deviceIndex })]
+    })
+    const all = new Set(this.#wanted.keys())
+    this.#noteTaken(routes, all)
+    const missing = this.#missing(routes, all)
+    this.#logReplaced(missing, routes, known)
+    this.#noteRefused(await this.#change(deletions, 'replace route', missing), all)
+  }
+
+  /** Changes only the routes to `touched`. Reads the kernel's route to a destination only if there may be one. */
+  async #applySome(known: NextHops, touched: ReadonlySet<string>): Promise<void> {
+    const [deletions, fresh, doubtful]: [Change[], Entry[], Set<string>] = [[], [], new Set()]
+    for (const destination of touched) {
+      const [old, hop] = [known.get(destination), this.#wanted.get(destination)]
+      if (old && hop && !(isSame(old, hop) && this.isSet(destination))) doubtful.add(destination)
+      else if (hop && !old) fresh.push([destination, hop])
+      else if (old && !hop) deletions.push(deletion(destination, old.gateway, old.device))
+    }
+    const refusals = await this.#change(deletions, 'add route', fresh)
+    for (const { entry, error } of refusals) if (errnoOf(error) === 'EEXIST') doubtful.add(entry[0])
+    const routes = await this.#routesTo(doubtful, known)
+    this.#noteTaken(routes, touched)
+    const missing = this.#missing(routes, doubtful)
+    this.#logReplaced(missing, routes, known)
+    const others = refusals.filter(({ entry }) => !doubtful.has(entry[0]))
+    this.#noteRefused([...others, ...(await this.#change([], 'replace route', missing))], touched)
+  }
+
+  /**
+   * Returns the kernel's routes to `destinations`. Looks up each route first, and lists the routes of the main table
+   * only if a route is not as in `known`, because the kernel then lists the routes to thousands of peers.
+   */
+  async #routesTo(destinations: ReadonlySet<string>, known: NextHops): Promise<Map<string, Route>> {
+    const all = [...destinations]
+    const queries = all.map((destination) => ({ to: (parseNet(destination) as Net).address }))
+    const answers = all.length > 0 ? await this.#kernel.lookUp(familyOf(this.#network), queries) : []
+    const kept = new Map<string, Route>()
+    for (const [at, destination] of all.entries()) {
+      const [answer, hop] = [answers[at], known.get(destination)]
+      if (answer && 'route' in answer && hop && isThere(answer.route, hop)) kept.set(destination, answer.route)
+    }
+    const others = new Set(all.filter((destination) => !kept.has(destination)))
+    return others.size > 0 ? new Map([...kept, ...(await this.#mainRoutes(others))]) : kept
+  }
+
+  /** Lists the routes of the main table to `destinations`, or to all parts of the network if it is left out. */
+  async #mainRoutes(destinations?: ReadonlySet<string>): Promise<Map<string, Route>> {
     const family = familyOf(this.#network)
-    const routes = await (of ? routesExactly(this.#run, family, [...of]) : routesWithin(this.#run, this.#network))
+    const exactly = destinations && [...destinations].map((each) => parseNet(each) as Net)
+    const routes = await this.#kernel.routes({ family, ...(exactly ? { exactly } : { within: this.#network }) })
     return new Map(
       routes.filter(({ metric }) => metric === USUAL_METRIC[family]).map((each) => [each.destination, each]),
     )
@@ -177,17 +211,16 @@ export class RouteSync {
       route.gateway === undefined &&
       !route.isMultipath &&
       route.type === 'unicast' &&
-      route.device !== this.#ownDevice?.name
+      route.deviceIndex !== this.#ownDevice?.index
     )
   }
 
   /**
-   * Records in `#taken` which destinations of `where` have a route for which `#isAnothers` is true. Logs the
+   * Records in `#taken` which destinations of `looked` have a route for which `#isAnothers` is true. Logs the
    * destinations that were not recorded before.
    */
-  #noteTaken(routes: ReadonlyMap<string, Route>, where: Iterable<string> = this.#wanted.keys()): void {
-    const looked = [...where]
-    const theirs = looked.filter(
+  #noteTaken(routes: ReadonlyMap<string, Route>, looked: ReadonlySet<string>): void {
+    const theirs = [...looked].filter(
       (destination) => this.#wanted.has(destination) && this.#isAnothers(routes.get(destination)),
     )
     const fresh = theirs.filter((destination) => !this.#taken.has(destination))
@@ -196,31 +229,29 @@ export class RouteSync {
         `The route to ${destination}, a peer's subnet, leads to ${routes.get(destination)?.device} on this host, and weftd keeps this route: ` +
           'packets to that peer do not reach it; remove the device or program with that subnet on this host, or give the peer another subnet',
       )
-    const unlooked = [...this.#taken].filter((each) => this.#wanted.has(each) && !looked.includes(each))
+    const unlooked = [...this.#taken].filter((each) => this.#wanted.has(each) && !looked.has(each))
     this.#taken = new Set([...unlooked, ...theirs])
   }
 
-  /** Looks up the present names of the interfaces of the routes `of`. Returns true if an interface has a new name. */
-  async #followDevices(of = this.#wanted): Promise<boolean> {
-    let isRenamed = false
-    for (const device of devicesOf(of)) {
-      const before = device.name
-      await device.find(this.#run)
-      isRenamed ||= device.name !== before
+  /** Looks up the present indexes of the routes' interfaces. Returns true if an interface has a new index. */
+  async #followDevices(): Promise<boolean> {
+    let isAnother = false
+    for (const device of devicesOf(this.#wanted)) {
+      const before = device.index
+      await device.find(this.#kernel)
+      isAnother ||= device.index !== before
     }
-    return isRenamed
+    return isAnother
   }
 
   /** Stores the index of each interface now, while the interface still has the given name. */
   async #noteDevices(): Promise<void> {
-    for (const device of devicesOf(this.#wanted)) if (device.index === undefined) await device.find(this.#run)
+    for (const device of devicesOf(this.#wanted)) if (device.index === undefined) await device.find(this.#kernel)
   }
 
-  #missing(
-    routes: ReadonlyMap<string, Route>,
-    where: Iterable<string> = this.#wanted.keys(),
-  ): (readonly [string, NextHop])[] {
-    return [...where].flatMap((destination) => {
+  /** Lists the wanted routes to `destinations` that the kernel lacks and that weftd may set. */
+  #missing(routes: ReadonlyMap<string, Route>, destinations: Iterable<string>): Entry[] {
+    return [...destinations].flatMap((destination) => {
       const hop = this.#wanted.get(destination)
       const route = routes.get(destination)
       return hop && !isThere(route, hop) && !this.#isAnothers(route) ? [[destination, hop] as const] : []
@@ -228,24 +259,51 @@ export class RouteSync {
   }
 
   /**
-   * Passes `lines` to `ip -batch`, and records which routes the kernel refused. `touched` lists the destinations of the
-   * lines; if it is left out, the lines may concern all destinations.
+   * Makes the deletions and then adds or replaces the routes `entries`. Returns the routes that the kernel refused.
+   * Ignores refused deletions, because a route that another program has changed or removed is no longer weftd's.
    */
-  async #change(lines: readonly string[], touched?: ReadonlySet<string>): Promise<void> {
-    if (await runBatch(this.#run, 'ip', lines)) {
-      this.#refused = new Map(touched ? [...this.#refused].filter(([destination]) => !touched.has(destination)) : [])
-      return
-    }
-    if (await this.#followDevices()) return this.#change(linesFor(this.#missing(await this.#mainRoutes())))
-    const still = new Map(this.#missing(await this.#mainRoutes()))
-    const news = [...still].filter(([destination, hop]) => !isSame(this.#refused.get(destination), hop))
-    for (const [destination, hop] of news.slice(0, NAMED)) {
-      const why = await this.#run('ip', wordsFor(destination, hop)).then(() => undefined, messageOf)
-      if (why === undefined) still.delete(destination) // the kernel accepts it now
-      else this.#log.error(`Error adding route to ${say(destination, hop)}: ${why}`)
-    }
+  async #change(
+    deletions: readonly Change[],
+    kind: 'add route' | 'replace route',
+    entries: readonly Entry[],
+  ): Promise<readonly Refusal[]> {
+    if (deletions.length + entries.length === 0) return []
+    const errors = await this.#kernel.change([...deletions, ...entries.map((entry) => addition(kind, entry))])
+    const fault = errors.find((error) => error && error.code !== 'KERNEL')
+    if (fault) throw fault
+    const refusals = entries.flatMap((entry, at) => {
+      const error = errors[deletions.length + at]
+      return error ? [{ entry, error }] : []
+    })
+    // The kernel no longer has the index of an interface that another program deleted and made again.
+    const isOld = refusals.some(({ error }) => errnoOf(error) === 'ENODEV') && (await this.#followDevices())
+    if (!isOld) return refusals
+    return this.#change(
+      [],
+      kind,
+      refusals.map(({ entry }) => entry),
+    )
+  }
+
+  /** Records which routes to `looked` the kernel refused, and logs the refusals that were not recorded before. */
+  #noteRefused(refusals: readonly Refusal[], looked: ReadonlySet<string>): void {
+    const before = this.#refused
+    const others = [...before].filter(([destination]) => this.#wanted.has(destination) && !looked.has(destination))
+    this.#refused = new Map([...others, ...refusals.map(({ entry }) => entry)])
+    const news = refusals.filter(({ entry: [destination, hop] }) => !isSame(before.get(destination), hop))
+    for (const { entry, error } of news.slice(0, NAMED))
+      this.#log.error(`Error adding route to ${say(entry)}: ${error.message}`)
     if (news.length > NAMED) this.#log.error(`Error adding routes to ${news.length - NAMED} more subnets`)
-    this.#refused = still
+  }
+
+  /** Logs the routes of other programs that weftd replaces. `known` has the next hops of the last call of `apply`. */
+  #logReplaced(missing: readonly Entry[], routes: ReadonlyMap<string, Route>, known: NextHops): void {
+    for (const [destination] of missing) {
+      const other = routes.get(destination)
+      const before = known.get(destination)
+      if (other && !(before && isThere(other, before)))
+        this.#log.warn(`Replacing existing route to ${destination} via ${other.gateway ?? other.device}`)
+    }
   }
 
   /**
@@ -253,12 +311,12 @@ export class RouteSync {
    * these routes, because an earlier process or another program made them.
    */
   #warnOfUnknown(routes: ReadonlyMap<string, Route>): void {
-    const names = new Set([...devicesOf(this.#wanted)].map(({ name }) => name))
+    const indexes = new Set([...devicesOf(this.#wanted)].map(({ index }) => index))
     const strange = [...routes.values()].filter(
-      ({ destination, gateway, device }) =>
+      ({ destination, gateway, deviceIndex }) =>
         gateway !== undefined &&
-        device !== this.#ownDevice?.name &&
-        names.has(device) &&
+        deviceIndex !== this.#ownDevice?.index &&
+        indexes.has(deviceIndex) &&
         !this.#wanted.has(destination),
     )
     const some = strange.slice(0, NAMED).map(({ destination, gateway }) => `${destination} via ${gateway}`)

@@ -5,25 +5,15 @@
 
 import { WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
-import type { Run } from '../../host/command.ts'
 import type { ExternalInterface } from '../../host/external-interface.ts'
-import type { HostKernel } from '../../host/kernel.ts'
+import { applyChanges, removeAll } from '../../host/kernel-errors.ts'
+import type { Device, HostKernel, Link, Route } from '../../host/kernel.ts'
+import { deletionOf, isTunInUse, USUAL_METRIC } from '../../host/links.ts'
 import {
-  findLink,
-  ipJson,
-  isTunOpen,
-  routesTo,
-  routesWithin,
-  USUAL_METRIC,
-  type Link,
-  type Named,
-  type Route,
-} from '../../host/links.ts'
-import {
+  ADDRESS_BITS,
   familyOf,
   FAMILY_NAMES,
   formatNet,
-  hostNet,
   isLinkLocal,
   listed,
   netContains,
@@ -45,14 +35,13 @@ const QUEUE_LENGTH = 4000
 const HIDING_NAMED = 5
 
 interface TunOptions {
-  readonly device: Named
+  readonly device: Device
   readonly network: Net
   /** This node's subnet, which is a part of `network`. */
   readonly subnet: Net
   readonly mtu: number
   /** The scope of the kernel's route to the network (rtnetlink(7)); defaults to `global`. */
   readonly scope?: 'global' | 'link'
-  readonly run: Run
   readonly kernel: HostKernel
   readonly log: Log
   /**
@@ -72,11 +61,6 @@ export interface TunDevice {
   resync(): Promise<readonly string[]>
 }
 
-interface JsonTun {
-  flags?: string[]
-  linkinfo?: { info_kind?: string; info_data?: { type?: string; multi_queue?: boolean; numqueues?: number } }
-}
-
 /**
  * Returns the name of a TUN device of an earlier process that no process has open, if its queues and addresses are
  * right; undefined if there is none. Tries the devices of the last process first, then the device to which the network
@@ -84,24 +68,25 @@ interface JsonTun {
  * device that another program has renamed by this node's address.
  */
 export async function adoptTun(
-  run: Run,
+  kernel: HostKernel,
   { name: pattern, last, networks, subnets, isMultiQueue }: AdoptOptions,
 ): Promise<string | undefined> {
-  const routed = (await Promise.all(listed(networks).map((network) => routesTo(run, network))))
+  const routed = (await Promise.all(listed(networks).map((network) => routesTo(kernel, network))))
     .flat()
     .map(({ device }) => device)
   // A renamed device is a candidate too, although its name does not match `pattern`.
   const isCandidate = (name: string): boolean => isNamedBy(pattern, name) || !hasBackendName(name)
   const names = [...last, pattern, ...routed].filter((name) => name !== '' && !name.includes('%d') && isCandidate(name))
   for (const name of new Set(names)) {
-    const tun = await findIdleTun(run, name)
+    const link = await findIdleTun(kernel, name)
+    const addresses = link ? givenTo(link) : []
     // A TUN with an address outside the network belongs to another daemon and must stay. Addresses in a family that the
     // network lacks do not count.
-    if (!tun || tun.addresses.some((address) => isElsewhere(networks, address))) continue
+    if (!link || addresses.some((address) => isElsewhere(networks, address))) continue
     const isOwn = (address: Address): boolean => subnets[familyOf(address)]?.address === address
-    if (!hasBackendName(name) && !tun.addresses.some(isOwn)) continue
-    if (tun.isMultiQueue === isMultiQueue && tun.addresses.every(isOwn)) return name
-    await run('ip', ['link', 'del', 'dev', name])
+    if (!hasBackendName(name) && !addresses.some(isOwn)) continue
+    if (link.tun?.isMultiQueue === isMultiQueue && addresses.every(isOwn)) return name
+    await removeAll(kernel, [{ kind: 'delete link', device: link }])
   }
   return undefined
 }
@@ -111,10 +96,9 @@ export async function adoptTun(
  * name gets a part of the packets (drivers/net/tun.c, tun_set_iff), so two daemons would take each other's packets. If
  * the name is a pattern, there is no such conflict, because the kernel creates a new device.
  */
-export async function refuseSharedTun(run: Run, name: string): Promise<void> {
-  if (name.includes('%d') || !(await findLink(run, name))) return
-  const [json] = await ipJson<JsonTun>(run, ['-d', 'link', 'show', 'dev', name])
-  const queues = json?.linkinfo?.info_data?.numqueues ?? 0
+export async function refuseSharedTun(kernel: HostKernel, name: string): Promise<void> {
+  if (name.includes('%d')) return
+  const queues = (await kernel.link(name))?.tun?.openQueues ?? 0
   if (queues === 0) return
   throw new WeftError('DEVICE', `another process forwards through ${name}`, {
     remedy:
@@ -122,24 +106,17 @@ export async function refuseSharedTun(run: Run, name: string): Promise<void> {
   })
 }
 
-/**
- * Returns the addresses of the TUN called `name`, and whether it has several queues. Returns undefined if there is no
- * such TUN, or if a process has the TUN open.
- */
-async function findIdleTun(
-  run: Run,
-  name: string,
-): Promise<{ readonly addresses: readonly Address[]; readonly isMultiQueue: boolean } | undefined> {
-  const link = await findLink(run, name)
-  if (!link) return undefined
-  const [json] = await ipJson<JsonTun>(run, ['-d', 'link', 'show', 'dev', name])
-  const { info_kind: kind, info_data: data } = json?.linkinfo ?? {}
-  if (kind !== 'tun' || data?.type !== 'tun' || (await isTunOpen(name, link.index, json?.flags ?? []))) return undefined
-  return { addresses: givenTo(link), isMultiQueue: data.multi_queue === true }
+const routesTo = (kernel: HostKernel, network: Net): Promise<readonly Route[]> =>
+  kernel.routes({ family: familyOf(network), exactly: [network] })
+
+/** Returns the TUN called `name`. Returns undefined if there is no such TUN, or if a process has the TUN open. */
+async function findIdleTun(kernel: HostKernel, name: string): Promise<Link | undefined> {
+  const link = await kernel.link(name)
+  return link?.tun?.mode === 'tun' && !isTunInUse(link) ? link : undefined
 }
 
 /** Returns a device's addresses, except the link-local IPv6 address that the kernel gives to each device. */
-const givenTo = ({ addresses: { ipv4, ipv6 } }: Link): readonly Address[] =>
+export const givenTo = ({ addresses: { ipv4, ipv6 } }: Link): readonly Address[] =>
   [...ipv4, ...ipv6.filter(({ address }) => !isLinkLocal(address))].map(({ address }) => address)
 
 const isElsewhere = (networks: Nets, address: Address): boolean => {
@@ -151,23 +128,29 @@ const isElsewhere = (networks: Nets, address: Address): boolean => {
  * Deletes the TUN called `name` if no process has it open and all its addresses are within `networks`. If no backend
  * uses the name, deletes the TUN only if it has an address within `networks`.
  */
-export async function removeIdleTun(run: Run, name: string, networks: Nets): Promise<void> {
-  const tun = await findIdleTun(run, name)
-  const isOurs = tun !== undefined && (hasBackendName(name) || tun.addresses.length > 0)
-  if (isOurs && !tun.addresses.some((address) => isElsewhere(networks, address)))
-    await run('ip', ['link', 'del', 'dev', name])
+export async function removeIdleTun(kernel: HostKernel, name: string, networks: Nets): Promise<void> {
+  const link = await findIdleTun(kernel, name)
+  const addresses = link ? givenTo(link) : []
+  const isOurs = link !== undefined && (hasBackendName(name) || addresses.length > 0)
+  if (isOurs && !addresses.some((address) => isElsewhere(networks, address)))
+    await removeAll(kernel, [{ kind: 'delete link', device: link }])
 }
 
 /** Removes from a tunnel's device the addresses and routes of the families that the tunnel no longer carries. */
-export async function removeFamilies(run: Run, device: string, families: readonly Family[]): Promise<void> {
-  const link = families.length > 0 ? await findLink(run, device) : undefined
+export async function removeFamilies(kernel: HostKernel, device: string, families: readonly Family[]): Promise<void> {
+  const link = families.length > 0 ? await kernel.link(device) : undefined
   for (const family of families) {
-    if (!link || !givenTo(link).some((address) => familyOf(address) === family)) continue
-    const flag = family === 'ipv4' ? '-4' : '-6'
-    // Delete only routes with the protocol `boot`, which `ip route` records for routes whose command names no protocol,
+    const addresses = link?.addresses[family].filter(({ address }) => !isLinkLocal(address)) ?? []
+    if (!link || addresses.length === 0) continue
+    // Delete only routes with the protocol `boot`, which the kernel records for routes whose maker names no protocol,
     // such as weftd's.
-    await run('ip', [flag, 'route', 'flush', 'dev', device, 'proto', 'boot'])
-    await run('ip', [flag, 'address', 'flush', 'dev', device, 'scope', 'global'])
+    const routes = (await kernel.routes({ family, device: link })).filter(({ protocol }) => protocol === 'boot')
+    await removeAll(kernel, [
+      ...routes.map((route) => deletionOf(route, family)),
+      ...addresses.map(({ address, prefixLength }) => {
+        return { kind: 'delete address', device: link, address, prefixLength } as const
+      }),
+    ])
   }
 }
 
@@ -232,8 +215,13 @@ export function checkMtu(family: Family, mtu: number, external: string): void {
  * Returns the route of a foreign device to network `to` that weftd's own route would replace because both have the same
  * metric. Returns undefined if there is no such route.
  */
-async function findForeignRoute(run: Run, to: Net, isOwn: (device: string) => boolean): Promise<Route | undefined> {
-  return (await routesTo(run, to)).find(({ metric, device }) => metric === USUAL_METRIC[familyOf(to)] && !isOwn(device))
+async function findForeignRoute(
+  kernel: HostKernel,
+  to: Net,
+  isOwn: (device: string) => boolean,
+): Promise<Route | undefined> {
+  const routes = await routesTo(kernel, to)
+  return routes.find(({ metric, device }) => metric === USUAL_METRIC[familyOf(to)] && !isOwn(device))
 }
 
 /** Returns the link types, in the kernel's terms, of the backends' devices that may have this name. */
@@ -244,12 +232,11 @@ const typesNamed = (device: string): readonly string[] =>
  * Returns true for a TUN that has the first address of this node's subnet. An earlier process made such a TUN, whatever
  * its name is now.
  */
-async function isRenamedTun(run: Run, name: string, subnet: Net | undefined): Promise<boolean> {
+async function isRenamedTun(kernel: HostKernel, name: string, subnet: Net | undefined): Promise<boolean> {
   if (!subnet || hasBackendName(name)) return false
-  const link = await findLink(run, name)
-  if (!link?.addresses[familyOf(subnet)].some(({ address }) => address === subnet.address)) return false
-  const [json] = await ipJson<JsonTun>(run, ['-d', 'link', 'show', 'dev', name])
-  return json?.linkinfo?.info_kind === 'tun' && json.linkinfo.info_data?.type === 'tun'
+  const link = await kernel.link(name)
+  const has = link?.addresses[familyOf(subnet)].some(({ address }) => address === subnet.address) === true
+  return has && link?.tun?.mode === 'tun'
 }
 
 function foreignRouteError(to: Net, foreign: Route): WeftError {
@@ -265,20 +252,20 @@ function foreignRouteError(to: Net, foreign: Route): WeftError {
  * backend left it. If `subnet` is given, a renamed TUN with the first address of this subnet is not foreign.
  */
 export async function refuseForeignRoute(
-  run: Run,
+  kernel: HostKernel,
   to: Net,
   isOwn: (device: string) => boolean,
   subnet?: Net,
 ): Promise<void> {
-  const first = await findForeignRoute(run, to, isOwn)
-  if (!first || (await isRenamedTun(run, first.device, subnet))) return
+  const first = await findForeignRoute(kernel, to, isOwn)
+  if (!first || (await isRenamedTun(kernel, first.device, subnet))) return
   const types = typesNamed(first.device)
-  if (types.includes('tun')) await removeIdleTun(run, first.device, netsOf([to]))
+  if (types.includes('tun')) await removeIdleTun(kernel, first.device, netsOf([to]))
   if (types.some((type) => type !== 'tun')) {
     const { removeKernelDevice } = await import('./leftovers.ts') // loaded only if needed, since packets wait for this code
-    await removeKernelDevice(run, first.device, netsOf([to]))
+    await removeKernelDevice(kernel, first.device, netsOf([to]))
   }
-  const foreign = types.length > 0 ? await findForeignRoute(run, to, isOwn) : first
+  const foreign = types.length > 0 ? await findForeignRoute(kernel, to, isOwn) : first
   if (foreign) throw foreignRouteError(to, foreign)
 }
 
@@ -286,41 +273,50 @@ export async function refuseForeignRoute(
  * Throws WeftError DEVICE in the cases in which `refuseForeignRoute` would throw it, but changes nothing on the host.
  * `isOwn` returns true for a device whose route may stay.
  */
-export async function checkForeignRoute(run: Run, to: Net, isOwn: (device: string) => boolean): Promise<void> {
-  const foreign = await findForeignRoute(run, to, isOwn)
+export async function checkForeignRoute(
+  kernel: HostKernel,
+  to: Net,
+  isOwn: (device: string) => boolean,
+): Promise<void> {
+  const foreign = await findForeignRoute(kernel, to, isOwn)
   if (!foreign) return
   const types = typesNamed(foreign.device)
   const nets = netsOf([to])
   if (types.includes('tun')) {
-    const tun = await findIdleTun(run, foreign.device)
-    if (tun && !tun.addresses.some((address) => isElsewhere(nets, address))) return
+    const link = await findIdleTun(kernel, foreign.device)
+    if (link && !givenTo(link).some((address) => isElsewhere(nets, address))) return
   }
   if (types.some((type) => type !== 'tun')) {
-    const { isRemovableKernelDevice } = await import('./leftovers.ts')
-    if (await isRemovableKernelDevice(run, foreign.device, nets)) return
+    const { findRemovable } = await import('./leftovers.ts')
+    if (await findRemovable(kernel, foreign.device, nets)) return
   }
   throw foreignRouteError(to, foreign)
 }
 
 export function createTunDevice(options: TunOptions): TunDevice {
-  const { device, network, subnet, mtu, run, log, scope = 'global', isOwnRoute = () => false } = options
+  const { device, network, subnet, mtu, kernel, log, scope = 'global', isOwnRoute = () => false } = options
   const family = familyOf(network)
   const route = formatNet(network)
-  // Switch duplicate address detection (RFC 4862) off (`nodad`), because no other node has an address of this node's
-  // subnet.
-  const nodad = family === 'ipv6' ? ['nodad'] : []
   let hidden = new Set<string>()
 
-  async function configure(): Promise<void> {
-    // Leave gso_max_size at its default, although superpackets of 64 KiB do not fit into one datagram. With a smaller
-    // value the kernel would split longer superpackets of containers in software (gso_features_check in
-    // net/core/dev.c).
-    await run('ip', ['link', 'set', 'dev', device.name, 'mtu', String(mtu), 'txqueuelen', String(QUEUE_LENGTH), 'up'])
-    await run('ip', ['address', 'replace', formatNet(hostNet(subnet.address)), 'dev', device.name, ...nodad])
-    // Give the scope for IPv4, because otherwise `ip` gives a route without a gateway the scope `link` (iproute2,
-    // ip/iproute.c).
-    await run('ip', ['route', 'replace', route, 'dev', device.name, ...(family === 'ipv4' ? ['scope', scope] : [])])
-  }
+  const configure = (): Promise<void> =>
+    applyChanges(kernel, [
+      // Leave gso_max_size at its default, although superpackets of 64 KiB do not fit into one datagram. With a smaller
+      // value the kernel would split longer superpackets of containers in software (gso_features_check in
+      // net/core/dev.c).
+      { kind: 'set link', device, mtu, queueLength: QUEUE_LENGTH, up: true },
+      {
+        kind: 'replace address',
+        device,
+        address: subnet.address,
+        prefixLength: ADDRESS_BITS[family],
+        // Switch duplicate address detection (RFC 4862) off, because no other node has an address of this node's
+        // subnet.
+        noDad: family === 'ipv6',
+      },
+      // Give the scope for IPv4, because otherwise a route without a gateway has the scope `link`.
+      { kind: 'replace route', destination: network, device, ...(family === 'ipv4' ? { scope } : {}) },
+    ])
 
   /**
    * Logs routes to parts of the network that do not use the device, because the kernel prefers them to weftd's route to
@@ -350,10 +346,10 @@ export function createTunDevice(options: TunOptions): TunDevice {
   return {
     configure,
     async resync() {
-      // Read the routes before the device. If the device goes down between these two commands, weft then reports only
+      // Read the routes before the device. If the device goes down between these two requests, weft then reports only
       // the device, and not the route that went with it.
-      const within = await routesWithin(run, network)
-      const link = await findLink(run, device.name)
+      const within = await kernel.routes({ family, within: network })
+      const link = await kernel.link(device.index ?? device.name)
       if (!link) return []
       logBypassing(within)
       const routes = within.filter(

@@ -8,10 +8,9 @@
 // from charon's own device. So a packet from the external interface whose source and destination are in the network was
 // not encrypted. Packets to other destinations must pass, because this host may be the router of another node.
 
-import { isWeftError } from '../../base/errors.ts'
-import { isRefusal, type Run } from '../../host/command.ts'
-import { ipFlag, ipJson, routesWithin, type Route } from '../../host/links.ts'
-import { formatNet, isIpv4Net, type Net } from '../../net/address.ts'
+import { applyChange, removeAll } from '../../host/kernel-errors.ts'
+import type { Change, HostKernel, Route } from '../../host/kernel.ts'
+import { familyOf, formatNet, isIpv4Net, type Net } from '../../net/address.ts'
 
 /**
  * The highest metric, so that the kernel prefers every other route, such as that of a bridge with this node's own
@@ -25,49 +24,35 @@ const PRIORITY = 219
 const isUnreachableNetwork = ({ type, destination, metric }: Route, network: Net): boolean =>
   type === 'unreachable' && destination === formatNet(network) && metric === METRIC
 
-/** Returns the arguments with which `ip` adds or deletes the unreachable route. */
-const routeWordsFor = (verb: 'add' | 'del', network: Net): readonly string[] => [
-  ipFlag(network),
-  'route',
-  verb,
-  'unreachable',
-  formatNet(network),
-  'metric',
-  String(METRIC),
-]
+/** Returns the change that adds or deletes the unreachable route. */
+const routeChange = (kind: 'add route' | 'delete route', network: Net): Change => ({
+  kind,
+  destination: network,
+  type: 'unreachable',
+  metric: METRIC,
+})
 
-/** Returns the arguments with which `ip` adds or deletes the rule for packets from a device. */
-const ruleWordsFor = (verb: 'add' | 'del', network: Net, device: string): readonly string[] => [
-  ipFlag(network),
-  'rule',
-  verb,
-  'priority',
-  String(PRIORITY),
-  'iif',
-  device,
-  'from',
-  formatNet(network),
-  'to',
-  formatNet(network),
-  'blackhole',
-]
+/** Returns the change that adds or deletes the rule for packets from a device. */
+const ruleChange = (kind: 'add rule' | 'delete rule', network: Net, device: string): Change => ({
+  kind,
+  family: familyOf(network),
+  priority: PRIORITY,
+  iif: device,
+  from: network,
+  to: network,
+  action: 'blackhole',
+})
 
-interface JsonRule {
-  readonly priority?: number
-  readonly src?: string
-  readonly srclen?: number
-  readonly dst?: string
-  readonly dstlen?: number
-  readonly iif?: string
-  readonly action?: string
-}
-
-/** Lists the devices for which a rule that this file made drops packets within the network. */
-async function ruleDevices(run: Run, network: Net): Promise<readonly string[]> {
-  const rules = await ipJson<JsonRule>(run, [ipFlag(network), 'rule', 'show', 'priority', String(PRIORITY)])
+/**
+ * Lists the devices for which a rule that this file made drops packets within the network. The list is empty on a kernel
+ * without policy routing.
+ */
+async function ruleDevices(kernel: HostKernel, network: Net): Promise<readonly string[]> {
   const whole = formatNet(network)
-  return rules.flatMap(({ src = '', srclen = 32, dst = '', dstlen = 32, iif, action }) => {
-    const isOurs = action === 'blackhole' && `${src}/${srclen}` === whole && `${dst}/${dstlen}` === whole
+  const isWhole = (net: Net | undefined): boolean => net !== undefined && formatNet(net) === whole
+  const rules = (await kernel.rules(familyOf(network))) ?? []
+  return rules.flatMap(({ priority, from, to, iif, action }) => {
+    const isOurs = priority === PRIORITY && action === 'blackhole' && isWhole(from) && isWhole(to)
     return isOurs && iif !== undefined ? [iif] : []
   })
 }
@@ -76,12 +61,12 @@ export class UserspaceGuard {
   readonly #network: Net
   /** Returns the name of the external interface. */
   readonly #device: () => string
-  readonly #run: Run
+  readonly #kernel: HostKernel
 
-  constructor(network: Net, device: () => string, run: Run) {
+  constructor(network: Net, device: () => string, kernel: HostKernel) {
     this.#network = network
     this.#device = device
-    this.#run = run
+    this.#kernel = kernel
   }
 
   /** Makes the unreachable route and the rule. */
@@ -97,20 +82,23 @@ export class UserspaceGuard {
   /** Makes the unreachable route and the rule if they are missing. Returns a description of each repair. */
   async resync(): Promise<readonly string[]> {
     const repaired: string[] = []
-    const routes = await routesWithin(this.#run, this.#network)
+    const routes = await this.#kernel.routes({ family: familyOf(this.#network), within: this.#network })
     if (!routes.some((route) => isUnreachableNetwork(route, this.#network))) {
-      await this.#run('ip', [...routeWordsFor('add', this.#network)])
+      await applyChange(this.#kernel, routeChange('add route', this.#network))
       repaired.push(`the unreachable route to ${formatNet(this.#network)} was gone`)
     }
     const wanted = this.#device()
-    const there = await ruleDevices(this.#run, this.#network)
+    const there = await ruleDevices(this.#kernel, this.#network)
     if (!there.includes(wanted)) {
-      await this.#run('ip', [...ruleWordsFor('add', this.#network, wanted)])
+      await applyChange(this.#kernel, ruleChange('add rule', this.#network, wanted))
       repaired.push(`the rule for unencrypted packets from ${wanted} was gone`)
     }
     // Delete the rule for an earlier name of the external interface, and any duplicate that another program added.
-    for (const device of there.filter((name, at) => name !== wanted || there.indexOf(name) !== at))
-      await this.#run('ip', [...ruleWordsFor('del', this.#network, device)])
+    const surplus = there.filter((name, at) => name !== wanted || there.indexOf(name) !== at)
+    await removeAll(
+      this.#kernel,
+      surplus.map((device) => ruleChange('delete rule', this.#network, device)),
+    )
     return repaired
   }
 
@@ -121,30 +109,33 @@ export class UserspaceGuard {
 }
 
 /**
- * Returns the steps that remove the rules and the unreachable route to the given network, each as a description and as
- * arguments of `ip`. `routes` has the host's routes. An operator may have removed only the unreachable route, so the
- * rules do not depend on the route.
+ * Returns the changes that remove the rules and the unreachable route to the given network, each with a description.
+ * `routes` has the host's routes. An operator may have removed only the unreachable route, so the rules do not depend on
+ * the route.
  */
 export async function guardRemovals(
-  run: Run,
+  kernel: HostKernel,
   network: Net,
   routes: readonly Route[],
-): Promise<readonly { readonly what: string; readonly command: readonly string[] }[]> {
+): Promise<readonly { readonly what: string; readonly change: Change }[]> {
   if (!isIpv4Net(network)) return [] // the backend ipsec carries only IPv4
-  const devices = await ruleDevices(run, network).catch((error: unknown) => {
-    if (isWeftError(error, 'COMMAND') && isRefusal(error)) return [] // a kernel without policy routing
-    throw error
-  })
-  const rules = devices.map((device) => ({
+  const rules = (await ruleDevices(kernel, network)).map((device) => ({
     what: `the rule for unencrypted packets from ${device}`,
-    command: ruleWordsFor('del', network, device),
+    change: ruleChange('delete rule', network, device),
   }))
   if (!routes.some((route) => isUnreachableNetwork(route, network))) return rules
-  return [...rules, { what: `the unreachable route to ${formatNet(network)}`, command: routeWordsFor('del', network) }]
+  return [
+    ...rules,
+    { what: `the unreachable route to ${formatNet(network)}`, change: routeChange('delete route', network) },
+  ]
 }
 
 /** Removes the rules and the unreachable route to the given network, if the host has them. */
-export async function removeUserspaceGuard(run: Run, network: Net): Promise<void> {
-  for (const { command } of await guardRemovals(run, network, await routesWithin(run, network)))
-    await run('ip', [...command])
+export async function removeUserspaceGuard(kernel: HostKernel, network: Net): Promise<void> {
+  const routes = await kernel.routes({ family: familyOf(network), within: network })
+  const removals = await guardRemovals(kernel, network, routes)
+  await removeAll(
+    kernel,
+    removals.map(({ change }) => change),
+  )
 }

@@ -2,9 +2,9 @@
 // drops packets for containers that do not exist. Without it these packets would leave by the tunnel or the default
 // route.
 
-import type { Run } from '../../host/command.ts'
-import { ipFlag, routesWithin } from '../../host/links.ts'
-import { formatNet, type Net } from '../../net/address.ts'
+import { applyChanges } from '../../host/kernel-errors.ts'
+import type { Change, HostKernel } from '../../host/kernel.ts'
+import { familyOf, formatNet, parseNet, type Net } from '../../net/address.ts'
 
 /**
  * The highest metric, so that the kernel prefers every other route to the subnet. flanneld sets no metric, which has
@@ -23,19 +23,25 @@ interface Blackhole {
   ensure(subnet: Net | undefined): Promise<readonly string[]>
 }
 
-export function createBlackhole(run: Run, network: Net): Blackhole {
+export function createBlackhole(kernel: HostKernel, network: Net): Blackhole {
   let made = ''
   return {
     async ensure(subnet) {
       const wanted = subnet ? formatNet(subnet) : ''
-      const ours = (await routesWithin(run, network)).filter(
-        ({ type, metric }) => type === 'blackhole' && metric === METRIC,
-      )
-      const change = (verb: string, destination: string): Promise<string> =>
-        run('ip', [ipFlag(network), 'route', verb, 'blackhole', destination, 'metric', String(METRIC)])
-      for (const { destination } of ours) if (destination !== wanted) await change('del', destination)
-      const isMissing = wanted !== '' && !ours.some(({ destination }) => destination === wanted)
-      if (isMissing) await change('add', wanted)
+      const routes = await kernel.routes({ family: familyOf(network), within: network })
+      const ours = routes.filter(({ type, metric }) => type === 'blackhole' && metric === METRIC)
+      const changeOf = (kind: 'add route' | 'delete route', destination: Net): Change => ({
+        kind,
+        destination,
+        type: 'blackhole',
+        metric: METRIC,
+      })
+      const old = ours.flatMap(({ destination }) => (destination === wanted ? [] : (parseNet(destination) ?? [])))
+      const isMissing = subnet !== undefined && !ours.some(({ destination }) => destination === wanted)
+      await applyChanges(kernel, [
+        ...old.map((destination) => changeOf('delete route', destination)),
+        ...(isMissing ? [changeOf('add route', subnet)] : []),
+      ])
       const repaired = isMissing && made === wanted ? [`the blackhole route of ${wanted} was gone`] : []
       made = wanted
       return repaired

@@ -27,9 +27,9 @@ export function createFirewall(
 
 /** Returns a firewall that also sets the blackhole route. Only logs a failure to set the route at the start. */
 function withBlackhole(rules: Firewall, options: FirewallOptions): Firewall {
-  const { run, log } = options
+  const { kernel, log } = options
   const routes = partsOf(options).map(({ network, wishFor }) => {
-    const blackhole = createBlackhole(run, network)
+    const blackhole = createBlackhole(kernel, network)
     return (nets: Nets) => () => {
       const { isOn, subnet } = wishFor(nets)
       return prefixed('Failed to setup blackhole route, ', blackhole.ensure(isOn ? subnet : undefined))

@@ -4,16 +4,15 @@
 import { isDeepStrictEqual } from 'node:util'
 import type { Log } from '../../base/log.ts'
 import { sideOf, type Lease } from '../../control/lease/lease.ts'
-import type { Run } from '../../host/command.ts'
 import type { HostKernel } from '../../host/kernel.ts'
-import { FollowedLink, routesFor } from '../../host/links.ts'
-import { familyOf, formatAddress, formatNet, type Family, type Net } from '../../net/address.ts'
+import { FollowedLink } from '../../host/links.ts'
+import { familyOf, formatAddress, formatNet, type Address, type Family, type Net } from '../../net/address.ts'
 import { RouteSync, type NextHop, type NextHops } from '../device/route-sync.ts'
 import type { Carrier } from './carrier.ts'
 
 /** The next hops of the peers whose hosts the kernel reaches without a router. */
 export class DirectHops {
-  readonly #run: Run
+  readonly #kernel: HostKernel
   readonly #family: Family
   /** The next hop of each subnet, by the subnet as text. */
   #hops: NextHops = new Map()
@@ -23,8 +22,8 @@ export class DirectHops {
    */
   readonly #refused = new Set<string>()
 
-  constructor(run: Run, family: Family) {
-    this.#run = run
+  constructor(kernel: HostKernel, family: Family) {
+    this.#kernel = kernel
     this.#family = family
   }
 
@@ -87,28 +86,26 @@ export class DirectHops {
   }
 
   async #hopsTo(peers: readonly Lease[]): Promise<(readonly [string, NextHop])[]> {
-    const routes = await routesFor(
-      this.#run,
-      this.#family,
-      peers.map((peer) => this.#hostOf(peer)),
-    )
-    // The kernel's answers contain the interfaces' names. Let all hops through the same interface share one object,
-    // which follows a new name of the interface.
-    const links = new Map([...this.#hops.values()].map(({ device }) => [device.name, device] as const))
-    const linkNamed = (name: string): FollowedLink => {
-      const link = links.get(name) ?? new FollowedLink(name)
-      links.set(name, link)
+    const queries = peers.map((peer) => ({ to: this.#hostOf(peer) }))
+    const answers = await this.#kernel.lookUp(this.#family, queries)
+    // Let all hops through the same interface share one object, which follows a new name of the interface.
+    const links = new Map([...this.#hops.values()].map(({ device }) => [device.index, device] as const))
+    const linkAt = (index: number, name: string): FollowedLink => {
+      const link = links.get(index) ?? new FollowedLink(name, index)
+      links.set(index, link)
       return link
     }
-    return peers.flatMap((peer) => {
-      const route = routes.get(this.#hostOf(peer))
-      if (!route || route.gateway !== undefined) return []
-      return [[this.#subnetOf(peer), { gateway: this.#hostOf(peer), device: linkNamed(route.device) }] as const]
+    return peers.flatMap((peer, at) => {
+      const answer = answers[at]
+      if (!answer || 'refused' in answer || answer.route.gateway !== undefined) return []
+      const { device, deviceIndex } = answer.route
+      const hop = { gateway: formatAddress(this.#hostOf(peer)), device: linkAt(deviceIndex, device) }
+      return [[this.#subnetOf(peer), hop] as const]
     })
   }
 
-  #hostOf(peer: Lease): string {
-    return formatAddress(sideOf(peer, this.#family).host)
+  #hostOf(peer: Lease): Address {
+    return sideOf(peer, this.#family).host
   }
 
   #subnetOf(peer: Lease): string {
@@ -118,7 +115,6 @@ export class DirectHops {
 
 interface DirectCarrierOptions {
   readonly network: Net
-  readonly run: Run
   readonly kernel: HostKernel
   readonly log: Log
 }
@@ -127,10 +123,10 @@ interface DirectCarrierOptions {
  * Returns the carrier that sends packets over direct routes. The carrier is tried before a tunnel that has a route to
  * the whole network.
  */
-export function createDirectCarrier({ network, run, kernel, log }: DirectCarrierOptions): Carrier {
+export function createDirectCarrier({ network, kernel, log }: DirectCarrierOptions): Carrier {
   const family = familyOf(network)
-  const direct = new DirectHops(run, family)
-  const routes = new RouteSync({ network, run, kernel, log })
+  const direct = new DirectHops(kernel, family)
+  const routes = new RouteSync({ network, kernel, log })
   return {
     name: 'direct',
     // Accept only peers whose route the kernel accepted, because packets to all other peers still follow the tunnel's

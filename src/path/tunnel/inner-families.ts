@@ -169,7 +169,7 @@ export class InnerFamilies {
   }
 
   static async create(
-    { config, run, kernel, log }: Pick<TunnelParts, 'config' | 'run' | 'kernel' | 'log'>,
+    { config, kernel, log }: Pick<TunnelParts, 'config' | 'kernel' | 'log'>,
     kind: TunnelKind,
     lease: OwnLease,
     underlay: Underlay,
@@ -192,7 +192,7 @@ export class InnerFamilies {
       // Import this module only if it is needed, because packets wait until the tunnel is open and the import takes
       // time.
       const direct = kind.directRouting ? await import('./direct-routing.ts') : undefined
-      const earlier = direct ? [direct.createDirectCarrier({ network, run, kernel, log })] : []
+      const earlier = direct ? [direct.createDirectCarrier({ network, kernel, log })] : []
       const tunnel = tunnelCarrier(family, underlay, slots)
       all.push(new InnerFamily({ network, subnet, filter, tunnel, earlier }))
     }

@@ -4,31 +4,36 @@
 // The pair is used only on links that deliver no superpackets. A link inside one machine (veth, virtio) delivers superpackets, which
 // the sender's kernel did not split, and these need no joining.
 
-import type { Run } from '../../host/command.ts'
-import { ipJson } from '../../host/links.ts'
+import { applyChange, applyChanges } from '../../host/kernel-errors.ts'
+import type { HostKernel } from '../../host/kernel.ts'
 import { JOIN_DEVICES } from '../device/kernel-way-remains.ts'
 import type { Bpf } from './kernel-way-programs.ts'
 
+/** The MTU of the devices in bytes. */
+const JOIN_MTU = 9_000
 /** The number of long TCP packets between two checks from which joining is worth while. */
 const MANY = 1_000
 /** The number of checks without superpackets after which segments may be joined again. */
 const QUIET_CHECKS = 5
 
 /** Creates the pair of devices, or continues with that of an earlier process. Returns the indices of both. */
-export async function openJoin(run: Run, bpf: Bpf): Promise<readonly [number, number]> {
+export async function openJoin(kernel: HostKernel, bpf: Bpf): Promise<readonly [number, number]> {
   const [into, from] = JOIN_DEVICES
-  const indexOf = async (name: string): Promise<number | undefined> =>
-    (await ipJson<{ readonly ifindex?: number }>(run, ['link', 'show', 'dev', name]).catch(() => []))[0]?.ifindex
-  if ((await indexOf(from)) === undefined) {
-    await run('ip', ['link', 'add', into, 'mtu', '9000', 'type', 'veth', 'peer', 'name', from, 'mtu', '9000'])
-  }
+  if (!(await kernel.link(from)))
+    await applyChange(kernel, {
+      kind: 'add link',
+      link: { name: into, type: 'veth', mtu: JOIN_MTU, peer: { name: from, mtu: JOIN_MTU } },
+    })
   // A veth joins packets only if its sender makes no superpackets itself (drivers/net/veth.c, veth_skb_is_eligible_for_gro).
   bpf.setOffload(into, 'tso', false)
   bpf.setOffload(from, 'gro', true)
-  for (const name of JOIN_DEVICES) await run('ip', ['link', 'set', 'dev', name, 'up'])
-  const found = [await indexOf(into), await indexOf(from)] as const
-  if (found[0] === undefined || found[1] === undefined) throw new Error(`the devices ${into} and ${from} are gone`)
-  return [found[0], found[1]]
+  await applyChanges(
+    kernel,
+    JOIN_DEVICES.map((name) => ({ kind: 'set link', device: { name }, up: true })),
+  )
+  const [first, second] = await Promise.all(JOIN_DEVICES.map((name) => kernel.link(name)))
+  if (!first || !second) throw new Error(`the devices ${into} and ${from} are gone`)
+  return [first.index, second.index]
 }
 
 /** Decides whether received TCP segments must be joined. Pure. */

@@ -23,7 +23,8 @@ import type { NetworkConfig } from '../../control/config/network-config.ts'
 import { sideOf, type Lease, type OwnLease } from '../../control/lease/lease.ts'
 import { addon } from '../../host/addon.ts'
 import type { ExternalInterface } from '../../host/external-interface.ts'
-import { findLink, renamed, type Named } from '../../host/links.ts'
+import { removeAll } from '../../host/kernel-errors.ts'
+import { renamed, type Named } from '../../host/links.ts'
 import { createTurn } from '../../host/turn.ts'
 import {
   FAMILIES,
@@ -102,14 +103,14 @@ export function checkNetwork(config: NetworkConfig, own: Addresses, log: Log): v
  * Throws WeftError if the MTU is too small for the family, or if a foreign device has a route to the family's network.
  */
 async function refuseRoute(
-  { external, run }: TunnelParts,
+  { external, kernel }: TunnelParts,
   mtu: number,
   { family, network }: InnerFamily,
   isOwn: (device: string) => boolean,
   subnet?: Net,
 ): Promise<void> {
   checkMtu(family, mtu, external.name)
-  await refuseForeignRoute(run, network, isOwn, subnet)
+  await refuseForeignRoute(kernel, network, isOwn, subnet)
 }
 
 /**
@@ -121,9 +122,9 @@ async function adoptDevice(
   kind: TunnelKind,
   innerFamilies: InnerFamilies,
 ): Promise<string | undefined> {
-  const { run, persistence } = parts
+  const { kernel, persistence } = parts
   await kind.clear?.()
-  const adopted = await adoptTun(run, {
+  const adopted = await adoptTun(kernel, {
     name: kind.tunName,
     last: persistence.tunNames,
     networks: innerFamilies.networks,
@@ -131,7 +132,7 @@ async function adoptDevice(
     isMultiQueue: persistence.isMultiQueue,
   })
   await innerFamilies.each((each) => refuseRoute(parts, kind.mtu, each, (name) => name === adopted))
-  if (adopted === undefined) await refuseSharedTun(run, kind.tunName)
+  if (adopted === undefined) await refuseSharedTun(kernel, kind.tunName)
   return adopted
 }
 
@@ -414,10 +415,9 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   async #openKernelWay(): Promise<void> {
     if (this.#isClosing) return
     const { KernelWay: Way } = await import('./kernel-way.ts')
-    const { run, kernel, log, external, settings } = this.#parts
+    const { kernel, log, external, settings } = this.#parts
     const way = new Way({
       bpf: addon,
-      run,
       kernel,
       log,
       engine: this.#engine,
@@ -450,7 +450,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   }
 
   async #configureAll(isInherited: boolean): Promise<void> {
-    const { run, log, settings } = this.#parts
+    const { kernel, log, settings } = this.#parts
     const { sessionManager, other, port } = this.#kind
     // If the tunnel encrypts, both hosts must agree on the outer family of their datagrams, so the tunnel cannot
     // continue with only one family.
@@ -459,7 +459,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
         remedy: `see that nothing else has UDP port ${port} of either family (\`ss -ulnp sport = :${port}\`)`,
       })
     const absent = FAMILIES.filter((family) => !this.families.includes(family))
-    if (isInherited) await removeFamilies(run, this.#engine.tunName, absent)
+    if (isInherited) await removeFamilies(kernel, this.#engine.tunName, absent)
     await this.#innerFamilies.each((each) => this.#configure(each))
     // Load this module last, because packets wait until the engine runs and the device is configured.
     const { UnknownSenderLog } = await import('./unknown-senders.ts')
@@ -473,7 +473,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   }
 
   #createDevice(inner: InnerFamily): TunDevice {
-    const { run, kernel, log } = this.#parts
+    const { kernel, log } = this.#parts
     const { scope } = this.#kind
     const engine = this.#engine
     const device: Named = {
@@ -486,7 +486,6 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
       network: inner.network,
       subnet: inner.subnet,
       mtu: this.#kind.mtu,
-      run,
       kernel,
       log,
       isOwnRoute: (destination) => inner.hasRoute(destination),
@@ -638,13 +637,13 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   }
 
   async #end(): Promise<void> {
-    const { run, persistence } = this.#parts
+    const { kernel, persistence } = this.#parts
     const { tunName } = this.#engine
     this.#kind.sessionManager?.stop()
     await this.#kernelWay?.close()
     await this.#engine.stop()
     // Delete a persistent device, which would survive the engine. The device may already be gone, because its deletion
     // may have stopped the engine.
-    if (persistence.persist && (await findLink(run, tunName))) await run('ip', ['link', 'del', 'dev', tunName])
+    if (persistence.persist) await removeAll(kernel, [{ kind: 'delete link', device: { name: tunName } }])
   }
 }

@@ -7,6 +7,7 @@ import { dirname, join } from 'node:path'
 import { parseArgs, parseEnv } from 'node:util'
 import { describeError, messageOf, WeftError } from '../../base/errors.ts'
 import { run } from '../../host/command.ts'
+import { hostKernel as kernel } from '../../host/netlink/host-kernel.ts'
 import { formatNet, parseNet } from '../../net/address.ts'
 import { lastKnownFile } from '../../node/restart/last-known.ts'
 import { handoverLock, handoverSocket } from '../../node/restart/rendezvous.ts'
@@ -47,7 +48,7 @@ interface Output {
  */
 export async function cleanup(args: readonly string[], output: Output): Promise<boolean> {
   const { file, dryRun } = readArguments(args)
-  return removeRemains(file, dryRun, await findRunning(run), output)
+  return removeRemains(file, dryRun, await findRunning(kernel), output)
 }
 
 /**
@@ -71,12 +72,12 @@ export async function removeRemains(
   const published = await findPublishedRoute(lastKnownFile(forFile))
   const remains = [
     ...published,
-    ...(await findKernelWayRemains(run)),
-    ...(await findDeviceRemains(run)),
-    ...(await findHostRouteRemains(run, networks, subnets)),
-    ...(await findBlackholeRemains(run, subnets)),
+    ...(await findKernelWayRemains(kernel)),
+    ...(await findDeviceRemains(kernel)),
+    ...(await findHostRouteRemains(kernel, networks, subnets)),
+    ...(await findBlackholeRemains(kernel, subnets)),
     ...(await findCharonRemains(networks)),
-    ...(await findIpsecRemains(run, networks)),
+    ...(await findIpsecRemains({ kernel, run }, networks)),
     ...iptables.remains,
     ...(await findNftablesRemains(run)),
     ...fileRemains(file, env),

@@ -1,39 +1,34 @@
 // device-remains.ts - finds the devices and routes that weftd or flanneld left on this host.
 
 import { describeError, isWeftError } from '../../base/errors.ts'
-import type { Run } from '../../host/command.ts'
-import { ipFlag, ipJson, routesWithin, USUAL_METRIC } from '../../host/links.ts'
-import { familyOf, netContains, parseAddress, parseNet } from '../../net/address.ts'
+import { removeAll } from '../../host/kernel-errors.ts'
+import type { HostKernel, Route } from '../../host/kernel.ts'
+import { deletionOf, USUAL_METRIC } from '../../host/links.ts'
+import { FAMILIES, familyOf, netContains, parseAddress, parseNet, type Family } from '../../net/address.ts'
 import { charonOfHost } from '../../node/choose.ts'
 import { isNamedBy, KINDS, type Kind } from '../../path/catalog.ts'
 import { findDevices } from '../../path/device/flannel-devices.ts'
-import { findBlockingIpsec } from '../../path/device/leftovers.ts'
+import { findBlockingIpsec, removeLeftover, type HostAccess } from '../../path/device/leftovers.ts'
 import type { Remains } from '../../path/remains.ts'
 
-interface JsonRoute {
-  type?: string
-  dst?: string
-  gateway?: string
-  metric?: number
-  protocol?: string
-}
-
-export async function findDeviceRemains(run: Run): Promise<Remains[]> {
+export async function findDeviceRemains(kernel: HostKernel): Promise<Remains[]> {
   const remains: Remains[] = []
-  for (const { name, kind } of await findDevices(run)) {
-    const routes = (await routes46(run, ['table', 'all', 'dev', name])).filter(({ protocol }) => protocol !== 'kernel')
-    const via = (gateway?: string): string => (gateway === undefined ? '' : ` via ${gateway}`)
+  for (const { link } of await findDevices(kernel)) {
+    const through = await Promise.all(
+      FAMILIES.map((family) => kernel.routes({ family, device: link, table: 'all' })),
+    )
+    const routes = through.flat().filter(({ protocol }) => protocol !== 'kernel')
     remains.push({
-      things: [
-        ...routes.map(({ dst, gateway }) => `route ${dst}${via(gateway)} dev ${name}`),
-        `device ${name} (${kind})`,
-      ],
+      things: [...routes.map(textOf), `device ${link.name} (${link.type})`],
       stays: [],
-      remove: async () => void (await run('ip', ['link', 'del', 'dev', name])),
+      remove: () => removeAll(kernel, [{ kind: 'delete link', device: link }]),
     })
   }
   return remains
 }
+
+const textOf = ({ destination, gateway, device }: Route): string =>
+  `route ${destination}${gateway === undefined ? '' : ` via ${gateway}`} dev ${device}`
 
 /**
  * Finds the routes to other nodes' subnets through their hosts, as the host-gw backend and direct routing make them.
@@ -42,7 +37,7 @@ export async function findDeviceRemains(run: Run): Promise<Remains[]> {
  * routes with any other prefix length for an operator's and keeps them.
  */
 export async function findHostRouteRemains(
-  run: Run,
+  kernel: HostKernel,
   networks: ReadonlySet<string>,
   subnets: ReadonlySet<string>,
 ): Promise<Remains[]> {
@@ -56,20 +51,16 @@ export async function findHostRouteRemains(
         .filter((subnet) => familyOf(subnet) === familyOf(net) && netContains(net, subnet.address))
         .map(({ prefixLength }) => prefixLength),
     )
-    const found = await routesWithin(run, net).catch((error: unknown) => {
-      if (isWeftError(error, 'COMMAND')) return [] // the kernel lacks this family
-      throw error
-    })
+    const found = await kernel.routes({ family: familyOf(net), within: net })
     const toHosts = found.filter(({ type, protocol, gateway, destination, metric, device }) => {
       const to = gateway === undefined ? undefined : parseAddress(gateway)
-      const isMadeByHand = protocol === undefined || protocol === 'boot'
       const length = parseNet(destination)?.prefixLength ?? 0
       const isSubnet = length > net.prefixLength && lengths.has(length)
       const isUsual = metric === USUAL_METRIC[familyOf(net)]
       const isOfDevice = DEVICES.some(([, pattern]) => isNamedBy(pattern, device)) // the route is removed with its device
       return (
         type === 'unicast' &&
-        isMadeByHand &&
+        protocol === 'boot' &&
         isSubnet &&
         isUsual &&
         !isOfDevice &&
@@ -77,12 +68,11 @@ export async function findHostRouteRemains(
         !netContains(net, to)
       )
     })
-    for (const { destination, gateway = '', device } of toHosts)
+    for (const route of toHosts)
       remains.push({
-        things: [`route ${destination} via ${gateway} dev ${device}`],
+        things: [textOf(route)],
         stays: [],
-        remove: async () =>
-          void (await run('ip', [ipFlag(net), 'route', 'del', destination, 'via', gateway, 'dev', device])),
+        remove: () => removeAll(kernel, [deletionOf(route, familyOf(net))]),
       })
   }
   return remains
@@ -94,21 +84,14 @@ const DEVICES = Object.values<Kind>(KINDS).flatMap(({ devices }) => devices)
  * Finds the IPsec policies, the routing rules and the unreachable routes of the backend ipsec for the given networks
  * (as `ip` writes them).
  */
-export async function findIpsecRemains(run: Run, networks: ReadonlySet<string>): Promise<Remains[]> {
+export async function findIpsecRemains(host: HostAccess, networks: ReadonlySet<string>): Promise<Remains[]> {
   const nets = [...networks].flatMap((each) => parseNet(each) ?? [])
-  const routes = await Promise.all(
-    nets.map((net) =>
-      routesWithin(run, net).catch((error: unknown) => {
-        if (isWeftError(error, 'COMMAND')) return [] // the kernel lacks this family
-        throw error
-      }),
-    ),
-  )
-  const found = await findBlockingIpsec(run, nets, routes.flat())
-  return found.map(({ what, command }) => ({
-    things: [what],
+  const routes = await Promise.all(nets.map((net) => host.kernel.routes({ family: familyOf(net), within: net })))
+  const found = await findBlockingIpsec(host, nets, routes.flat())
+  return found.map((leftover) => ({
+    things: [leftover.what],
     stays: [],
-    remove: async () => void (await run('ip', command)),
+    remove: () => removeLeftover(host, leftover),
   }))
 }
 
@@ -130,23 +113,15 @@ export async function findCharonRemains(networks: ReadonlySet<string>): Promise<
 }
 
 /** Finds the blackhole routes to `subnets` (as `ip` writes them) that weftd made for --ip-blackhole-route. */
-export async function findBlackholeRemains(run: Run, subnets: ReadonlySet<string>): Promise<Remains[]> {
-  const routes = (await routes46(run, ['type', 'blackhole'])).filter(({ dst = '' }) => subnets.has(dst))
-  return routes.map(({ dst = '', metric = 0 }) => ({
-    things: [`route blackhole ${dst}`],
-    stays: [],
-    remove: async () => {
-      const family = dst.includes(':') ? '-6' : '-4'
-      await run('ip', [family, 'route', 'del', 'blackhole', dst, 'metric', String(metric)])
-    },
-  }))
-}
-
-async function routes46(run: Run, selector: readonly string[]): Promise<JsonRoute[]> {
-  const of = (family: string) =>
-    ipJson<JsonRoute>(run, [family, 'route', 'show', ...selector]).catch((error: unknown) => {
-      if (family === '-6' && isWeftError(error, 'COMMAND')) return [] // a kernel without IPv6
-      throw error
-    })
-  return [...(await of('-4')), ...(await of('-6'))]
+export async function findBlackholeRemains(kernel: HostKernel, subnets: ReadonlySet<string>): Promise<Remains[]> {
+  const remainsOf = async (family: Family): Promise<Remains[]> => {
+    const routes = await kernel.routes({ family })
+    const blackholes = routes.filter(({ type, destination }) => type === 'blackhole' && subnets.has(destination))
+    return blackholes.map((route) => ({
+      things: [`route blackhole ${route.destination}`],
+      stays: [],
+      remove: () => removeAll(kernel, [deletionOf(route, family)]),
+    }))
+  }
+  return (await Promise.all(FAMILIES.map(remainsOf))).flat()
 }

@@ -10,8 +10,7 @@ import { decodeAll, isSame } from '../../control/lease/claim.ts'
 import { leasesEqual } from '../../control/lease/lease.ts'
 import type { Store } from '../../control/store/store.ts'
 import { limited } from '../../host/bell.ts'
-import { run } from '../../host/command.ts'
-import { listLinks } from '../../host/links.ts'
+import { hostKernel } from '../../host/netlink/host-kernel.ts'
 import { addressText, familyOf, FAMILIES, formatAddress, formatNet, listed, parseNet } from '../../net/address.ts'
 import { createStore } from '../../node/choose.ts'
 import { lastKnownFile, readLastKnown } from '../../node/restart/last-known.ts'
@@ -112,7 +111,7 @@ async function unclaim(store: Store, owners: readonly string[], signal: AbortSig
 }
 
 async function isHostAddress(address: string): Promise<boolean> {
-  const links = await listLinks(run)
+  const links = await hostKernel.links()
   return links.some(({ addresses }) =>
     FAMILIES.some((family) => addresses[family].some((each) => formatAddress(each.address) === address)),
   )

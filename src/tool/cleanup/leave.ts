@@ -3,7 +3,7 @@
 
 import { messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
-import { run } from '../../host/command.ts'
+import { hostKernel } from '../../host/netlink/host-kernel.ts'
 import type { Connection } from '../../host/unix-socket.ts'
 import { predecessorAt } from '../../node/restart/predecessor.ts'
 import { rendezvousAt } from '../../node/restart/rendezvous.ts'
@@ -32,7 +32,7 @@ export async function leave(options: Pick<CutOptions, 'node' | 'store'>, log: Lo
   const mayStay = running ? isBack === false : await isLeaseLeft(options, log)
   // A service manager may have started a daemon during the query of the store. weft must remove nothing of a running
   // daemon.
-  const left = await findRunning(run, '/proc', running?.pid)
+  const left = await findRunning(hostKernel, '/proc', running?.pid)
   const isClean = await removeRemains(options.node['subnet-file'], false, left, {
     say: (line) => log.info(line),
     warn: (line) => log.warn(line),
@@ -42,7 +42,7 @@ export async function leave(options: Pick<CutOptions, 'node' | 'store'>, log: Lo
 
 /** Deletes the lease unless a daemon runs. Returns true if the lease may still be in the store. */
 async function isLeaseLeft({ node, store }: Pick<CutOptions, 'node' | 'store'>, log: Log): Promise<boolean> {
-  const running = await findRunning(run, '/proc')
+  const running = await findRunning(hostKernel, '/proc')
   return running.length === 0 && !(await giveLeaseBack(node, store, log))
 }
 

@@ -1,7 +1,7 @@
 // running.ts - finds the weftd and flanneld processes that run on this host.
 
-import type { Run } from '../../host/command.ts'
 import { listDaemons } from '../../host/daemons.ts'
+import type { HostKernel } from '../../host/kernel.ts'
 import { findDevices } from '../../path/device/flannel-devices.ts'
 
 /**
@@ -16,11 +16,11 @@ export async function findDaemons(proc = '/proc', except?: number): Promise<stri
  * Describes the weftd and flanneld processes that run. If no such process is visible, describes the flannel devices
  * through which a process forwards packets.
  */
-export async function findRunning(run: Run, proc?: string, except?: number): Promise<string[]> {
+export async function findRunning(kernel: HostKernel, proc?: string, except?: number): Promise<string[]> {
   const running = await findDaemons(proc, except)
   if (running.length > 0) return running
   // In a container the processes of the host are not visible, but an open TUN device shows that a process uses the
   // device.
-  const devices = (await findDevices(run)).filter(({ inUse }) => inUse)
-  return devices.map(({ name }) => `a process still forwards through ${name}`)
+  const devices = (await findDevices(kernel)).filter(({ inUse }) => inUse)
+  return devices.map(({ link }) => `a process still forwards through ${link.name}`)
 }

@@ -2,9 +2,8 @@
 
 import fc from 'fast-check'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
-import { WeftError } from '../../../src/base/errors.ts'
+import type { WeftError } from '../../../src/base/errors.ts'
 import { chooseExternalInterface, type InterfaceWishes } from '../../../src/host/choose-interface.ts'
-import type { Run } from '../../../src/host/command.ts'
 import {
   AddressHold,
   addressChange,
@@ -17,44 +16,67 @@ import {
   preferredAddress,
   type ExternalInterface,
 } from '../../../src/host/external-interface.ts'
-import type { Link, LinkAddress } from '../../../src/host/links.ts'
-import { addressText, FAMILIES, formatAddress, type Addresses, type Family } from '../../../src/net/address.ts'
+import type { Link, LinkAddress, Route } from '../../../src/host/kernel.ts'
+import {
+  addressText,
+  FAMILIES,
+  formatAddress,
+  parseAddress,
+  type Addresses,
+  type Family,
+} from '../../../src/net/address.ts'
 import { formatIpv4, parseIpv4 } from '../../../src/net/ipv4.ts'
 import { formatIpv6, parseIpv6 } from '../../../src/net/ipv6.ts'
+import { ModelKernel } from '../../support/model-kernel.ts'
 
-interface JsonAddress {
-  local: string
-  prefixlen?: number
-  scope?: string
-  dynamic?: boolean
-  deprecated?: boolean
+type TestAddress = Pick<LinkAddress, 'address' | 'prefixLength'> & Partial<LinkAddress>
+/** An interface of a host, and its addresses. */
+interface TestLink extends Pick<Link, 'index' | 'name' | 'mtu' | 'up' | 'loopback'> {
+  readonly addresses: readonly TestAddress[]
 }
 
-const link = (
-  ifindex: number,
-  ifname: string,
-  addresses: readonly (string | JsonAddress)[],
+/** Makes an address from its text and flags, such as `fd00::7 deprecated`; `duplicate` stands for a tentative one. */
+function at(text: string, prefixLength = text.includes(':') ? 64 : 24): TestAddress {
+  const [address = '', ...flags] = text.split(' ')
+  return { address: parseAddress(address)!, prefixLength, ...Object.fromEntries(flags.map((flag) => [flag, true])) }
+}
+const withAddresses = (
+  index: number,
+  name: string,
+  addresses: readonly TestAddress[],
   mtu = 1500,
-  flags = ['UP'],
-): object => ({
-  ifindex,
-  ifname,
-  mtu,
-  flags,
-  txqlen: 1000,
-  addr_info: [
-    { family: 'inet6', local: '2001:db8::1', prefixlen: 64, scope: 'global' },
-    ...addresses.map((address) => ({
-      family: 'inet',
-      prefixlen: 24,
-      scope: 'global',
-      ...(typeof address === 'string' ? { local: address } : address),
-    })),
-  ],
-})
+  flags: readonly string[] = ['UP'],
+): TestLink => ({ index, name, mtu, up: flags.includes('UP'), loopback: flags.includes('LOOPBACK'), addresses })
+const both = (index: number, name: string, addresses: readonly string[], mtu?: number, flags?: readonly string[]) =>
+  withAddresses(
+    index,
+    name,
+    addresses.map((text) => at(text)),
+    mtu,
+    flags,
+  )
+/** An interface of an IPv4 host, which also has an IPv6 address. */
+const link = (index: number, name: string, addresses: readonly string[], mtu?: number, flags?: readonly string[]) =>
+  both(index, name, ['2001:db8::1', ...addresses], mtu, flags)
+
+/** A default route. The kernel gives a route with several next hops the interface of the first next hop. */
+type TestRoute = Partial<Route>
+
+/** Makes a host with these interfaces and default routes. */
+function hostWith(
+  links: readonly TestLink[],
+  defaults: readonly TestRoute[],
+  defaults6: readonly TestRoute[] = [],
+): ModelKernel {
+  const kernel = new ModelKernel()
+  for (const { addresses, ...each } of links) kernel.addLink(each, addresses)
+  for (const each of defaults) kernel.addRoute('ipv4', { destination: 'default', ...each })
+  for (const each of defaults6) kernel.addRoute('ipv6', { destination: 'default', ...each })
+  return kernel
+}
 
 const LINKS = [
-  link(1, 'lo', [{ local: '127.0.0.1', scope: 'host' }], 65536, ['LOOPBACK', 'UP']),
+  link(1, 'lo', ['127.0.0.1'], 65536, ['LOOPBACK', 'UP']),
   link(2, 'eth0', ['192.0.2.7'], 9000),
   link(3, 'dummy0', ['1.10.100.1', '192.168.200.128', '172.16.30.18', '172.16.31.200', '172.16.32.100']),
   link(4, 'bare', [], 1500, []),
@@ -64,33 +86,21 @@ const CANDIDATES =
   'dummy0:[1.10.100.1 192.168.200.128 172.16.30.18 172.16.31.200 172.16.32.100] (WHY), bare:[] (down, no IPv4 address)'
 const candidates = (why: string): string => `name one with --iface: ${CANDIDATES.replaceAll('WHY', why)}`
 
-/** Answers the commands of `ip` for a host; any other command fails the test. */
-function host(
-  defaults: readonly object[] = [{ dst: 'default', gateway: '192.0.2.1', dev: 'eth0' }],
+const host = (
+  defaults: readonly TestRoute[] = [{ gateway: '192.0.2.1', device: 'eth0' }],
   links = LINKS,
-): Run {
-  return async (file, args) => {
-    const question = [file, ...args].join(' ')
-    if (question === 'ip -j address show') return JSON.stringify(links)
-    if (question === 'ip -j -4 route show exact default') return JSON.stringify(defaults)
-    if (question === 'ip -j -4 route get 172.16.31.1')
-      return JSON.stringify([{ dst: '172.16.31.1', dev: 'dummy0', prefsrc: '172.16.31.200' }])
-    if (question === 'ip -j -4 route get 203.0.113.1')
-      throw new WeftError('COMMAND', '`ip route get` failed: RTNETLINK answers: Network is unreachable')
-    throw new Error(`unexpected: ${question}`)
-  }
-}
+): ModelKernel => hostWith(links, defaults)
 
 interface Asked extends Partial<Omit<InterfaceWishes, 'publicIp'>> {
   readonly publicIp?: string
   readonly publicIpv6?: string
 }
 
-async function choose({ publicIp: ip = '', publicIpv6 = '', ...wishes }: Asked, run = host()) {
+async function choose({ publicIp: ip = '', publicIpv6 = '', ...wishes }: Asked, kernel = host()) {
   const lines: string[] = []
   const say = (message: string): void => void lines.push(message)
   const { name, mtu, address, publicIp } = await chooseExternalInterface(
-    run,
+    kernel,
     { ifaces: [], patterns: [], canReach: '', publicIp: { ipv4: ip, ipv6: publicIpv6 }, ...wishes },
     ['ipv4'],
     { info: say, warn: say, error: say, v: () => false },
@@ -111,11 +121,11 @@ describe('chooseExternalInterface', () => {
 
   it('takes the default route with the lowest metric; a route without a metric has metric 0', async () => {
     const routes = [
-      { dev: 'dummy0', metric: 600 },
-      { dev: 'eth0', metric: 100 },
+      { device: 'dummy0', metric: 600 },
+      { device: 'eth0', metric: 100 },
     ]
     expect((await choose({}, host(routes))).name).toBe('eth0')
-    expect((await choose({}, host([...routes, { dev: 'dummy0' }]))).name).toBe('dummy0')
+    expect((await choose({}, host([...routes, { device: 'dummy0' }]))).name).toBe('dummy0')
   })
 
   it.each([
@@ -194,7 +204,7 @@ describe('chooseExternalInterface', () => {
   })
 
   it('takes the first next hop of a default route with several, and ignores blackhole routes', async () => {
-    const routes = [{ type: 'unreachable' }, { nexthops: [{ dev: 'dummy0' }, { dev: 'eth0' }], metric: 5 }]
+    const routes = [{ type: 'unreachable' as const }, { device: 'dummy0', isMultipath: true, metric: 5 }]
     expect((await choose({}, host(routes))).name).toBe('dummy0')
   })
 
@@ -235,7 +245,7 @@ describe('chooseExternalInterface', () => {
     [
       'a target without a route',
       { canReach: '203.0.113.1' },
-      host(),
+      host([]),
       'INTERFACE',
       'Failed to find interface to use',
       '--iface',
@@ -256,14 +266,16 @@ describe('chooseExternalInterface', () => {
       'Failed to find interface to use',
       'x:[192.0.2.7] (down, not asked for)',
     ],
-  ] as const)('refuses %s', async (_title, wishes, run, code, message, remedy) => {
-    await expect(choose(wishes, run)).rejects.toMatchObject({
+  ] as const)('refuses %s', async (_title, wishes, kernel, code, message, remedy) => {
+    await expect(choose(wishes, kernel)).rejects.toMatchObject({
       code,
       message: expect.stringContaining(message),
       remedy: expect.stringContaining(remedy),
     })
   })
 })
+
+const bare = hostWith([both(1, 'x', [])], []).peek('x')!
 
 describe('preferredAddress', () => {
   const linkLocal = fc.nat(0xffff).map((low) => 0xa9fe0000 + low)
@@ -276,7 +288,6 @@ describe('preferredAddress', () => {
     temporary: fc.constant(false),
     tentative: fc.constant(false),
   })
-  const bare = { index: 1, name: 'x', mtu: 1500, up: true, loopback: false, queueLength: 0 }
   const rank = ({ address: at, prefixLength }: LinkAddress<number>): number =>
     (formatIpv4(at).startsWith('169.254.') ? 2 : 0) + (prefixLength === 32 ? 1 : 0)
 
@@ -296,20 +307,6 @@ describe('preferredAddress', () => {
   })
 })
 
-/** Makes an address as `ip -j` prints it, from its text and flags. */
-const ipv6 = (text: string): object => {
-  const [local, ...flags] = text.split(' ')
-  return { family: 'inet6', local, prefixlen: 64, ...Object.fromEntries(flags.map((flag) => [flag, true])) }
-}
-const both = (ifindex: number, ifname: string, addresses: readonly string[], mtu = 1500, flags = ['UP']): object => ({
-  ifindex,
-  ifname,
-  mtu,
-  flags,
-  addr_info: addresses.map((text) =>
-    text.includes(':') ? ipv6(text) : { family: 'inet', local: text, prefixlen: 24 },
-  ),
-})
 const BOTH = [
   both(1, 'lo', ['127.0.0.1', '::1'], 65536, ['LOOPBACK', 'UP']),
   both(2, 'eth0', [
@@ -317,7 +314,7 @@ const BOTH = [
     'fe80::7',
     'fd00::77 deprecated',
     'fd00::78 tentative',
-    'fd00::79 dadfailed tentative',
+    'fd00::79 duplicate tentative',
     '2001:db8::aaaa temporary dynamic',
     '2001:db8::7 dynamic',
     'fd00::7',
@@ -343,29 +340,17 @@ const ALL = (why: string): string =>
   `lan:[203.0.113.9 fe80::9 fe80::99] (${why}), tmp:[203.0.113.10 fe80::1010 fd00:10::1] (${why}), ` +
   'nil:[203.0.113.11 fd00:11::1] (MTU 0)'
 
-/** Describes a dual-stack host by its links and the devices of its default routes. */
+/** Describes a dual-stack host by its interfaces and its default routes, or the devices of its default routes. */
 function hostOfBoth(
-  by4: readonly object[] | string = 'eth0',
-  by6: readonly object[] | string = 'eth0',
-  links = BOTH,
-): Run {
-  const routes = (by: readonly object[] | string): string =>
-    JSON.stringify(typeof by === 'string' ? [{ dst: 'default', dev: by }] : by)
-  return async (file, args) => {
-    const question = [file, ...args].join(' ')
-    if (question === 'ip -j address show') return JSON.stringify(links)
-    if (question === 'ip -j -4 route show exact default') return routes(by4)
-    if (question === 'ip -j -6 route show exact default') return routes(by6)
-    if (question === 'ip -j -4 route get 198.51.100.9')
-      return JSON.stringify([{ dst: '198.51.100.9', dev: 'eth1', prefsrc: '198.51.100.2' }])
-    if (question === 'ip -j -6 route get fd00:1::9')
-      return JSON.stringify([{ dst: 'fd00:1::9', dev: 'eth1', prefsrc: 'fd00:1::2' }])
-    if (question === 'ip -j -6 route get 2001:db8:9::1')
-      throw new WeftError('COMMAND', '`ip route get` failed: RTNETLINK answers: Network is unreachable')
-    if (question === 'ip -j -6 route get 2001:db8:9::2')
-      throw new WeftError('COMMAND', '`ip route get` failed: RTNETLINK answers: No route to host')
-    throw new Error(`unexpected: ${question}`)
-  }
+  by4: readonly TestRoute[] | string = 'eth0',
+  by6: readonly TestRoute[] | string = 'eth0',
+  links: readonly TestLink[] = BOTH,
+): ModelKernel {
+  const routes = (by: readonly TestRoute[] | string) => (typeof by === 'string' ? [{ device: by }] : by)
+  const kernel = hostWith(links, routes(by4), routes(by6))
+  if (kernel.peek('eth1'))
+    kernel.addRoute('ipv4', { destination: '198.51.100.9/32', device: 'eth1', source: parseIpv4('198.51.100.2') })
+  return kernel
 }
 const readSysctl = async (name: string): Promise<string> => (name === 'net/ipv6/conf/off/disable_ipv6' ? '1' : '0')
 
@@ -377,13 +362,13 @@ const text = ({ ipv4, ipv6: other }: Addresses): string =>
 async function chooseOf(
   families: readonly Family[],
   { publicIp = '', publicIpv6 = '', ...asked }: Asked,
-  run = hostOfBoth(),
+  kernel = hostOfBoth(),
 ) {
   const lines: string[] = []
   const say = (message: string): void => void lines.push(message)
   const wishes = { ifaces: [], patterns: [], canReach: '', publicIp: { ipv4: publicIp, ipv6: publicIpv6 }, ...asked }
   const log = { info: say, warn: say, error: say, v: () => false }
-  const found = await chooseExternalInterface(run, wishes, families, log, readSysctl)
+  const found = await chooseExternalInterface(kernel, wishes, families, log, readSysctl)
   return { found, name: found.name, address: text(found.address), publicIp: text(found.publicIp), lines }
 }
 
@@ -413,8 +398,8 @@ describe('chooseExternalInterface in a network with IPv6', () => {
   })
 
   it('takes the default route with the lowest metric of each family, and no unreachable route', async () => {
-    const nowhere = { type: 'unreachable', dst: 'default', dev: 'lo', metric: 1 }
-    const by6 = [nowhere, { dev: 'eth1', metric: 2048 }, { nexthops: [{ dev: 'eth0' }, { dev: 'eth1' }], metric: 1024 }]
+    const nowhere = { type: 'unreachable' as const, device: 'lo', metric: 1 }
+    const by6 = [nowhere, { device: 'eth1', metric: 2048 }, { device: 'eth0', isMultipath: true, metric: 1024 }]
     expect((await chooseOf(DUAL, {}, hostOfBoth('eth0', by6))).name).toBe('eth0')
     await expect(chooseOf(IPV6, {}, hostOfBoth('eth0', [nowhere]))).rejects.toThrow('unable to find default v6 route')
   })
@@ -519,7 +504,9 @@ describe('chooseExternalInterface in a network with IPv6', () => {
 
   const failed = 'Failed to find any valid interface to use: '
   const unmatched = 'Failed to find interface to use that matches the interfaces and/or regexes provided: '
-  it.each<[what: string, families: readonly Family[], wishes: Asked, run: Run, message: string, remedy: string]>([
+  it.each<
+    [what: string, families: readonly Family[], wishes: Asked, kernel: ModelKernel, message: string, remedy: string]
+  >([
     [
       'default routes by two interfaces',
       DUAL,
@@ -606,7 +593,7 @@ describe('chooseExternalInterface in a network with IPv6', () => {
       'targets without a route',
       DUAL,
       { canReach: '2001:db8:9::1' },
-      hostOfBoth(),
+      hostOfBoth([], []),
       `${unmatched}failed to get ifcanreach based interface: couldn't lookup route to 2001:db8:9::1: network is unreachable`,
       `name one with --iface: ${ALL('not asked for')}`,
     ],
@@ -614,7 +601,7 @@ describe('chooseExternalInterface in a network with IPv6', () => {
       'a target behind an unreachable route',
       IPV6,
       { canReach: '2001:db8:9::2' },
-      hostOfBoth(),
+      hostOfBoth([], [{ type: 'unreachable', device: 'lo' }]),
       `${unmatched}failed to get ifcanreach based interface: couldn't lookup route to 2001:db8:9::2: network is unreachable`,
       'name one with --iface: eth0:[fe80::7',
     ],
@@ -644,8 +631,8 @@ describe('chooseExternalInterface in a network with IPv6', () => {
         'eth1:[198.51.100.1 198.51.100.2 fd00:1::1 fd00:1::2 fe80::1])',
       'name one with --iface: eth0:',
     ],
-  ])('refuses %s', async (_what, families, wishes, run, message, remedy) => {
-    const error: unknown = await chooseOf(families, wishes, run).catch((thrown: unknown) => thrown)
+  ])('refuses %s', async (_what, families, wishes, kernel, message, remedy) => {
+    const error: unknown = await chooseOf(families, wishes, kernel).catch((thrown: unknown) => thrown)
     expect(error).toMatchObject({ code: 'INTERFACE', message: expect.stringContaining(message) })
     expect((error as WeftError).remedy).toContain(remedy)
   })
@@ -700,12 +687,7 @@ describe('the choice of IPv6 addresses', () => {
   }
 
   const linkWith = (entries: readonly Entry[]): Link => ({
-    index: 1,
-    name: 'x',
-    mtu: 1500,
-    up: true,
-    loopback: false,
-    queueLength: 0,
+    ...bare,
     addresses: { ipv4: [], ipv6: entries.map(toLinkAddress) },
   })
 
@@ -730,12 +712,16 @@ describe('the choice of IPv6 addresses', () => {
   })
 
   const ipv4s = fc.subarray(['192.0.2.1', '192.0.2.2'])
-  const anyLink = fc.record({ ipv4s, entries: fc.array(entry, { maxLength: 4 }), mtu: fc.constantFrom(0, 1500) })
-  const someRoutes = fc.array(fc.record({ dev: fc.constantFrom('l0', 'l1'), metric: fc.nat(3) }), { maxLength: 3 })
+  const anyLink = fc.record({
+    ipv4s,
+    entries: fc.uniqueArray(entry, { maxLength: 4, selector: addressOf }),
+    mtu: fc.constantFrom(0, 1500),
+  })
+  const someRoutes = fc.array(fc.record({ device: fc.constantFrom('l0', 'l1'), metric: fc.nat(3) }), { maxLength: 3 })
 
   it('is made on the interface of each default route, or fails', async () => {
-    const first = (routes: readonly { dev: string; metric: number }[]): string | undefined =>
-      routes.toSorted((a, b) => a.metric - b.metric)[0]?.dev
+    const first = (routes: readonly { device: string; metric: number }[]): string | undefined =>
+      routes.toSorted((a, b) => a.metric - b.metric)[0]?.device
     let chosen = 0
     await fc.assert(
       fc.asyncProperty(
@@ -744,18 +730,19 @@ describe('the choice of IPv6 addresses', () => {
         someRoutes,
         fc.constantFrom(IPV6, DUAL),
         async (links, by4, by6, families) => {
-          const listed = links.map((of, index) => ({
-            ...both(index, `l${index}`, of.ipv4s, of.mtu),
-            addr_info: [
-              ...of.ipv4s.map((local) => ({ family: 'inet', local })),
-              ...of.entries.map((each) => ({ ...each, family: 'inet6', local: addressOf(each) })),
-            ],
-          }))
+          const listed = links.map((of, index) =>
+            withAddresses(
+              index + 1,
+              `l${index}`,
+              [...of.ipv4s.map((text) => at(text)), ...of.entries.map(toLinkAddress)],
+              of.mtu,
+            ),
+          )
           const names = [...(families === DUAL ? [first(by4)] : []), first(by6)]
-          const at = links[names[0] === 'l0' ? 0 : 1]
-          const wanted = [...(families === DUAL ? [at.ipv4s[0]] : []), model(at.entries)]
+          const chosenLink = links[names[0] === 'l0' ? 0 : 1]
+          const wanted = [...(families === DUAL ? [chosenLink.ipv4s[0]] : []), model(chosenLink.entries)]
           const isFound =
-            new Set(names).size === 1 && names[0] !== undefined && !wanted.includes(undefined) && at.mtu > 0
+            new Set(names).size === 1 && names[0] !== undefined && !wanted.includes(undefined) && chosenLink.mtu > 0
           const choosing = chooseOf(families, {}, hostOfBoth(by4, by6, listed))
           if (!isFound) return void (await expect(choosing).rejects.toMatchObject({ code: 'INTERFACE' }))
           chosen++
@@ -772,10 +759,7 @@ describe('currentExternal', () => {
   const address = { ipv4: parseIpv4('192.0.2.7')! }
   const named = { address: { ipv4: false }, publicIp: { ipv4: false } }
   const before = { name: 'eth0', mtu: 1500, address, publicIp: address, named }
-  const eth0 = (mtu: number, ...locals: string[]): Run => {
-    const addresses = locals.map((local) => ({ family: 'inet', local, scope: 'global' }))
-    return async () => JSON.stringify([{ ifname: 'eth0', mtu, addr_info: addresses }])
-  }
+  const eth0 = (mtu: number, ...addresses: string[]) => hostWith([both(2, 'eth0', addresses, mtu)], [])
   const nine = { ipv4: parseIpv4('192.0.2.9')! }
 
   it.each([
@@ -783,7 +767,7 @@ describe('currentExternal', () => {
     ['its new address', before, eth0(1500, '192.0.2.9'), { address: nine, publicIp: nine }],
     ['no address beside the one in use', before, eth0(1500, '192.0.2.9', '192.0.2.7'), {}],
     ['no address when it has none', before, eth0(1500), {}],
-    ['nothing when it is gone', before, async () => '', {}],
+    ['nothing when it is gone', before, new ModelKernel(), {}],
     ['no MTU of 0', before, eth0(0, '192.0.2.7'), {}],
     [
       'no address in place of a named one',
@@ -804,8 +788,8 @@ describe('currentExternal', () => {
       { address: nine, publicIp: nine },
     ],
     ['no other address than a matching one', { ...before, pattern: '^192' }, eth0(1500, '198.51.100.1'), {}],
-  ])('follows %s', async (_title, was, run, change) => {
-    const { index: _index, ...is } = await currentExternal(run, was)
+  ])('follows %s', async (_title, was, kernel, change) => {
+    const { index: _index, ...is } = await currentExternal(kernel, was)
     expect(is).toEqual({ ...was, ...change })
   })
 })
@@ -823,9 +807,7 @@ describe('currentExternal with both families', () => {
     publicIp: addresses(...texts),
     named: { address: unnamed, publicIp: unnamed },
   })
-  const eth0 = (...texts: string[]): Run => {
-    return async () => JSON.stringify([both(2, 'eth0', texts)])
-  }
+  const eth0 = (...texts: string[]) => hostWith([both(2, 'eth0', texts)], [])
   const before = of('192.0.2.7', 'fd00::7')
   const now = (...texts: string[]): Partial<ExternalInterface> => {
     const address = addresses(...texts)
@@ -835,13 +817,13 @@ describe('currentExternal with both families', () => {
   it.each([
     ['fd00::7', {}],
     ['fd00::7 tentative', {}],
-    ['fd00::7 dadfailed tentative', { ipv6: 'another host has the address fd00::7 of eth0 too' }],
+    ['fd00::7 duplicate tentative', { ipv6: 'another host has the address fd00::7 of eth0 too' }],
     ['fe80::7', { ipv6: 'eth0 has lost its address fd00::7' }],
   ])('says of an interface with %s what is gone of IPv6', async (there, gone) => {
     expect((await seeExternal(eth0('192.0.2.7', there), before)).gone).toEqual(gone)
   })
 
-  it.each<[what: string, was: ExternalInterface, run: Run, change: Partial<ExternalInterface>]>([
+  it.each<[what: string, was: ExternalInterface, kernel: ModelKernel, change: Partial<ExternalInterface>]>([
     ['the IPv6 address alone', before, eth0('192.0.2.7', 'fd00::8'), now('192.0.2.7', 'fd00::8')],
     ['the IPv4 address alone', before, eth0('192.0.2.8', 'fd00::7'), now('192.0.2.8', 'fd00::7')],
     ['both addresses', before, eth0('192.0.2.8', 'fd00::8'), now('192.0.2.8', 'fd00::8')],
@@ -857,10 +839,10 @@ describe('currentExternal with both families', () => {
     [
       'another address where another host has the one in use',
       before,
-      eth0('192.0.2.7', 'fd00::7 dadfailed tentative', 'fd00::8'),
+      eth0('192.0.2.7', 'fd00::7 duplicate tentative', 'fd00::8'),
       now('192.0.2.7', 'fd00::8'),
     ],
-    ['none where there is no other', before, eth0('192.0.2.7', 'fd00::7 dadfailed tentative'), {}],
+    ['none where there is no other', before, eth0('192.0.2.7', 'fd00::7 duplicate tentative'), {}],
     ['no link-local address for a deprecated one', before, eth0('192.0.2.7', 'fd00::7 deprecated', 'fe80::8'), {}],
     ['a better one for a link-local one', of('fe80::7'), eth0('fe80::7', 'fd00::8'), now('fd00::8')],
     [
@@ -905,8 +887,8 @@ describe('currentExternal with both families', () => {
       eth0('192.0.2.8', 'fd00::9', 'fd00::8'),
       now('192.0.2.8', 'fd00::8'),
     ],
-  ])('follows %s', async (_what, was, run, change) => {
-    const { index: _index, ...is } = await currentExternal(run, was)
+  ])('follows %s', async (_what, was, kernel, change) => {
+    const { index: _index, ...is } = await currentExternal(kernel, was)
     expect(is).toEqual({ ...was, ...change })
   })
 
@@ -924,82 +906,61 @@ describe('currentExternal with both families', () => {
   })
 })
 
-/** A host with eth0 and its default route, and these addresses in the form of `ip -j`. */
-const LIFETIME = { dynamic: true, valid_life_time: 3600 }
-const at = (local: string, prefixlen: number, more: object = {}): JsonAddress => ({ local, prefixlen, ...more })
-const only = (...addresses: JsonAddress[]): Run =>
-  host(
-    [{ dst: 'default', gateway: '192.0.2.1', dev: 'eth0', metric: 100 }],
-    [{ ...link(2, 'eth0', []), addr_info: addresses.map((each) => ({ family: 'inet', ...each })) }],
-  )
+/** A host with eth0, which has these addresses, and its default route. */
+const only = (...addresses: TestAddress[]): ModelKernel =>
+  hostWith([withAddresses(2, 'eth0', addresses)], [{ gateway: '192.0.2.1', device: 'eth0', metric: 100 }])
 
 describe('one of several addresses of an interface', () => {
   const VIP = '192.0.2.100'
-  const takes = async (run: Run, before: readonly string[] = [], asked: Asked = {}): Promise<string> => {
+  const takes = async (kernel: ModelKernel, before: readonly string[] = [], asked: Asked = {}): Promise<string> => {
     const known = before.map((each) => parseIpv4(each)!)
     const silent = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
     const wishes = { ifaces: [], patterns: [], canReach: '', publicIp: { ipv4: '', ipv6: '' }, ...asked }
     const earlier = { addresses: async () => known, isOwn: () => false }
-    const found = await chooseExternalInterface(run, wishes as InterfaceWishes, ['ipv4'], silent, undefined, earlier)
+    const found = await chooseExternalInterface(kernel, wishes as InterfaceWishes, ['ipv4'], silent, undefined, earlier)
     return addressText(found.address)
   }
 
-  it.each<[what: string, run: Run, before: readonly string[], asked: Asked, address: string]>([
-    ['one with a lifetime before a virtual IP', only(at('192.0.2.7', 24, LIFETIME), at(VIP, 32)), [], {}, '192.0.2.7'],
-    ['the same where the virtual IP is first', only(at(VIP, 32), at('192.0.2.7', 24, LIFETIME)), [], {}, '192.0.2.7'],
+  it.each<[what: string, kernel: ModelKernel, before: readonly string[], asked: Asked, address: string]>([
+    ['one with a lifetime before a virtual IP', only(at('192.0.2.7 dynamic'), at(VIP, 32)), [], {}, '192.0.2.7'],
+    ['the same where the virtual IP is first', only(at(VIP, 32), at('192.0.2.7 dynamic')), [], {}, '192.0.2.7'],
     [
       'the same of an interface that is named',
-      only(at(VIP, 32), at('192.0.2.7', 24, LIFETIME)),
+      only(at(VIP, 32), at('192.0.2.7 dynamic')),
       [],
       { ifaces: ['eth0'] },
       '192.0.2.7',
     ],
-    [
-      'the same by an expression',
-      only(at(VIP, 32), at('192.0.2.7', 24, LIFETIME)),
-      [],
-      { patterns: ['^192'] },
-      '192.0.2.7',
-    ],
-    ['the one that it had before', only(at('192.0.2.7', 24), at('192.0.2.8', 24)), ['192.0.2.8'], {}, '192.0.2.8'],
-    ['the one that it had before, though it is bare', only(at('192.0.2.7', 24), at(VIP, 32)), [VIP], {}, VIP],
-    ['the most certain of those that it had', only(at('192.0.2.7', 24), at(VIP, 24)), [VIP, '192.0.2.7'], {}, VIP],
-    ['none that it had and that is gone', only(at('192.0.2.7', 24), at(VIP, 32)), ['192.0.2.9'], {}, '192.0.2.7'],
+    ['the same by an expression', only(at(VIP, 32), at('192.0.2.7 dynamic')), [], { patterns: ['^192'] }, '192.0.2.7'],
+    ['the one that it had before', only(at('192.0.2.7'), at('192.0.2.8')), ['192.0.2.8'], {}, '192.0.2.8'],
+    ['the one that it had before, though it is bare', only(at('192.0.2.7'), at(VIP, 32)), [VIP], {}, VIP],
+    ['the most certain of those that it had', only(at('192.0.2.7'), at(VIP)), [VIP, '192.0.2.7'], {}, VIP],
+    ['none that it had and that is gone', only(at('192.0.2.7'), at(VIP, 32)), ['192.0.2.9'], {}, '192.0.2.7'],
     [
       'none that it had where the operator names one',
-      only(at('192.0.2.7', 24), at(VIP, 32)),
+      only(at('192.0.2.7'), at(VIP, 32)),
       ['192.0.2.7'],
       { ifaces: [VIP] },
       VIP,
     ],
     [
       'none that it had which does not match',
-      only(at('192.0.2.7', 24), at(VIP, 32)),
+      only(at('192.0.2.7'), at(VIP, 32)),
       ['192.0.2.7'],
       { patterns: ['100$'] },
       VIP,
     ],
-    ['the one on the network of the gateway', only(at('198.51.100.9', 24), at('192.0.2.7', 24)), [], {}, '192.0.2.7'],
-    [
-      'no link-local one that it had',
-      only(at('169.254.9.9', 16), at('192.0.2.7', 24)),
-      ['169.254.9.9'],
-      {},
-      '192.0.2.7',
-    ],
-  ])('is chosen: %s', async (_what, run, before, asked, address) => {
-    expect(await takes(run, before, asked)).toBe(address)
+    ['the one on the network of the gateway', only(at('198.51.100.9'), at('192.0.2.7')), [], {}, '192.0.2.7'],
+    ['no link-local one that it had', only(at('169.254.9.9', 16), at('192.0.2.7')), ['169.254.9.9'], {}, '192.0.2.7'],
+  ])('is chosen: %s', async (_what, kernel, before, asked, address) => {
+    expect(await takes(kernel, before, asked)).toBe(address)
   })
 
   it('is the source address of the default route', async () => {
-    const links = [{ ...link(2, 'eth0', []), addr_info: [at('192.0.2.7', 24), at('192.0.2.8', 24)] }]
-    const withFamily = links.map((each) => ({
-      ...each,
-      addr_info: each.addr_info.map((a) => ({ family: 'inet', ...a })),
-    }))
-    const route = { dst: 'default', gateway: '192.0.2.1', dev: 'eth0', metric: 100 }
-    const other = { ...route, metric: 200, prefsrc: '192.0.2.7' }
-    expect(await takes(host([other, { ...route, prefsrc: '192.0.2.8' }], withFamily))).toBe('192.0.2.8')
+    const eth0 = both(2, 'eth0', ['192.0.2.7', '192.0.2.8'])
+    const route = { gateway: '192.0.2.1', device: 'eth0', metric: 100 }
+    const other = { ...route, metric: 200, source: parseIpv4('192.0.2.7') }
+    expect(await takes(hostWith([eth0], [other, { ...route, source: parseIpv4('192.0.2.8') }]))).toBe('192.0.2.8')
   })
 })
 
@@ -1008,47 +969,38 @@ describe("weft's own devices", () => {
   const earlier = { addresses: async () => [], isOwn: ({ name }: Link) => name !== 'eth0' }
   const silent = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
   const wishes = { ifaces: [], patterns: [], canReach: '', publicIp: { ipv4: '', ipv6: '' } }
-  const find = async (asked: Partial<InterfaceWishes>, run: Run): Promise<string> =>
-    (await chooseExternalInterface(run, { ...wishes, ...asked }, ['ipv4'], silent, undefined, earlier)).name
+  const find = async (asked: Partial<InterfaceWishes>, kernel: ModelKernel): Promise<string> =>
+    (await chooseExternalInterface(kernel, { ...wishes, ...asked }, ['ipv4'], silent, undefined, earlier)).name
 
   it('of a device of weft is ignored by a default route, an expression and a target, but used if it is named', async () => {
-    const routes = [
-      { dst: 'default', dev: 'flannel.1' },
-      { dst: 'default', dev: 'eth0', metric: 100 },
-    ]
-    const run: Run = async (file, args) =>
-      args.includes('get')
-        ? JSON.stringify([{ dst: '10.5.2.1', dev: 'flannel.1', prefsrc: '10.5.1.0' }])
-        : host(routes, links)(file, args)
-    expect(await find({}, run)).toBe('eth0')
-    expect(await find({ patterns: ['1'] }, run)).toBe('eth0')
-    expect(await find({ patterns: ['^10', 'eth0'] }, run)).toBe('eth0')
-    await expect(find({ canReach: '10.5.2.1' }, run)).rejects.toMatchObject({ code: 'INTERFACE' })
-    expect(await find({ ifaces: ['cni0'] }, run)).toBe('cni0')
+    const kernel = host([{ device: 'flannel.1' }, { device: 'eth0', metric: 100 }], links)
+    expect(await find({}, kernel)).toBe('eth0')
+    expect(await find({ patterns: ['1'] }, kernel)).toBe('eth0')
+    expect(await find({ patterns: ['^10', 'eth0'] }, kernel)).toBe('eth0')
+    await expect(find({ canReach: '10.5.2.1' }, kernel)).rejects.toMatchObject({ code: 'INTERFACE' })
+    expect(await find({ ifaces: ['cni0'] }, kernel)).toBe('cni0')
   })
 })
 
 describe('an address that disappears and returns', () => {
   const [own, vip] = [parseIpv4('192.0.2.7')!, parseIpv4('192.0.2.100')!]
   const named = { address: {}, publicIp: {} }
-  let there: string[] = []
-  const run: Run = async () =>
-    JSON.stringify([
-      {
-        ifindex: 2,
-        ifname: 'eth0',
-        mtu: 1500,
-        addr_info: there.map((each) => ({
-          family: 'inet',
-          local: each.split('/')[0],
-          prefixlen: Number(each.split('/')[1]),
-        })),
-      },
-    ])
+  const kernelWith = (addresses: readonly string[]): ModelKernel => {
+    const parts = addresses.map((each) => each.split('/') as [string, string])
+    return hostWith(
+      [
+        withAddresses(
+          2,
+          'eth0',
+          parts.map(([text, length]) => at(text, Number(length))),
+        ),
+      ],
+      [],
+    )
+  }
   let now: ExternalInterface
   const look = async (...addresses: string[]): Promise<string> => {
-    there = addresses
-    now = (await seeExternal(run, now)).now
+    now = (await seeExternal(kernelWith(addresses), now)).now
     return addressText(now.address)
   }
   beforeEach(() => {
@@ -1099,7 +1051,7 @@ describe('an address that disappears and returns', () => {
   it('of a family that was missing is used, unless it is link-local', async () => {
     now = { ...now, families: ['ipv4', 'ipv6'] }
     const six = async (...texts: string[]): Promise<string | undefined> => {
-      const seen = await seeExternal(async () => JSON.stringify([both(2, 'eth0', texts)]), now)
+      const seen = await seeExternal(hostWith([both(2, 'eth0', texts)], []), now)
       return seen.gone.ipv6 ?? formatAddress(seen.now.address.ipv6!)
     }
     expect(await six('192.0.2.7')).toBe('eth0 has no IPv6 address')
@@ -1108,14 +1060,7 @@ describe('an address that disappears and returns', () => {
   })
 
   it('is followed when the interface is renamed', async () => {
-    const links = JSON.stringify([
-      { ifindex: 2, ifname: 'lan0', mtu: 1500, addr_info: [{ local: '192.0.2.7', prefixlen: 24 }] },
-    ])
-    const renamed: Run = async (_file, args) => {
-      if (args.includes('dev')) throw new WeftError('COMMAND', 'Device "eth0" does not exist.')
-      return links
-    }
-    const { now: is, gone } = await seeExternal(renamed, now)
+    const { now: is, gone } = await seeExternal(hostWith([both(2, 'lan0', ['192.0.2.7'])], []), now)
     expect([is.name, is.index, addressText(is.address), gone]).toEqual(['lan0', 2, '192.0.2.7', {}])
   })
 
@@ -1125,16 +1070,14 @@ describe('an address that disappears and returns', () => {
     const is = { ...now, named: { address: unnamed, publicIp: unnamed }, hold: expect.any(AddressHold) as AddressHold }
     expect(written).toMatchObject({ ...is, address: { ipv4: own }, publicIp: { ipv4: own } })
     expect(written.hold?.home('ipv4')).toBe(own)
-    there = ['192.0.2.7/24']
-    expect(await resumeExternal(run, { ...written, name: 'lan0' })).toMatchObject({
+    expect(await resumeExternal(kernelWith(['192.0.2.7/24']), { ...written, name: 'lan0' })).toMatchObject({
       name: 'eth0',
       address: { ipv4: own },
     })
-    there = ['192.0.2.100/32']
-    expect(await resumeExternal(run, written)).toBeUndefined()
+    expect(await resumeExternal(kernelWith(['192.0.2.100/32']), written)).toBeUndefined()
     for (const junk of [null, 1, 'x', [], {}, { name: 'eth0' }, { ...externalText(now), families: ['ipx'] }])
       expect(readExternalText(junk)).toBeUndefined()
-    // `ip` does not report such an interface as missing, but fails.
+    // The kernel refuses these names.
     for (const name of ['', 'a b', '..', 'a/b', 'eth0\n', 'x'.repeat(16)])
       expect(readExternalText({ ...externalText(now), name })).toBeUndefined()
   })

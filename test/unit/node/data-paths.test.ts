@@ -4,14 +4,15 @@ import { expect, it } from 'vitest'
 import { WeftError } from '../../../src/base/errors.ts'
 import type { Lease, OwnLease } from '../../../src/control/lease/lease.ts'
 import { currentExternal, type ExternalInterface } from '../../../src/host/external-interface.ts'
-import { hostKernel } from '../../../src/host/no-kernel.ts'
-import { FAMILIES, formatAddress, type Family } from '../../../src/net/address.ts'
+import type { HostKernel } from '../../../src/host/kernel.ts'
+import { FAMILIES, formatAddress, parseAddress, type Family } from '../../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
 import { parseIpv6, parseIpv6Net } from '../../../src/net/ipv6.ts'
 import { openDataPaths, type DataPaths } from '../../../src/node/data-paths.ts'
 import type { DataPath, Observing, PlannedPath } from '../../../src/path/contract.ts'
 import { checkFamily } from '../../../src/path/device/tun-device.ts'
 import type { OpenPath } from '../../../src/path/engine/engine.ts'
+import { ModelKernel } from '../../support/model-kernel.ts'
 
 const PUBLIC = { ipv4: parseIpv4('192.0.2.1')!, ipv6: parseIpv6('fd00::1')! }
 const LEASE: OwnLease = {
@@ -52,16 +53,17 @@ function rig(lease = LEASE, more: (family: Family) => Partial<DataPath> = () => 
     publicIp: PUBLIC,
     named: { address: {}, publicIp: {} },
   }
-  const run = async (): Promise<string> => {
-    const info = (['ipv4', 'ipv6'] as const).map((family) => ({
-      local: host[family],
-      family: family === 'ipv4' ? 'inet' : 'inet6',
-    }))
-    return JSON.stringify([{ ifindex: 1, ifname: host.name, mtu: host.mtu, flags: ['UP'], addr_info: info }])
+  /** The kernel of the host, with the external interface as `host` describes it now. */
+  const kernelNow = (): ModelKernel => {
+    const model = new ModelKernel()
+    const addresses = FAMILIES.map((family) => ({ address: parseAddress(host[family])!, prefixLength: 24 }))
+    model.addLink({ name: host.name, index: 1, mtu: host.mtu }, addresses)
+    return model
   }
+  const kernel = { ...kernelNow(), link: (which: string | number) => kernelNow().link(which) } as unknown as HostKernel
   /** Does the same as a backend's `prepare` followed by `renew`. */
   async function again(path: DataPaths): Promise<void> {
-    external = await currentExternal(run, external)
+    external = await currentExternal(kernel, external)
     await path.renew({ publicIp: external.publicIp, backendType: '' })
   }
   const broken = new Set<Family>()
@@ -141,7 +143,7 @@ function rig(lease = LEASE, more: (family: Family) => Partial<DataPath> = () => 
       },
       plan: () => plan(() => external),
     }
-    return openDataPaths({ backend, lease, leases, signal, run, kernel: hostKernel, log })
+    return openDataPaths({ backend, lease, leases, signal, kernel, log })
   }
   return {
     calls,

@@ -16,27 +16,17 @@ import { warnOfForwarding } from '../../../src/node/loops/forwarding.ts'
 import { warnOfRoutesLeft } from '../../../src/node/old-routes.ts'
 import { refuseToMove } from '../../../src/node/same-network.ts'
 import { checkOptions, FLAGS } from '../../../src/options.ts'
+import { ModelKernel } from '../../support/model-kernel.ts'
 
-const host = vi.hoisted(() => ({
-  hasRoute: false,
-  looks: 0,
-  routes6: [] as object[],
-  hasIpv6: true,
-  addresses: ['192.0.2.7'],
-}))
-vi.mock('../../../src/host/command.ts', () => ({
-  run: async (_file: string, args: readonly string[]): Promise<string> => {
-    if (!host.hasIpv6) throw new WeftError('COMMAND', 'Address family not supported by protocol')
-    if (args.includes('-6')) return JSON.stringify(host.routes6)
-    if (args.includes('route')) return JSON.stringify(host.hasRoute ? [{ dst: 'default', dev: 'eth0' }] : [])
-    host.looks++
-    const addresses = host.addresses.map((local) => ({ family: 'inet', local, prefixlen: 24, scope: 'global' }))
-    return JSON.stringify([{ ifindex: 2, ifname: 'eth0', mtu: 1500, flags: ['UP'], addr_info: addresses }])
-  },
-}))
+let kernel = new ModelKernel()
+/** The number of times that weftd has listed the interfaces. */
+const looks = (): number => kernel.reads.filter((what) => what === 'links').length
+const addDefaultRoute = (): void => kernel.addRoute('ipv4', { destination: 'default', device: 'eth0' })
 
 let warnings: string[] = []
 const published: string[] = []
+type TestRoute = Parameters<ModelKernel['addRoute']>[1]
+
 const log = {
   info: () => {},
   warn: (message: string) => void warnings.push(message),
@@ -52,7 +42,7 @@ function wait(
   const { options } = parseFlags(FLAGS, args)
   checkOptions(options)
   let found: string | undefined
-  waitForInterface(options, families, changed, {
+  waitForInterface(kernel, options, families, changed, {
     log,
     signal,
     publish: (waitsFor) => void published.push(waitsFor),
@@ -65,10 +55,8 @@ function wait(
 
 beforeEach(() => {
   vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout', 'performance'] })
-  host.hasRoute = false
-  host.looks = 0
-  host.routes6 = []
-  host.addresses = ['192.0.2.7']
+  kernel = new ModelKernel()
+  kernel.addLink({ name: 'eth0', index: 2 }, [{ address: parseIpv4('192.0.2.7')!, prefixLength: 24 }])
   warnings = []
 })
 afterEach(() => vi.useRealTimers())
@@ -78,13 +66,13 @@ describe('the external interface', () => {
     const changed = createBell()
     const { found } = wait(changed)
     await vi.advanceTimersByTimeAsync(1_000)
-    expect([host.looks, found()]).toEqual([1, undefined])
+    expect([looks(), found()]).toEqual([1, undefined])
     for (let times = 0; times < 10; times++) changed.ring()
     await vi.advanceTimersByTimeAsync(250)
-    expect([host.looks, found()]).toEqual([2, undefined])
+    expect([looks(), found()]).toEqual([2, undefined])
     expect(published[0]).toBe('waiting for the external interface')
     expect(published.at(-1)).toMatch(/^waiting for the external interface: .*unable to find default route/)
-    host.hasRoute = true
+    addDefaultRoute()
     changed.ring()
     await vi.advanceTimersByTimeAsync(250)
     expect(found()).toBe('eth0')
@@ -92,11 +80,10 @@ describe('the external interface', () => {
 
   it('is checked every five seconds though the host reports nothing', async () => {
     const { found } = wait()
-    host.hasRoute = false
     await vi.advanceTimersByTimeAsync(1_000)
-    host.hasRoute = true
+    addDefaultRoute()
     await vi.advanceTimersByTimeAsync(4_500)
-    expect([host.looks, found()]).toEqual([2, 'eth0'])
+    expect([looks(), found()]).toEqual([2, 'eth0'])
   })
 
   it('is given up after --iface-wait', async () => {
@@ -108,7 +95,7 @@ describe('the external interface', () => {
   })
 
   it('has an address of each family of the network, or after ten seconds only of some families', async () => {
-    host.hasRoute = true
+    addDefaultRoute()
     const { found } = wait(createBell(), ['--iface=eth0'], ['ipv4', 'ipv6'])
     const began = performance.now()
     // A setting of the kernel is read in real time.
@@ -137,15 +124,15 @@ describe('the external interface', () => {
     }
     const { options } = parseFlags(FLAGS, [])
     const waitWith = (before: ExternalInterface) =>
-      waitForInterface(options, ['ipv4'], createBell(), { log, signal }, { known: async () => before })
+      waitForInterface(kernel, options, ['ipv4'], createBell(), { log, signal }, { known: async () => before })
     expect(await waitWith(known)).toMatchObject({ name: 'eth0', address })
     expect(warnings.at(-1)).toMatch(/unable to find default route; going on with eth0, which this node used before$/)
-    host.hasRoute = true
+    addDefaultRoute()
     expect(await waitWith({ ...known, name: 'eth1', index: 3 })).toMatchObject({ name: 'eth0', address })
   })
 
   it('logs the earlier address with which it continues, or for which it waits', async () => {
-    host.hasRoute = true
+    addDefaultRoute()
     const { options } = parseFlags(FLAGS, [])
     const lines: string[] = []
     const told = { ...log, info: (line: string) => void lines.push(line) }
@@ -156,7 +143,7 @@ describe('the external interface', () => {
       return { name: 'eth0', index: 2, mtu: 1500, address, publicIp: address, named, families: ['ipv4'], hold }
     }
     const waitWith = (before: ExternalInterface) =>
-      waitForInterface(options, ['ipv4'], createBell(), { log: told, signal }, { known: async () => before })
+      waitForInterface(kernel, options, ['ipv4'], createBell(), { log: told, signal }, { known: async () => before })
     const gone = waitWith(usedBefore('192.0.2.1'))
     await vi.waitFor(() =>
       expect(lines).toContain('Waiting some seconds for eth0 and 192.0.2.1, which this node used before'),
@@ -165,7 +152,7 @@ describe('the external interface', () => {
     expect((await gone).address).toEqual({ ipv4: parseIpv4('192.0.2.7') })
     expect(lines.filter((line) => line.startsWith('Waiting some'))).toHaveLength(1)
     lines.length = 0
-    host.addresses = ['192.0.2.7', '192.0.2.8']
+    kernel.addAddress('eth0', { address: parseIpv4('192.0.2.8')!, prefixLength: 24 })
     expect((await waitWith(usedBefore('192.0.2.8'))).address).toEqual({ ipv4: parseIpv4('192.0.2.8') })
     expect(lines).toContain('Going on with eth0 and 192.0.2.8, as this node did before')
   })
@@ -196,35 +183,36 @@ describe('what keeps the host from forwarding', () => {
     'net/ipv6/conf/eth0.7/forwarding': uplink,
     'net/ipv6/conf/eth0.7/accept_ra': accepts,
   })
-  const byRouter = [{ dst: 'default', dev: 'eth0.7', protocol: 'ra', metric: 1024 }]
-  const byHand = [{ dst: 'default', dev: 'eth0.7', protocol: 'static', metric: 1024 }]
+  const byRouter = [{ destination: 'default', device: 'eth0.7', protocol: 'ra' }]
+  const byHand = [{ destination: 'default', device: 'eth0.7', protocol: 'static' }]
   const four: readonly Family[] = ['ipv4']
   const six: readonly Family[] = ['ipv6']
   const dual: readonly Family[] = ['ipv4', 'ipv6']
 
-  it.each<[what: string, families: readonly Family[], found: Record<string, string>, routes: object[], said: string[]]>(
+  it.each<
+    [what: string, families: readonly Family[], found: Record<string, string>, routes: TestRoute[], said: string[]]
+  >([
+    ['nothing of IPv6 without it', four, settings('0', '0', '0', '1'), byRouter, [IPV4]],
+    ['nothing of IPv4 without it', six, settings('0', '0', '0', '1'), [], [IPV6]],
+    ['both', dual, settings('0', '0', '0', '1'), byHand, [IPV4, IPV6]],
+    ['nothing where both are forwarded', dual, settings('1', '1', '1', '1'), byHand, []],
+    ['nothing where nothing can be read', dual, {}, byRouter, []],
+    ['a route that forwarding costs', six, settings('1', '1', '1', '1'), byRouter, [RA]],
+    ['a route that forwarding will cost', six, settings('1', '0', '0', '1'), byRouter, [IPV6, RA]],
+    ['nothing where routers are heard all the same', six, settings('1', '1', '1', '2'), byRouter, []],
+    ['nothing where another program hears them', six, settings('1', '1', '1', '0'), byRouter, []],
+    ['nothing where the uplink does not forward', six, settings('1', '1', '0', '1'), byRouter, []],
     [
-      ['nothing of IPv6 without it', four, settings('0', '0', '0', '1'), byRouter, [IPV4]],
-      ['nothing of IPv4 without it', six, settings('0', '0', '0', '1'), [], [IPV6]],
-      ['both', dual, settings('0', '0', '0', '1'), byHand, [IPV4, IPV6]],
-      ['nothing where both are forwarded', dual, settings('1', '1', '1', '1'), byHand, []],
-      ['nothing where nothing can be read', dual, {}, byRouter, []],
-      ['a route that forwarding costs', six, settings('1', '1', '1', '1'), byRouter, [RA]],
-      ['a route that forwarding will cost', six, settings('1', '0', '0', '1'), byRouter, [IPV6, RA]],
-      ['nothing where routers are heard all the same', six, settings('1', '1', '1', '2'), byRouter, []],
-      ['nothing where another program hears them', six, settings('1', '1', '1', '0'), byRouter, []],
-      ['nothing where the uplink does not forward', six, settings('1', '1', '0', '1'), byRouter, []],
-      [
-        'nothing where a better route stays',
-        six,
-        settings('1', '1', '1', '1'),
-        [...byRouter, { ...byHand[0], metric: 5 }],
-        [],
-      ],
+      'nothing where a better route stays',
+      six,
+      settings('1', '1', '1', '1'),
+      [...byRouter, ...byHand.map((route) => ({ ...route, metric: 5 }))],
+      [],
     ],
-  )('is %s', async (_what, families, found, routes, said) => {
-    host.routes6 = routes
-    await warnOfForwarding(families, log, async (name) => found[name])
+  ])('is %s', async (_what, families, found, routes, said) => {
+    kernel.addLink({ name: 'eth0.7' })
+    for (const route of routes) kernel.addRoute('ipv6', route)
+    await warnOfForwarding(families, kernel, log, async (name) => found[name])
     expect(warnings).toEqual(said.map((words) => expect.stringContaining(words)))
   })
 })
@@ -244,7 +232,7 @@ it.each([
 
 describe('the network configuration', () => {
   it('is accepted with unknown keys, which are logged once', async () => {
-    host.hasRoute = true
+    addDefaultRoute()
     const texts = [
       '{"Netwrok":"10.5.0.0/16"}',
       '{"Netwrok":"10.5.0.0/16"}',
@@ -266,19 +254,35 @@ describe('the network configuration', () => {
 })
 
 describe('routes of an earlier run', () => {
-  const left = async (before: string, now: object, routes: readonly object[]): Promise<readonly string[]> => {
+  const left = async (
+    before: string,
+    now: object,
+    routes: readonly TestRoute[],
+    readError?: Error,
+  ): Promise<readonly string[]> => {
     warnings = []
-    host.routes6 = [...routes]
+    kernel = new ModelKernel()
+    for (const name of ['eth0', 'cni0', 'flannel-v6.1']) kernel.addLink({ name })
+    for (const route of routes) kernel.addRoute('ipv6', route)
+    kernel.readError = readError
     const config = parseNetworkConfig(JSON.stringify({ Network: '10.5.0.0/16', ...now }))
-    await warnOfRoutesLeft(netsOf(before.split(' ').map((each) => parseNet(each)!)), config, { name: 'eth0' }, log)
+    await warnOfRoutesLeft(
+      netsOf(before.split(' ').map((each) => parseNet(each)!)),
+      config,
+      { name: 'eth0' },
+      {
+        kernel,
+        log,
+      },
+    )
     return warnings
   }
-  const to = (third: number) => ({ dst: `fd00:5:0:${third}::/64`, gateway: 'fd77::2', dev: 'eth0', metric: 1024 })
+  const to = (third: number) => ({ destination: `fd00:5:0:${third}::/64`, gateway: 'fd77::2', device: 'eth0' })
 
   it('to other hosts are reported if the network no longer has their family', async () => {
     const others = [
-      { dst: 'fd00:5:0:7::/64', dev: 'cni0', metric: 256 },
-      { dst: 'fd00:5:0:8::/64', gateway: 'fd00:5:0:8::', dev: 'flannel-v6.1', metric: 1024 },
+      { destination: 'fd00:5:0:7::/64', device: 'cni0', metric: 256 },
+      { destination: 'fd00:5:0:8::/64', gateway: 'fd00:5:0:8::', device: 'flannel-v6.1' },
     ]
     expect(await left('10.5.0.0/16 fd00:5::/48', {}, [...others, to(1), to(2)])).toEqual([
       'Routes into fd00:5::/48 remain, which is not part of this network any more: fd00:5:0:1::/64 via fd77::2, ' +
@@ -289,9 +293,7 @@ describe('routes of an earlier run', () => {
   })
 
   it('are not reported if the kernel no longer has the family', async () => {
-    host.hasIpv6 = false
-    expect(await left('fd00:5::/48', {}, [to(1)])).toEqual([])
-    host.hasIpv6 = true
+    expect(await left('fd00:5::/48', {}, [to(1)], new WeftError('KERNEL', 'EAFNOSUPPORT'))).toEqual([])
   })
 
   it.each([

@@ -2,44 +2,21 @@
 
 import { createSocket, type Socket } from 'node:dgram'
 import { afterEach, describe, expect, it } from 'vitest'
-import { WeftError } from '../../../src/base/errors.ts'
-import type { Run } from '../../../src/host/command.ts'
-import { hostKernel } from '../../../src/host/no-kernel.ts'
+import type { IpipSettings, TunSettings, VxlanSettings } from '../../../src/host/kernel.ts'
 import { socketsIn } from '../../../src/host/udp-ports.ts'
-import { parseIpv4Net } from '../../../src/net/ipv4.ts'
+import { parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
 import { requireNeeds, type NeedsHost } from '../../../src/node/needs.ts'
 import type { NeededPart } from '../../../src/path/contract.ts'
+import { ModelKernel } from '../../support/model-kernel.ts'
 
-interface Device {
-  readonly name: string
-  readonly kind: string
-  readonly data?: object
-  readonly isUp?: boolean
-  readonly address?: string
-}
+type TestLink = Parameters<ModelKernel['addLink']>[0] & { readonly address?: string }
 
-/** A host that has these devices; `listens` is what `wg` shows. */
-const hostOf = (devices: readonly Device[], more: Partial<NeedsHost> = {}, listens = ''): NeedsHost => {
-  const run: Run = async (file, args) => {
-    const command = [file, ...args].join(' ')
-    if (command === 'ip -j -d link show' || command === 'ip -j -d address show')
-      return JSON.stringify(
-        devices.map(({ name, kind, data = {}, isUp = true, address }, at) => ({
-          ifname: name,
-          ifindex: at + 1,
-          flags: isUp ? ['UP'] : [],
-          linkinfo: { info_kind: kind, info_data: data },
-          addr_info: address === undefined ? [] : [{ local: address }],
-        })),
-      )
-    if (command.startsWith('wg show')) return `${listens}\n`
-    if (file === 'wg')
-      throw new WeftError('COMMAND', 'wg is not installed', {
-        cause: Object.assign(new Error('spawn'), { code: 'ENOENT', path: 'wg' }),
-      })
-    return '[]'
-  }
-  return { run, kernel: hostKernel, isForwarding: false, tunNames: [], ...more }
+/** A host that has these devices. */
+function hostOf(devices: readonly TestLink[], more: Partial<NeedsHost> = {}): NeedsHost {
+  const kernel = new ModelKernel()
+  for (const { address, ...device } of devices)
+    kernel.addLink(device, address === undefined ? [] : [{ address: parseIpv4(address)!, prefixLength: 32 }])
+  return { kernel, isForwarding: false, tunNames: [], ...more }
 }
 const needs = (...parts: NeededPart[]) => ({ needs: () => parts })
 
@@ -60,10 +37,11 @@ describe('a device', () => {
       device: { name: 'flannel.1', type: 'vxlan', networks: { ipv4: parseIpv4Net('10.5.0.0/16')! }, replaces: 'any' },
       ports: [{ family: 'ipv4', address: '0.0.0.0', port: 0, option: 'Port', vxlan: { vni: 1, gbp: false } }],
     } as const
-    const data = { id: 1, port: 0, local: '192.0.2.1' }
-    const vxlan = (address: string) => hostOf([{ name: 'other0', kind: 'vxlan', data, address }])
-    await requireNeeds(needs(part), vxlan('10.5.1.0'))
-    await expect(requireNeeds(needs(part), vxlan('192.0.2.9'))).rejects.toMatchObject({
+    const flags = { learning: false, gbp: false, external: false, zeroChecksumIpv6Rx: false }
+    const vxlan: VxlanSettings = { vni: 1, local: parseIpv4('192.0.2.1'), underlay: 0, port: 0, ...flags }
+    const withAddress = (address: string) => hostOf([{ name: 'other0', type: 'vxlan', vxlan, address }])
+    await requireNeeds(needs(part), withAddress('10.5.1.0'))
+    await expect(requireNeeds(needs(part), withAddress('192.0.2.9'))).rejects.toMatchObject({
       message: 'flannel.1 cannot be made, since the device other0 has its VNI 1 and its UDP port 0',
     })
   })
@@ -78,32 +56,39 @@ describe('a device', () => {
       refusal: "isn't an ipip mode device",
     },
   } as const
+  const ipipTo = (local: string, more: Partial<IpipSettings> = {}): TestLink => ({
+    name: 'mine',
+    type: 'ipip',
+    ipip: { local: parseIpv4(local), remote: undefined, external: false, ...more },
+  })
   it('of another type keeps ipip from its name, in the words of flanneld', async () => {
-    await expect(requireNeeds(needs(ipip), hostOf([{ name: 'flannel.ipip', kind: 'bridge' }]))).rejects.toMatchObject({
+    await expect(requireNeeds(needs(ipip), hostOf([{ name: 'flannel.ipip', type: 'bridge' }]))).rejects.toMatchObject({
       code: 'DEVICE',
       message: "isn't an ipip mode device",
     })
-    await requireNeeds(needs(ipip), hostOf([{ name: 'flannel.ipip', kind: 'ipip', data: { local: '192.0.2.9' } }]))
+    await requireNeeds(needs(ipip), hostOf([{ ...ipipTo('192.0.2.9'), name: 'flannel.ipip' }]))
   })
 
   it('of the same local address prevents ipip, except one to a single host', async () => {
-    const other = (data: object): Device => ({ name: 'mine', kind: 'ipip', data })
-    await expect(requireNeeds(needs(ipip), hostOf([other({ local: '192.0.2.1' })]))).rejects.toThrow(
+    await expect(requireNeeds(needs(ipip), hostOf([ipipTo('192.0.2.1')]))).rejects.toThrow(
       'flannel.ipip cannot be made, since the device mine is of the same kind and addresses',
     )
-    await requireNeeds(needs(ipip), hostOf([other({ local: '192.0.2.1', remote: '192.0.2.7' })]))
-    await requireNeeds(needs(ipip), hostOf([other({ local: '192.0.2.2' })]))
-    await requireNeeds(needs(ipip), hostOf([{ name: 'tunl0', kind: 'ipip', data: {} }]))
+    await requireNeeds(needs(ipip), hostOf([ipipTo('192.0.2.1', { remote: parseIpv4('192.0.2.7') })]))
+    await requireNeeds(needs(ipip), hostOf([ipipTo('192.0.2.2')]))
+    await requireNeeds(needs(ipip), hostOf([ipipTo('192.0.2.1', { underlay: 7 })]))
+    await requireNeeds(needs(ipip), hostOf([ipipTo('192.0.2.1', { external: true })]))
+    await requireNeeds(needs(ipip), hostOf([{ ...ipipTo(''), name: 'tunl0' }]))
   })
 
+  const TUN: TunSettings = { mode: 'tun', persist: true, isMultiQueue: false, openQueues: undefined }
   const tun = { device: { name: 'flannel-wg', type: 'tun', networks: {}, replaces: ['wireguard'] } } as const
   it('that the data path deletes or keeps is not a problem', async () => {
-    await requireNeeds(needs(tun), hostOf([{ name: 'flannel-wg', kind: 'wireguard' }]))
-    await requireNeeds(needs(tun), hostOf([{ name: 'flannel-wg', kind: 'tun', data: { type: 'tun' }, isUp: false }]))
+    await requireNeeds(needs(tun), hostOf([{ name: 'flannel-wg', type: 'wireguard' }]))
+    await requireNeeds(needs(tun), hostOf([{ name: 'flannel-wg', type: 'tun', tun: TUN, hasCarrier: false }]))
   })
 
   it('through which another process forwards cannot be used, unless this node forwards already or inherits the device', async () => {
-    const used = [{ name: 'flannel-wg', kind: 'tun', data: { type: 'tun' } }]
+    const used = [{ name: 'flannel-wg', type: 'tun', tun: TUN }]
     await expect(requireNeeds(needs(tun), hostOf(used))).rejects.toThrow('another process forwards through flannel-wg')
     await requireNeeds(needs(tun), hostOf(used, { isForwarding: true }))
     await requireNeeds(needs(tun), hostOf(used, { tunNames: ['flannel-wg'] }))
@@ -121,12 +106,8 @@ describe('a port', () => {
 
   it('that is free lets the start continue, although the device of another part is blocked', async () => {
     const bad = { device: { name: 'flannel-wg', type: 'tun', networks: {}, replaces: [] } } as const
-    await requireNeeds(needs(bad, at(0)), hostOf([{ name: 'flannel-wg', kind: 'bridge' }]))
+    await requireNeeds(needs(bad, at(0)), hostOf([{ name: 'flannel-wg', type: 'bridge' }]))
   })
-})
-
-it('a missing program that the data path requires ends the start', async () => {
-  await expect(requireNeeds(needs({ programs: ['wg'] }), hostOf([]))).rejects.toThrow('wg is not installed')
 })
 
 it('a backend that needs nothing causes no check', async () => {

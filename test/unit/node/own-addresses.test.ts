@@ -1,29 +1,18 @@
 // own-addresses.test.ts - the addresses, devices and leases that a node that starts knows as its own.
 
-import { expect, it, vi } from 'vitest'
+import { expect, it } from 'vitest'
 import { WeftError } from '../../../src/base/errors.ts'
 import { parseLeaseKey, type Lease } from '../../../src/control/lease/lease.ts'
 import type { SubnetManager } from '../../../src/control/lease/subnet-manager.ts'
-import type { Link } from '../../../src/host/links.ts'
+import type { Link } from '../../../src/host/kernel.ts'
 import { byFamily, formatAddress, parseAddress, type Address } from '../../../src/net/address.ts'
 import { parseIpv4Net } from '../../../src/net/ipv4.ts'
 import { ownAddresses, type OwnAddressesParts } from '../../../src/node/own-addresses.ts'
+import { ModelKernel } from '../../support/model-kernel.ts'
 
-const host = vi.hoisted(() => ({ addresses: ['10.0.0.7/24'] as string[] }))
-vi.mock('../../../src/host/command.ts', () => ({
-  hasTimedOut: () => false,
-  run: async (): Promise<string> =>
-    JSON.stringify([
-      {
-        ifindex: 2,
-        ifname: 'eth0',
-        mtu: 1500,
-        flags: ['UP'],
-        addr_info: host.addresses.map((each) => ({ local: each.split('/')[0], prefixlen: Number(each.split('/')[1]) })),
-      },
-      { ifindex: 3, ifname: 'flannel.1', mtu: 1450, addr_info: [{ local: '10.5.1.0', prefixlen: 32 }] },
-    ]),
-}))
+const kernel = new ModelKernel()
+kernel.addLink({ name: 'eth0' }, [{ address: parseAddress('10.0.0.7')!, prefixLength: 24 }])
+kernel.addLink({ name: 'flannel.1', mtu: 1450 }, [{ address: parseAddress('10.5.1.0')!, prefixLength: 32 }])
 
 const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 const leaseOf = (key: string, ...texts: string[]): Lease => ({
@@ -46,7 +35,7 @@ function life(
   const answers = async (address: Address): Promise<boolean> => answering.includes(formatAddress(address))
   const subnet = { ipv4: parseIpv4Net('10.5.1.0/24')! }
   const { signal } = new AbortController()
-  return ownAddresses({ manager, subnet, known: undefined, log, signal, answers, name: 'node-a', ...more })
+  return ownAddresses({ manager, subnet, known: undefined, kernel, log, signal, answers, name: 'node-a', ...more })
 }
 const texts = (addresses: readonly Address[]): string[] => addresses.map(formatAddress)
 const lasts = (key: string, address: string): Partial<OwnAddressesParts> => ({

@@ -156,7 +156,7 @@ describe('ModelKernel: routes', () => {
         kernel,
         route('add route', far),
         route('add route', { ...far, device: eth0 }),
-        route('add route', { gateway: address('192.0.2.1') }),
+        { kind: 'add route', ...far6, gateway: address('2001:db8::1') },
         route('add route', { ...far, device: { name: 'eth9' }, onlink: true }),
         { kind: 'add route', ...far6 },
         { kind: 'add route', ...far6, onlink: true },

@@ -4,7 +4,6 @@ import { beforeEach, describe, expect, it } from 'vitest'
 import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
-import { hostKernel } from '../../../../src/host/no-kernel.ts'
 import {
   formatAddress,
   formatEndpoint,
@@ -14,7 +13,7 @@ import {
   type Family,
 } from '../../../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
-import { parseIpv6, type Ipv6 } from '../../../../src/net/ipv6.ts'
+import { parseIpv6, parseIpv6Net, type Ipv6 } from '../../../../src/net/ipv6.ts'
 import type { DataPaths } from '../../../../src/node/data-paths.ts'
 import { createUdpBackend } from '../../../../src/path/backends/udp.ts'
 import type { Engine, EngineConfig } from '../../../../src/path/engine/engine.ts'
@@ -22,7 +21,7 @@ import type { UnknownSender } from '../../../../src/path/engine/filter.ts'
 import { decodePeers, encodePeers, hostOf } from '../../../../src/path/engine/peers.ts'
 import { unusableReason } from '../../../../src/path/tunnel/peer-filter.ts'
 import { openPaths } from '../../../support/data-paths.ts'
-import { host, installHost, log, run } from '../../../support/fake-host.ts'
+import { addTun, host, installHost, log } from '../../../support/fake-host.ts'
 
 const ip = (text: string): number => parseIpv4(text)!
 const lease = (subnet: string, publicIp: string, backendType = ''): Lease => ({
@@ -53,13 +52,26 @@ beforeEach(() => {
   }
 })
 
+const NETWORK = parseIpv4Net('10.5.0.0/16')!
+const NETWORK_IPV6 = parseIpv6Net('fd00:5::/48')!
+/** Adds a route to the network through another device than flannel's. */
+const addForeignRoute = (family: Family): void =>
+  host.kernel.addRoute(family, { destination: { ipv4: '10.5.0.0/16', ipv6: 'fd00:5::/48' }[family], device: 'eth0' })
+/** Gives eth0 this address in place of its IPv4 address. */
+function setAddress(address: string): void {
+  const device = { name: 'eth0' }
+  const before = host.kernel.peek('eth0')!.addresses.ipv4
+  for (const each of before) host.kernel.act({ kind: 'delete address', device, ...each })
+  host.kernel.addAddress('eth0', { address: ip(address), prefixLength: 24 })
+}
+
 /** Further members of the fake engine. */
 let besides: Partial<Engine> = {}
 beforeEach(() => void (besides = {}))
 
 const startEngine = async (config: EngineConfig): Promise<Engine> => {
   engine.config = config
-  host.link = { mtu: 1500, txqlen: 500, flags: [], addr_info: [] }
+  if (!host.kernel.peek('flannel0')) addTun()
   return {
     kind: 'native',
     tunName: 'flannel0',
@@ -101,14 +113,14 @@ const backend = (text = '{"Network":"10.5.0.0/16"}', address = '192.0.2.1', ipv6
       named: { address: { ipv4: false }, publicIp: { ipv4: false } },
     },
     startEngine,
-    run,
-    kernel: hostKernel,
+    run: () => Promise.reject(new Error('no program may be started')),
+    kernel: host.kernel,
     log,
     persistence: { persist: false, tunNames: [], isMultiQueue: false, inherit: async () => undefined },
   })
 }
 const { signal } = new AbortController()
-const open = (config?: string) => openPaths(backend(config), own, run, { signal, log })
+const open = (config?: string) => openPaths(backend(config), own, host.kernel, { signal, log })
 
 describe('prepare', () => {
   it('publishes the public IP and no backend type', async () => {
@@ -122,6 +134,7 @@ describe('prepare', () => {
   ])(
     'warns about a network that contains this host’s address %s, and if subnets may contain it',
     async (address, mayLease) => {
+      setAddress(address)
       await backend(undefined, address).prepare(signal)
       expect(host.lines).toEqual([expect.stringContaining(`contains this node's own address ${address}`)])
       expect(host.lines[0]!.includes('may lease it to containers')).toBe(mayLease)
@@ -163,7 +176,7 @@ describe('open', () => {
       network: { ipv4: parseIpv4Net('10.5.0.0/16') },
       subnet: { ipv4: own.subnet.ipv4 },
     })
-    expect(host.commands).toEqual([
+    expect(host.kernel.changes).toEqual([
       'ip link set dev flannel0 mtu 1472 txqueuelen 4000 up',
       'ip address replace 10.5.72.0/32 dev flannel0',
       'ip route replace 10.5.0.0/16 dev flannel0 scope global',
@@ -177,10 +190,10 @@ describe('open', () => {
   })
 
   it.each([
-    [{ dev: 'eth0' }, 'eth0'],
-    [{}, 'a blackhole'],
-  ])('does not take over the route %j', async (route, owner) => {
-    host.routes = [route]
+    [{ device: 'eth0' }, 'eth0'],
+    [{ type: 'blackhole' }, 'a blackhole'],
+  ] as const)('does not take over the route %j', async (route, owner) => {
+    host.kernel.addRoute('ipv4', { destination: '10.5.0.0/16', ...route })
     await expect(open()).rejects.toMatchObject({
       code: 'DEVICE',
       message: expect.stringContaining(`10.5.0.0/16 is already routed to ${owner === 'eth0' ? owner : 'nowhere'}`),
@@ -190,13 +203,13 @@ describe('open', () => {
   })
 
   it('keeps a foreign route with a higher metric, over which its own has precedence', async () => {
-    host.routes = [{ dev: 'eth0', metric: 100 }]
+    host.kernel.addRoute('ipv4', { destination: '10.5.0.0/16', device: 'eth0', metric: 100 })
     await open()
-    expect(host.routes).toEqual([{ dev: 'eth0', metric: 100 }, { dev: 'flannel0' }])
+    expect(host.kernel.routesAsText()).toEqual(['10.5.0.0/16 dev flannel0', '10.5.0.0/16 dev eth0 metric 100'])
   })
 
   it('stops the engine when the device cannot be set up', async () => {
-    host.fails = /route replace/
+    host.kernel.refuses = (words) => (words.includes('route replace') ? 'EPERM' : undefined)
     await expect(open()).rejects.toMatchObject({ code: 'PERMISSION' })
     expect(engine.stopped).toBe(1)
   })
@@ -255,7 +268,7 @@ describe('both families', () => {
   })
   const ownOfBoth: OwnLease = { ...of(72, 72, 1), expiresAt: 0, revision: 1n }
   const opened = (leases: readonly Lease[] = []) =>
-    openPaths(backend(BOTH), ownOfBoth, run, {
+    openPaths(backend(BOTH), ownOfBoth, host.kernel, {
       signal,
       log,
       leases: new Map(leases.map((each) => [each.key, each])),
@@ -281,11 +294,11 @@ describe('both families', () => {
       network: { ipv4: parseIpv4Net('10.5.0.0/16'), ipv6: { address: parseIpv6('fd00:5::'), prefixLength: 48 } },
       subnet: { ipv4: own.subnet.ipv4, ipv6: net6(72) },
     })
-    expect(host.commands.filter((command) => command.includes(':'))).toEqual([
+    expect(host.kernel.changes.filter((words) => words.includes(':'))).toEqual([
       'ip address replace fd00:5:0:72::/128 dev flannel0 nodad',
-      'ip route replace fd00:5::/48 dev flannel0',
+      'ip -6 route replace fd00:5::/48 dev flannel0',
     ])
-    host.routes6 = []
+    host.kernel.act({ kind: 'delete route', destination: NETWORK_IPV6 })
     expect(await dataPath.resync()).toEqual(['the route to fd00:5::/48 was gone'])
   })
 
@@ -301,7 +314,10 @@ describe('both families', () => {
       attrs: { ...each.attrs, publicIp: { ...each.attrs.publicIp, ipv6: parseIpv6(address) } },
     })
     const ours = { ...here, ...withIpv6(here, 'fd77::1') }
-    const dataPath = await openPaths(backend(config, undefined, parseIpv6('fd77::1')), ours, run, { signal, log })
+    const dataPath = await openPaths(backend(config, undefined, parseIpv6('fd77::1')), ours, host.kernel, {
+      signal,
+      log,
+    })
     expect([engine.config?.bindAddresses[0], dataPath.mtu]).toEqual([bindAddress, mtu])
     const differ = await apply(dataPath, [withIpv6(peer, 'fd77::2')])
     const subnets = config.includes('"EnableIPv4":false') ? ['fd00:5:0:1::/64'] : ['10.5.1.0/24', 'fd00:5:0:1::/64']
@@ -324,7 +340,10 @@ describe('both families', () => {
       },
     })
     const ours = { ...ownOfBoth, ...at(ownOfBoth, '192.0.2.1', 'fd77::1') } as OwnLease
-    const dataPath = await openPaths(backend(config, undefined, parseIpv6('fd77::1')), ours, run, { signal, log })
+    const dataPath = await openPaths(backend(config, undefined, parseIpv6('fd77::1')), ours, host.kernel, {
+      signal,
+      log,
+    })
     expect(engine.config).toMatchObject({ bindAddresses: ['fd77::1', '192.0.2.1'], mtu: 1452 })
     const peers = [
       at(of(1, 1, 2), '192.0.2.2', 'fd77::2'),
@@ -376,7 +395,10 @@ describe('both families', () => {
     ['has only a link-local address of the other', ['ipv4', 'ipv6'], 'fe80::1', ['192.0.2.1']],
   ] as const)('are sent over one family if the host %s', async (_what, outers, address, bindAddresses) => {
     besides = { outers }
-    const dataPath = await openPaths(backend(BOTH, undefined, parseIpv6(address)), ownOfBoth, run, { signal, log })
+    const dataPath = await openPaths(backend(BOTH, undefined, parseIpv6(address)), ownOfBoth, host.kernel, {
+      signal,
+      log,
+    })
     expect([dataPath.underlays, dataPath.mtu, engine.config?.bindAddresses]).toEqual([undefined, 1452, bindAddresses])
   })
 
@@ -438,7 +460,7 @@ describe('both families', () => {
   })
 
   it('are carried if one of them fails, which is logged and tried again', async () => {
-    host.routes6 = [{ dev: 'eth0' }]
+    addForeignRoute('ipv6')
     const dataPath = await opened([of(1, 1, 2)])
     expect([dataPath.lacking, dataPath.isOutdated]).toEqual([
       { ipv6: expect.stringContaining('fd00:5::/48 is already routed to eth0') as string },
@@ -449,17 +471,18 @@ describe('both families', () => {
     expect(dataPath.peers()).toEqual([{ key: of(1, 1, 2).key, ipv4: expect.anything() as object }])
     await dataPath.renew(own.attrs)
     expect(dataPath.isOutdated).toBe(true)
-    host.routes6 = []
+    host.kernel.act({ kind: 'delete route', destination: NETWORK_IPV6 })
     await dataPath.renew(own.attrs)
-    expect([dataPath.lacking, dataPath.isOutdated, host.routes6]).toEqual([{}, false, [{ dev: 'flannel0' }]])
+    expect([dataPath.lacking, dataPath.isOutdated]).toEqual([{}, false])
+    expect(host.kernel.routesAsText('ipv6')).toEqual(['fd00:5::/48 dev flannel0'])
     expect(dataPath.peers()).toEqual([
       { key: of(1, 1, 2).key, ipv4: expect.anything() as object, ipv6: expect.anything() as object },
     ])
   })
 
   it('are refused if neither can be carried', async () => {
-    host.routes = [{ dev: 'eth0' }]
-    host.routes6 = [{ dev: 'eth0' }]
+    addForeignRoute('ipv4')
+    addForeignRoute('ipv6')
     await expect(opened()).rejects.toMatchObject({
       message: expect.stringContaining('10.5.0.0/16 is already routed') as string,
     })
@@ -562,7 +585,7 @@ describe('look', () => {
 describe('resync', () => {
   it('repairs the device', async () => {
     const dataPath = await open()
-    host.routes = []
+    host.kernel.act({ kind: 'delete route', destination: NETWORK })
     expect(await dataPath.resync()).toEqual(['the route to 10.5.0.0/16 was gone'])
     expect(await dataPath.resync()).toEqual([])
   })
@@ -572,7 +595,8 @@ describe('resync', () => {
     ['another address', 1500, '192.0.2.9', 'the address of eth0 changed from 192.0.2.1 to 192.0.2.9'],
   ])('reports a fault if the external interface has %s', async (_title, mtu, local, said) => {
     const dataPath = await open()
-    host.external = JSON.stringify([{ ifname: 'eth0', mtu, addr_info: [{ family: 'inet', local }] }])
+    host.kernel.alter('eth0', { mtu })
+    setAddress(local)
     expect(await dataPath.resync()).toEqual([])
     expect((await dataPath.fault).message).toBe(said)
   })
@@ -582,13 +606,12 @@ describe('resync', () => {
     ['that is not the preferred one', ',"EnableIPv6":true,"IPv6Network":"fd00:5::/48"'],
   ])('continues after a change of the address of a family %s', async (_title, more) => {
     const config = `{"Network":"10.5.0.0/16"${more}}`
-    const dataPath = await openPaths(backend(config, undefined, parseIpv6('fd00::1')), own, run, { signal, log })
-    const info = [
-      { family: 'inet', local: '192.0.2.1' },
-      { family: 'inet6', local: 'fd00::2' },
-    ]
-    host.external = JSON.stringify([{ ifname: 'eth0', mtu: 1500, addr_info: info }])
-    host.routes = []
+    const dataPath = await openPaths(backend(config, undefined, parseIpv6('fd00::1')), own, host.kernel, {
+      signal,
+      log,
+    })
+    host.kernel.addAddress('eth0', { address: parseIpv6('fd00::2')!, prefixLength: 64 })
+    host.kernel.act({ kind: 'delete route', destination: NETWORK })
     expect(await dataPath.resync()).toEqual(['the route to 10.5.0.0/16 was gone'])
     await expect(Promise.race([dataPath.fault, Promise.resolve('pending')])).resolves.toBe('pending')
   })

@@ -4,16 +4,17 @@
 import { mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { afterEach, describe, expect, it } from 'vitest'
-import { WeftError } from '../../../../src/base/errors.ts'
+import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import type { Lease } from '../../../../src/control/lease/lease.ts'
-import type { Run } from '../../../../src/host/command.ts'
 import { LOCK_END } from '../../../../src/host/daemons.ts'
+import { wordsOf } from '../../../../src/host/ip-words.ts'
+import { USUAL_METRIC } from '../../../../src/host/links.ts'
 import {
   FAMILIES,
+  familyOf,
   formatAddress,
   formatNet,
-  netContains,
+  hostNet,
   netsOf,
   onlyOf,
   parseAddress,
@@ -30,9 +31,11 @@ import {
   otherDaemons,
   removeKernelDevice,
   removeLeftovers,
+  type HostAccess,
   type OtherDaemon,
   type Surroundings,
 } from '../../../../src/path/device/leftovers.ts'
+import { ModelKernel } from '../../../support/model-kernel.ts'
 
 interface FakeLink {
   readonly name: string
@@ -49,62 +52,54 @@ interface FakeRoute {
   readonly metric?: number
 }
 
-/** A simulated host, with an `ip` that shows and removes its links and routes. */
+/** The settings of a device that decide whether weft or flannel made it. */
+function settingsOf({ name, kind, inUse = false }: FakeLink): object {
+  if (kind === 'tun')
+    return { hasCarrier: inUse, tun: { mode: 'tun', persist: true, isMultiQueue: false, openQueues: undefined } }
+  const vxlan = { local: undefined, underlay: 0, port: 8472, learning: false, gbp: false, zeroChecksumIpv6Rx: false }
+  return kind === 'vxlan' ? { vxlan: { ...vxlan, vni: Number(name.split('.')[1]), external: false } } : {}
+}
+
+/** A simulated host: its kernel has these links and routes when a test first uses the kernel. */
 class FakeHost {
   links: FakeLink[] = []
   routes: FakeRoute[] = []
-  refuses: RegExp | undefined
-  removed: string[] = []
   /** The lines of `ip -o xfrm policy list`. */
   policies: string[] = []
-  /** The rules of `ip rule` with the priority of the backend ipsec. */
-  rules: object[] = []
-  batches = 0
+  /** The commands for IPsec policies that change the host. */
+  readonly commands: string[] = []
+  #kernel: ModelKernel | undefined
 
-  readonly run: Run = async (_file, args, options) => {
-    const command = args.join(' ')
-    if (args.includes('-batch')) {
-      this.batches++
-      for (const line of (options?.input ?? '').trim().split('\n')) await this.run('ip', [args[0]!, ...line.split(' ')])
-      return ''
-    }
-    if (command === '-o xfrm policy list') return this.policies.join('\n')
-    if (command === '-j -4 rule show priority 219') return JSON.stringify(this.rules)
-    if (command === '-j -d address show') return JSON.stringify(this.links.map(linkOf))
-    const [, flag, network = ''] = /^-j -([46]) route show root (\S+)$/.exec(command) ?? []
-    if (flag) return JSON.stringify(this.routes.filter(({ dst }) => isWithin(dst, network)))
-    if (this.refuses?.test(command)) throw new WeftError('PERMISSION', 'not permitted', { remedy: 'run as root' })
-    this.removed.push(command)
-    const [, device] = /^link del dev (\S+)$/.exec(command) ?? []
-    if (device !== undefined) {
-      this.links = this.links.filter(({ name }) => name !== device)
-      this.routes = this.routes.filter(({ dev }) => dev !== device)
-    }
-    const [, dst, gateway, dev] = /^-[46] route del (\S+) via (\S+) dev (\S+)/.exec(command) ?? []
-    if (dst !== undefined)
-      this.routes = this.routes.filter((route) => route.dst !== dst || route.gateway !== gateway || route.dev !== dev)
+  get kernel(): ModelKernel {
+    return (this.#kernel ??= this.#make())
+  }
+
+  get access(): HostAccess {
+    return { kernel: this.kernel, run: (_file, args) => this.#run(args) }
+  }
+
+  async #run(args: readonly string[]): Promise<string> {
+    if (args.join(' ') === '-o xfrm policy list') return this.policies.join('\n')
+    this.commands.push(args.join(' '))
     return ''
   }
-}
-const linkOf = ({ name, kind, addresses, inUse = false }: FakeLink, at: number) => ({
-  ifindex: at + 1,
-  ifname: name,
-  flags: inUse ? ['UP'] : ['UP', 'NO-CARRIER'],
-  linkinfo: {
-    info_kind: kind,
-    info_data:
-      kind === 'tun' ? { type: 'tun', persist: true } : kind === 'vxlan' ? { id: Number(name.split('.')[1]) } : {},
-  },
-  addr_info: addresses.map((local) => ({ local })),
-})
-const isWithin = (dst: string, network: string): boolean => {
-  const [net, whole] = [parseNet(dst.includes('/') ? dst : `${dst}/32`), parseNet(network)]
-  return (
-    net !== undefined &&
-    whole !== undefined &&
-    net.prefixLength >= whole.prefixLength &&
-    netContains(whole, net.address)
-  )
+
+  #make(): ModelKernel {
+    const kernel = new ModelKernel()
+    for (const link of this.links) {
+      const addresses = link.addresses.map((text) => hostNet(parseAddress(text)!))
+      kernel.addLink({ name: link.name, type: link.kind, ...settingsOf(link) }, addresses)
+    }
+    for (const { dst, dev, ...route } of this.routes) {
+      const net = parseNet(dst) ?? hostNet(parseAddress(dst)!)
+      if (dev !== '' && !kernel.peek(dev)) kernel.addLink({ name: dev })
+      const family = familyOf(net)
+      const settings = { metric: USUAL_METRIC[family], ...route } as object
+      kernel.addRoute(family, { destination: formatNet(net), device: dev, ...settings })
+    }
+    kernel.hasPolicies = this.policies.length > 0
+    return kernel
+  }
 }
 
 const NETWORKS: Nets = netsOf([parseNet('10.5.0.0/16')!, parseNet('fd00:5::/48')!])
@@ -210,8 +205,10 @@ function addOthers(host: FakeHost): void {
     { dst: '10.5.1.128/25', gateway: '10.5.1.9', dev: 'cni0' },
   )
 }
-const stateOf = ({ links, routes }: FakeHost): readonly string[] =>
-  [...links.map(({ name, kind }) => `${name} ${kind}`), ...routes.map((each) => JSON.stringify(each))].toSorted()
+async function stateOf({ kernel }: FakeHost): Promise<readonly string[]> {
+  const links = (await kernel.links()).map(({ name, type }) => `${name} ${type}`)
+  return [...links, ...FAMILIES.flatMap((family) => kernel.routesAsText(family))].toSorted()
+}
 
 const nameOf = (one: Carried): readonly string[] => [...new Set(Object.values(one.names))]
 const BOTH = FAMILIES
@@ -252,12 +249,16 @@ describe.each([
       ownDevices: own,
       routesToHosts,
     })
-    const { leftovers } = await findLeftovers(host.run, about, NOBODY)
-    expect(await removeLeftovers(host.run, leftovers, () => {})).toEqual([])
-    expect(stateOf(host)).toEqual(stateOf(wanted))
-    expect(await findLeftovers(host.run, about, NOBODY)).toMatchObject({ leftovers: [], held: [], bypasses: [] })
+    const { leftovers } = await findLeftovers(host.access, about, NOBODY)
+    expect(await removeLeftovers(host.access, leftovers, () => {})).toEqual([])
+    expect(await stateOf(host)).toEqual(await stateOf(wanted))
+    expect(await findLeftovers(host.access, about, NOBODY)).toMatchObject({ leftovers: [], held: [], bypasses: [] })
   })
 })
+
+/** The command line with which an operator can remove the leftover. */
+const commandOf = (leftover: Awaited<ReturnType<typeof findLeftovers>>['leftovers'][number]): string =>
+  'selector' in leftover ? `the policy ${leftover.selector}` : wordsOf(leftover.change)
 
 describe('a device', () => {
   const withDevice = (link: Partial<FakeLink> = {}, ...routes: FakeRoute[]): FakeHost => {
@@ -268,7 +269,7 @@ describe('a device', () => {
   }
   const about = surroundings({ ownDevices: ['flannel-wg'] })
   const found = async (host: FakeHost, others = NOBODY) => {
-    const { leftovers, held } = await findLeftovers(host.run, about, others)
+    const { leftovers, held } = await findLeftovers(host.access, about, others)
     return [...leftovers.map(({ what }) => what), ...held.map(({ device, by }) => `${device}: ${by}`)]
   }
   const GOES = ['the device flannel.1 (vxlan)']
@@ -305,22 +306,22 @@ describe('a device', () => {
 
   it('that cannot be removed is reported with the reason, and one that is already gone is not a failure', async () => {
     const host = withDevice()
-    host.refuses = /link del/
-    const { leftovers } = await findLeftovers(host.run, about, NOBODY)
-    expect(await removeLeftovers(host.run, leftovers, () => {})).toEqual([
-      ['the device flannel.1 (vxlan)', 'not permitted; run as root'],
+    host.kernel.refuses = () => 'EPERM'
+    const { leftovers } = await findLeftovers(host.access, about, NOBODY)
+    expect(await removeLeftovers(host.access, leftovers, () => {})).toEqual([
+      ['the device flannel.1 (vxlan)', 'the kernel refused `ip link del dev flannel.1`: EPERM; run as root'],
     ])
-    const gone: Run = async () => Promise.reject(new WeftError('COMMAND', 'Cannot find device "flannel.1"'))
-    expect(await removeLeftovers(gone, leftovers, () => {})).toEqual([])
+    host.kernel.refuses = () => 'ENODEV'
+    expect(await removeLeftovers(host.access, leftovers, () => {})).toEqual([])
   })
 
   it('of the kernel that blocks the own route is removed, and one of another network is not', async () => {
     const host = withDevice({ name: 'flannel-wg', kind: 'wireguard' })
-    await removeKernelDevice(host.run, 'flannel-wg', NETWORKS)
-    expect(host.removed).toEqual(['link del dev flannel-wg'])
+    await removeKernelDevice(host.kernel, 'flannel-wg', NETWORKS)
+    expect(host.kernel.changes).toEqual(['ip link del dev flannel-wg'])
     const other = withDevice({ name: 'flannel-wg', kind: 'wireguard', addresses: ['10.6.1.0'] })
-    await removeKernelDevice(other.run, 'flannel-wg', NETWORKS)
-    expect(other.removed).toEqual([])
+    await removeKernelDevice(other.kernel, 'flannel-wg', NETWORKS)
+    expect(other.kernel.changes).toEqual([])
   })
 })
 
@@ -330,10 +331,10 @@ describe('a route', () => {
     host.routes.push(route)
     host.links.push({ name: 'virbr0', kind: 'bridge', addresses: ['192.168.122.1'] })
     const about = surroundings({ ownDevices: ['flannel-wg'], external: 'eth0', ...part })
-    const { leftovers, held, bypasses, needsLeases } = await findLeftovers(host.run, about, others)
+    const { leftovers, held, bypasses, needsLeases } = await findLeftovers(host.access, about, others)
     const kinds = bypasses.map(({ isOfOwn }) => (isOfOwn ? 'own' : 'peers'))
     return [
-      ...leftovers.map(({ command }) => command.join(' ')),
+      ...leftovers.map(commandOf),
       ...held.map(({ device, by: holder, command }) => `${device}: ${holder}: ${command}`),
       ...kinds,
       ...(needsLeases ? ['leases?'] : []),
@@ -349,22 +350,22 @@ describe('a route', () => {
     [
       'to a peer through its host is removed',
       by('10.5.2.0/24', '192.0.2.2'),
-      ['-4 route del 10.5.2.0/24 via 192.0.2.2 dev eth0'],
+      ['ip route del 10.5.2.0/24 via 192.0.2.2 dev eth0'],
     ],
     [
       'through the host of another peer is removed',
       by('10.5.2.0/24', '192.0.2.3'),
-      ['-4 route del 10.5.2.0/24 via 192.0.2.3 dev eth0'],
+      ['ip route del 10.5.2.0/24 via 192.0.2.3 dev eth0'],
     ],
     [
       'to a subnet without a lease through a host is removed',
       by('10.5.8.0/24', '192.0.2.3'),
-      ['-4 route del 10.5.8.0/24 via 192.0.2.3 dev eth0'],
+      ['ip route del 10.5.8.0/24 via 192.0.2.3 dev eth0'],
     ],
     [
       'for IPv6 is removed',
       by('fd00:5:0:2::/64', '2001:db8::2', { metric: 1024 }),
-      ['-6 route del fd00:5:0:2::/64 via 2001:db8::2 dev eth0'],
+      ['ip -6 route del fd00:5:0:2::/64 via 2001:db8::2 dev eth0'],
     ],
     [
       'that a network manager made is reported',
@@ -386,12 +387,12 @@ describe('a route', () => {
     [
       'to the own subnet through a host is removed',
       by('10.5.1.0/24', '192.0.2.2'),
-      ['-4 route del 10.5.1.0/24 via 192.0.2.2 dev eth0'],
+      ['ip route del 10.5.1.0/24 via 192.0.2.2 dev eth0'],
     ],
     [
       'to the own subnet through an unknown host is removed',
       by('10.5.1.0/24', '192.0.2.99'),
-      ['-4 route del 10.5.1.0/24 via 192.0.2.99 dev eth0'],
+      ['ip route del 10.5.1.0/24 via 192.0.2.99 dev eth0'],
     ],
     [
       'to the own subnet that a routing daemon or a network manager made is reported',
@@ -431,12 +432,12 @@ describe('a route', () => {
     [
       'to the own IPv6 subnet is removed',
       by('fd00:5:0:1::/64', 'fe80::1', { metric: 1024 }),
-      ['-6 route del fd00:5:0:1::/64 via fe80::1 dev eth0'],
+      ['ip -6 route del fd00:5:0:1::/64 via fe80::1 dev eth0'],
     ],
     [
       'to a part of the own subnet through a host is removed',
       by('10.5.1.64/26', '192.0.2.2'),
-      ['-4 route del 10.5.1.64/26 via 192.0.2.2 dev eth0'],
+      ['ip route del 10.5.1.64/26 via 192.0.2.2 dev eth0'],
     ],
     ['to a part of the own subnet through an unknown host is reported', by('10.5.1.64/26', '192.0.2.99'), ['own']],
     ['to a part of the own subnet through a container is right', by('10.5.1.64/26', '10.5.1.9', { dev: 'cni0' }), []],
@@ -447,7 +448,7 @@ describe('a route', () => {
     const part = { routesToHosts: true }
     expect(await judged(by('10.5.2.0/24', '192.0.2.2'), part)).toEqual([])
     expect(await judged(by('10.5.1.0/24', '192.0.2.2'), part)).toEqual([
-      '-4 route del 10.5.1.0/24 via 192.0.2.2 dev eth0',
+      'ip route del 10.5.1.0/24 via 192.0.2.2 dev eth0',
     ])
   })
 
@@ -469,11 +470,11 @@ describe('a route', () => {
     const part = { ranges: { ipv4 } }
     expect(await judged(by('10.5.200.0/24', '192.0.2.2'), part)).toEqual(['leases?'])
     expect(await judged(by('10.5.99.0/24', '192.0.2.2'), part)).toEqual([
-      '-4 route del 10.5.99.0/24 via 192.0.2.2 dev eth0',
+      'ip route del 10.5.99.0/24 via 192.0.2.2 dev eth0',
     ])
     const lease = { ...peer(2), key: '10.5.200.0-24', subnet: netsOf([parseNet('10.5.200.0/24')!]) }
     expect(await judged(by('10.5.200.0/24', '192.0.2.2'), { ...part, leases: [lease] })).toEqual([
-      '-4 route del 10.5.200.0/24 via 192.0.2.2 dev eth0',
+      'ip route del 10.5.200.0/24 via 192.0.2.2 dev eth0',
     ])
     // Without a range another program gives out the subnets.
     const none = { ipv4: { subnetLength: 0, subnetMin: 0, subnetMax: 0 } }
@@ -483,9 +484,9 @@ describe('a route', () => {
   it('of a running daemon for the same subnets stays and is reported', async () => {
     const running = (networks: Nets | undefined) => async () => [{ name: 'flanneld', pid: 7, networks }]
     const held = (dst: string) => [
-      `${dst} via 192.0.2.2 to eth0: flanneld runs (pid 7): ip -4 route del ${dst} via 192.0.2.2 dev eth0`,
+      `${dst} via 192.0.2.2 to eth0: flanneld runs (pid 7): ip route del ${dst} via 192.0.2.2 dev eth0`,
     ]
-    const removed = (dst: string) => [`-4 route del ${dst} via 192.0.2.2 dev eth0`]
+    const removed = (dst: string) => [`ip route del ${dst} via 192.0.2.2 dev eth0`]
     const [leased, free] = ['10.5.2.0/24', '10.5.66.0/24']
     for (const dst of [leased, free]) {
       const route = by(dst, '192.0.2.2')
@@ -501,7 +502,7 @@ describe('a route', () => {
     expect(await judged(by(leased, '192.0.2.2'), {}, running(undefined))).toEqual(removed(leased))
   })
 
-  it('is removed with thousands of others by one command, and not after another process took over', async () => {
+  it('is removed with thousands of others by one request, and not after another process took over', async () => {
     const host = new FakeHost()
     const leases = Array.from({ length: 200 }, (_, at) => peer(at + 2))
     for (const { subnet, attrs } of leases)
@@ -513,53 +514,61 @@ describe('a route', () => {
           ...(family === 'ipv6' ? { metric: 1024 } : {}),
         })
     const about = surroundings({ leases })
-    const { leftovers } = await findLeftovers(host.run, about, NOBODY)
+    const { leftovers } = await findLeftovers(host.access, about, NOBODY)
     expect(leftovers).toHaveLength(400)
     expect(
       await removeLeftovers(
-        host.run,
+        host.access,
         leftovers,
         () => {},
         () => false,
       ),
     ).toEqual([])
-    expect(host.removed).toEqual([])
+    expect(host.kernel.changes).toEqual([])
     const said: string[] = []
-    expect(await removeLeftovers(host.run, leftovers, (what) => said.push(what))).toEqual([])
-    expect([host.routes, host.batches]).toEqual([[], 2])
-    expect(said[0]).toBe('200 routes to subnets of nodes, such as the route 10.5.2.0/24 via 192.0.2.2 to eth0')
+    expect(await removeLeftovers(host.access, leftovers, (what) => said.push(what))).toEqual([])
+    expect([host.kernel.routesAsText('ipv4'), host.kernel.routesAsText('ipv6')]).toEqual([[], []])
+    expect(host.kernel.changeCalls).toBe(1)
+    expect(said).toEqual(['400 routes to subnets of nodes, such as the route 10.5.2.0/24 via 192.0.2.2 to eth0'])
   })
 
   it('that the backend ipsec left as unreachable is removed with the policies, unless ipsec is this backend', async () => {
     const host = new FakeHost()
     host.routes.push({ type: 'unreachable', dst: '10.5.0.0/16', dev: '', metric: 0xffffffff })
-    const whole = { src: '10.5.0.0', srclen: 16, dst: '10.5.0.0', dstlen: 16 }
-    const rule = { priority: 219, ...whole, iif: 'eth0', action: 'blackhole' }
-    host.rules = [rule, { ...rule, src: '10.6.0.0' }, { ...rule, dst: '10.6.0.0' }, { ...rule, action: 'prohibit' }]
+    const [whole, other] = [parseNet('10.5.0.0/16')!, parseNet('10.6.0.0/16')!]
+    const rule = { priority: 219, from: whole, to: whole, iif: 'eth0', action: 'blackhole' }
+    for (const each of [rule, { ...rule, from: other }, { ...rule, to: other }, { ...rule, action: 'prohibit' }])
+      host.kernel.addRule('ipv4', each)
     const template = String.raw`\ tmpl src 192.0.2.1 dst 192.0.2.2\ proto esp reqid 11 mode tunnel\ `
+    host.kernel.hasPolicies = true
     host.policies = [
       String.raw`src 10.5.1.0/24 dst 10.5.2.0/24 \ dir out priority 0 ptype main ${template}`,
       String.raw`src 10.5.0.0/16 dst 10.5.1.0/24 \ dir in action block priority 2003134068 ptype main \ `,
       String.raw`src 10.77.1.0/24 dst 10.77.2.0/24 \ dir out priority 0 ptype main ${template}`,
       String.raw`src 10.5.1.0/24 dst 10.9.0.0/16 \ dir out priority 5 ptype main \ `,
     ]
-    const { leftovers } = await findLeftovers(host.run, surroundings({}), NOBODY)
-    expect(leftovers.map(({ what, command }) => [what, command.join(' ')])).toEqual([
+    const { leftovers } = await findLeftovers(host.access, surroundings({}), NOBODY)
+    expect(leftovers.map((leftover) => [leftover.what, commandOf(leftover)])).toEqual([
       [
         'the IPsec policy src 10.5.1.0/24 dst 10.5.2.0/24 dir out',
-        'xfrm policy delete src 10.5.1.0/24 dst 10.5.2.0/24 dir out',
+        'the policy src 10.5.1.0/24 dst 10.5.2.0/24 dir out',
       ],
-      [
-        'the IPsec policy src 10.5.0.0/16 dst 10.5.1.0/24 dir in',
-        'xfrm policy delete src 10.5.0.0/16 dst 10.5.1.0/24 dir in',
-      ],
+      ['the IPsec policy src 10.5.0.0/16 dst 10.5.1.0/24 dir in', 'the policy src 10.5.0.0/16 dst 10.5.1.0/24 dir in'],
       [
         'the rule for unencrypted packets from eth0',
-        '-4 rule del priority 219 iif eth0 from 10.5.0.0/16 to 10.5.0.0/16 blackhole',
+        'ip rule del priority 219 iif eth0 from 10.5.0.0/16 to 10.5.0.0/16 blackhole',
       ],
-      ['the unreachable route to 10.5.0.0/16', '-4 route del unreachable 10.5.0.0/16 metric 4294967295'],
+      ['the unreachable route to 10.5.0.0/16', 'ip route del unreachable 10.5.0.0/16 metric 4294967295'],
     ])
-    expect((await findLeftovers(host.run, surroundings({ ownPolicies: true }), NOBODY)).leftovers).toEqual([])
+    expect((await findLeftovers(host.access, surroundings({ ownPolicies: true }), NOBODY)).leftovers).toEqual([])
+    expect(await removeLeftovers(host.access, leftovers, () => {})).toEqual([])
+    expect(host.commands).toEqual([
+      'xfrm policy delete src 10.5.1.0/24 dst 10.5.2.0/24 dir out',
+      'xfrm policy delete src 10.5.0.0/16 dst 10.5.1.0/24 dir in',
+    ])
+    // Without policies in the kernel no program is started.
+    host.kernel.hasPolicies = false
+    expect((await findLeftovers(host.access, surroundings({}), NOBODY)).leftovers).toEqual([])
   })
 
   it('is judged only by the leases, which may not be known yet', async () => {
@@ -569,83 +578,63 @@ describe('a route', () => {
 
 describe('policy routing', () => {
   const about = surroundings({ ownDevices: ['flannel-wg'] })
-  /** A kernel with these rules, which routes packets to the first peer through this device. */
-  const kernel =
-    (priorities: readonly number[], device: string, type = 'unicast'): Run =>
-    async (_file, args, options) => {
-      if (args.includes('rule')) return JSON.stringify(priorities.map((priority) => ({ priority })))
-      const targets = (options?.input ?? '').match(/(?<=get )\S+/g) ?? []
-      return targets
-        .map((dst) => JSON.stringify([{ dst, type, dev: dst === '10.5.2.0' ? device : 'flannel-wg' }]))
-        .join('\n')
-    }
-  const USUAL = [0, 32_766, 32_767]
+  const TABLE = 52
+  let kernel: ModelKernel
+  beforeEach(() => {
+    kernel = new ModelKernel()
+    const addressOf = (text: string, prefixLength: number) => [{ address: parseAddress(text)!, prefixLength }]
+    kernel.addLink({ name: 'eth0' }, addressOf('192.0.2.1', 24))
+    kernel.addLink({ name: 'cni0', type: 'bridge' }, addressOf('10.5.1.1', 24))
+    kernel.addLink({ name: 'flannel-wg', type: 'wireguard' }, addressOf('10.5.1.0', 32))
+    kernel.addLink({ name: 'tailscale0', type: 'tun' })
+    kernel.addRoute('ipv4', { destination: '10.5.0.0/16', device: 'flannel-wg' })
+    kernel.addRoute('ipv6', { destination: 'fd00:5::/48', device: 'flannel-wg' })
+  })
+  const divert = (destination: string, device: string): void =>
+    kernel.addRoute('ipv4', { destination, device, table: TABLE })
+  const diverted = async (): Promise<string[]> => (await findDiverted(kernel, about)).map(({ route }) => route)
 
   it('is checked by querying routes to peers, if there are additional rules', async () => {
-    expect(await findDiverted(kernel([...USUAL, 5270], 'tailscale0'), about)).toEqual([
+    divert('10.5.2.0/24', 'tailscale0')
+    expect(await findDiverted(kernel, about)).toEqual([])
+    expect(kernel.reads).not.toContain('lookUp')
+    kernel.addRule('ipv4', { priority: 5270, table: TABLE })
+    expect(await findDiverted(kernel, about)).toEqual([
       { family: 'ipv4', route: '10.5.2.0/24 to tailscale0, by a rule of `ip rule`', isOfOwn: false },
     ])
-    for (const run of [
-      kernel(USUAL, 'tailscale0'),
-      kernel([...USUAL, 5270], 'flannel-wg'),
-      kernel([...USUAL, 5270], 'lo', 'unreachable'),
-    ])
-      expect(await findDiverted(run, about)).toEqual([])
+  })
+
+  it('may route packets to the own device, or reject them', async () => {
+    kernel.addRule('ipv4', { priority: 5270, table: TABLE })
+    divert('10.5.2.0/24', 'flannel-wg')
+    kernel.addRoute('ipv4', { destination: '10.5.3.0/24', type: 'unreachable', table: TABLE })
+    expect(await diverted()).toEqual([])
   })
 
   it('is checked for packets of containers too, because a rule may match their source or bridge', async () => {
-    const bySource: Run = async (_file, args, options) => {
-      if (args.includes('rule')) return JSON.stringify([...USUAL, 100].map((priority) => ({ priority })))
-      if (args.includes('address'))
-        return JSON.stringify([
-          { ifname: 'cni0', addr_info: [{ local: '10.5.1.1', prefixlen: 24 }] },
-          { ifname: 'flannel-wg', addr_info: [{ local: '10.5.1.0', prefixlen: 32 }] },
-          { ifname: 'eth0', addr_info: [{ local: '192.0.2.1', prefixlen: 24 }] },
-        ])
-      return (options?.input ?? '')
-        .split('\n')
-        .flatMap((line) => {
-          const [, dst, from] = /^route get (\S+)(?: from (\S+) iif cni0)?$/.exec(line) ?? []
-          return dst ? [JSON.stringify([{ dst, dev: from === '10.5.1.2' ? 'eth0' : 'flannel-wg' }])] : []
-        })
-        .join('\n')
-    }
-    expect((await findDiverted(bySource, about)).map(({ route }) => route)).toEqual(
+    const from = parseNet('10.5.1.0/24')!
+    kernel.addRule('ipv4', { priority: 100, table: TABLE, iif: 'cni0', from })
+    divert('default', 'eth0')
+    expect(await diverted()).toEqual(
       ['10.5.2.0/24', '10.5.3.0/24'].map((net) => `${net} to eth0, by a rule of \`ip rule\``),
     )
   })
 
   it('is not checked for leases of another network, whose packets may use any route', async () => {
     const lease = { ...peer(4), key: '10.6.4.0-24', subnet: netsOf([parseNet('10.6.4.0/24')!]) }
-    const elsewhere: Run = async (_file, args, options) => {
-      if (args.includes('rule')) return JSON.stringify([...USUAL, 100].map((priority) => ({ priority })))
-      const targets = (options?.input ?? '').match(/(?<=get )\S+/g) ?? []
-      return targets
-        .map((dst) => JSON.stringify([{ dst, dev: dst.startsWith('10.6.') ? 'eth0' : 'flannel-wg' }]))
-        .join('\n')
-    }
-    expect(
-      await findDiverted(elsewhere, surroundings({ ownDevices: ['flannel-wg'], leases: [lease, ...PEERS] })),
-    ).toEqual([])
+    kernel.addRule('ipv4', { priority: 100, table: TABLE })
+    divert('10.6.0.0/16', 'eth0')
+    const all = surroundings({ ownDevices: ['flannel-wg'], leases: [lease, ...PEERS] })
+    expect(await findDiverted(kernel, all)).toEqual([])
   })
 
   it('may be missing from the kernel, and a rule that prohibits is not a failure', async () => {
-    const refusal = (code: 'COMMAND' | 'PERMISSION', words: string, stdout = '') =>
-      new WeftError(code, words, { remedy: '', cause: Object.assign(new Error(words), { code: 2, stdout }) })
-    const without: Run = async () => Promise.reject(refusal('COMMAND', '`ip` failed: Operation not supported'))
-    expect(await findDiverted(without, about)).toEqual([])
-    const prohibits: Run = async (_file, args, options) => {
-      if (args.includes('rule')) return JSON.stringify([...USUAL, 100].map((priority) => ({ priority })))
-      if (options?.input === undefined) return ''
-      throw refusal(
-        'PERMISSION',
-        'RTNETLINK answers: Permission denied',
-        JSON.stringify([{ dst: '10.5.3.0', dev: 'eth0' }]),
-      )
-    }
-    expect((await findDiverted(prohibits, about)).map(({ route }) => route)).toEqual([
-      '10.5.3.0/24 to eth0, by a rule of `ip rule`',
-    ])
+    kernel.addRule('ipv4', { priority: 100, action: 'prohibit', to: parseNet('10.5.2.0/24')! })
+    kernel.addRule('ipv4', { priority: 101, table: TABLE })
+    divert('default', 'eth0')
+    expect(await diverted()).toEqual(['10.5.3.0/24 to eth0, by a rule of `ip rule`'])
+    kernel.hasPolicyRouting = false
+    expect(await diverted()).toEqual([])
   })
 })
 

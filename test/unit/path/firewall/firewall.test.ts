@@ -3,7 +3,6 @@
 import { beforeEach, describe, expect, it, vi } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
 import type { Run } from '../../../../src/host/command.ts'
-import { hostKernel } from '../../../../src/host/no-kernel.ts'
 import type { Nets } from '../../../../src/net/address.ts'
 import { parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { parseIpv6Net } from '../../../../src/net/ipv6.ts'
@@ -11,6 +10,7 @@ import type { Ensured, FirewallOptions } from '../../../../src/path/firewall/fam
 import { createFirewall } from '../../../../src/path/firewall/firewall.ts'
 import { createIptables } from '../../../../src/path/firewall/iptables.ts'
 import { createNftables } from '../../../../src/path/firewall/nftables.ts'
+import { ModelKernel } from '../../../support/model-kernel.ts'
 
 /** The paths of files that must seem to be missing. */
 const hidden = vi.hoisted(() => new Set<string>())
@@ -44,6 +44,7 @@ function fakeHost(given: Readonly<Record<string, string | Error>>, verbosity = 0
   const answers: Record<string, string | Error> = { ...given }
   const calls: Call[] = []
   const lines: string[] = []
+  const kernel = new ModelKernel()
   /** The last input for each table, by program and table, or by nft's family. */
   const tables = new Map<string, string>()
   const run: Run = async (file, args, options) => {
@@ -90,12 +91,12 @@ function fakeHost(given: Readonly<Record<string, string | Error>>, verbosity = 0
     plainPorts: false,
     previous: { network: {}, subnet: {} },
     run,
-    kernel: hostKernel,
+    kernel,
     log,
     ...wish,
   })
   const inputs = (file: string): string[] => calls.filter((call) => call.file === file).map(({ input }) => input)
-  return { answers, calls, lines, options, inputs }
+  return { answers, calls, lines, options, inputs, kernel }
 }
 const missing = (path: string): WeftError =>
   new WeftError('COMMAND', `${path} is not installed`, {
@@ -251,7 +252,7 @@ describe('iptables', () => {
     const { run, ...rest } = host.options({})
     const picky: Run = (file, args, options) =>
       options?.input?.startsWith('*nat') ? Promise.reject(refused('no nat')) : run(file, args, options)
-    await createIptables({ ...rest, run: picky, kernel: hostKernel }).raise(SUBNET)
+    await createIptables({ ...rest, run: picky }).raise(SUBNET)
     expect(host.inputs('iptables-restore').map((input) => input.split('\n')[0])).toEqual(['*filter'])
     expect(host.lines.slice(-3)).toEqual([
       'E Failed to bootstrap IPTables: `x` failed: no nat',
@@ -486,15 +487,23 @@ describe('the firewall', () => {
   })
 
   it('logs at the start that the blackhole route failed, and reports the failure from then on', async () => {
-    const host = fakeHost({ ...MODERN, 'ip -j -4 route show root 10.42.0.0/16': '', ip: refused('no route today') })
+    const host = fakeHost(MODERN)
+    host.kernel.refuses = () => 'ENOBUFS'
     const firewall = createFirewall('iptables', { ...host.options({ masq: false, forward: false }), blackhole: true })
     await firewall.raise(SUBNET)
-    const failure = 'Failed to setup blackhole route, `x` failed: no route today'
-    expect(host.lines.at(-1)).toBe(`E ${failure}`)
+    const failure = expect.stringMatching(
+      /Failed to setup blackhole route, the kernel refused `ip route add blackhole 10\.42\.7\.0\/24 /,
+    ) as string
+    expect(host.lines.at(-1)).toEqual(failure)
     expect(await failuresOf(firewall.ensure(SUBNET))).toEqual([failure])
-    host.answers['ip'] = ''
+    host.kernel.refuses = () => undefined
     expect(await firewall.ensure(SUBNET)).toEqual(fine())
-    expect(host.calls.at(-1)?.args.join(' ')).toBe('-4 route add blackhole 10.42.7.0/24 metric 4294967295')
+    expect(host.kernel.routesAsText()).toEqual(['blackhole 10.42.7.0/24 metric 4294967295'])
+    host.kernel.act({ kind: 'delete route', destination: SUBNET.ipv4, type: 'blackhole' })
+    expect(await firewall.ensure(SUBNET)).toEqual({
+      repaired: ['the blackhole route of 10.42.7.0/24 was gone'],
+      failures: [],
+    })
   })
 })
 
@@ -654,7 +663,7 @@ describe('both families', () => {
       if (how?.input?.includes(`add ${foreign}`)) throw refused('Address family not supported by protocol')
       return options.run(file, args, how)
     }
-    const firewall = createNftables({ ...options, run, kernel: hostKernel })
+    const firewall = createNftables({ ...options, run })
     await firewall.raise(subnet)
     expect(host.inputs('nft').filter((input) => input.includes('chain postrtg'))).toHaveLength(1)
     expect(await firewall.ensure(subnet)).toEqual(fine())
@@ -714,7 +723,7 @@ describe('both families', () => {
       !more?.input?.includes('delete table')
         ? Promise.reject(refused(`no ${families.join(', ')}`))
         : run(file, args, more)
-    return { ...rest, run: picky, kernel: hostKernel }
+    return { ...rest, run: picky }
   }
 
   it.each([
@@ -755,33 +764,26 @@ describe('both families', () => {
   })
 
   it('have a blackhole route each, and the failure of one does not affect the other', async () => {
-    const host = fakeHost({ ...MODERN, ...MODERN_6, ip: '' })
-    host.answers['ip -4 route add blackhole 10.42.7.0/24 metric 4294967295'] = refused('no route today')
+    const host = fakeHost({ ...MODERN, ...MODERN_6 })
+    host.kernel.refuses = (words) => (words.includes('10.42.7.0/24') ? 'ENOBUFS' : undefined)
     const wish = { ...BOTH, masq: false, forward: false, previous: { network: {}, subnet: {} } }
     const firewall = createFirewall('iptables', { ...host.options(wish), blackhole: true })
     await firewall.raise(BOTH.subnet)
     expect(host.lines.filter((line) => line.startsWith('E'))).toEqual([
-      'E Failed to setup blackhole route, `x` failed: no route today',
+      expect.stringContaining(
+        'E Failed to setup blackhole route, the kernel refused `ip route add blackhole 10.42.7.0/24',
+      ),
     ])
-    const called = host.calls.filter(({ file }) => file === 'ip').map(({ args }) => args.join(' '))
-    expect(called).toEqual([
-      '-j -4 route show root 10.42.0.0/16',
-      '-4 route add blackhole 10.42.7.0/24 metric 4294967295',
-      '-j -6 route show root fd00:42::/48',
-      '-6 route add blackhole fd00:42:0:7::/64 metric 4294967295',
-    ])
+    expect(host.kernel.routesAsText('ipv4')).toEqual([])
+    expect(host.kernel.routesAsText('ipv6')).toEqual(['blackhole fd00:42:0:7::/64 metric 4294967295'])
   })
 
   it('lose the blackhole route of a family that is off now', async () => {
-    const route = { type: 'blackhole', dst: 'fd00:42:0:7::/64', dev: 'lo', metric: 4294967295 }
-    const foreign = { ...route, dst: 'fd00:42:0:8::/64', metric: 1024 }
-    const host = fakeHost({ ...MODERN, ...MODERN_6, ip: '' })
-    host.answers['ip -j -6 route show root fd00:42::/48'] = JSON.stringify([route, foreign])
+    const host = fakeHost({ ...MODERN, ...MODERN_6 })
+    host.kernel.addRoute('ipv6', { type: 'blackhole', destination: 'fd00:42:0:7::/64', metric: 4294967295 })
+    host.kernel.addRoute('ipv6', { type: 'blackhole', destination: 'fd00:42:0:8::/64' })
     const firewall = createFirewall('iptables', { ...host.options({ previous: BOTH }), blackhole: true })
     await firewall.raise(SUBNET)
-    const changes = host.calls.filter(({ file, args }) => file === 'ip' && args[0] === '-6')
-    expect(changes.map(({ args }) => args.join(' '))).toEqual([
-      '-6 route del blackhole fd00:42:0:7::/64 metric 4294967295',
-    ])
+    expect(host.kernel.routesAsText('ipv6')).toEqual(['blackhole fd00:42:0:8::/64'])
   })
 })

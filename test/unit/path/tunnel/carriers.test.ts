@@ -1,17 +1,15 @@
 // carriers.test.ts - the choice of the carrier for each peer. After a change weftd queries the kernel only about the affected peers.
 
 import { beforeEach, describe, expect, it } from 'vitest'
-import { WeftError } from '../../../../src/base/errors.ts'
 import type { Ipv4Lease } from '../../../../src/control/lease/lease.ts'
-import type { Run } from '../../../../src/host/command.ts'
 import { FollowedLink } from '../../../../src/host/links.ts'
-import { hostKernel } from '../../../../src/host/no-kernel.ts'
-import type { Net } from '../../../../src/net/address.ts'
+import { formatAddress, type Net } from '../../../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import type { Carrier } from '../../../../src/path/tunnel/carrier.ts'
 import { createDirectCarrier, DirectHops } from '../../../../src/path/tunnel/direct-routing.ts'
 import { InnerFamily } from '../../../../src/path/tunnel/inner-families.ts'
 import { PeerFilter } from '../../../../src/path/tunnel/peer-filter.ts'
+import { ModelKernel } from '../../../support/model-kernel.ts'
 
 const ip = (text: string): number => parseIpv4(text)!
 const peer = (subnet: string, publicIp: string, key = subnet.replace('/', '-')): Ipv4Lease => ({
@@ -24,55 +22,38 @@ const OTHER = peer('10.5.2.0/24', '192.0.2.2')
 const FAR = peer('10.5.3.0/24', '198.51.100.3')
 const byKey = (...peers: readonly Ipv4Lease[]) => new Map(peers.map((each) => [each.key, each]))
 
+let kernel: ModelKernel
+/** The addresses of this test's host lookups, in the order of the lookups. */
 let queried: string[]
-/** The peers behind a router. */
-let far: RegExp
-let routes: Map<string, string>
-let refused: RegExp | undefined
 const lines: string[] = []
 const log = { info: () => {}, warn: () => {}, error: (line: string) => lines.push(line), v: () => false }
 beforeEach(() => {
+  kernel = new ModelKernel()
+  kernel.addLink({ name: 'eth0', index: 2 }, [{ address: ip('192.0.2.99'), prefixLength: 24 }])
+  kernel.addRoute('ipv4', { destination: 'default', gateway: '192.0.2.254', device: 'eth0' })
   queried = []
-  far = /^198/
-  routes = new Map()
-  refused = undefined
   lines.length = 0
+  const { lookUp } = kernel
+  kernel.lookUp = (family, queries) => {
+    queried.push(...queries.map(({ to }) => formatAddress(to)))
+    return lookUp.call(kernel, family, queries)
+  }
 })
-
-const run: Run = async (_, args, { input = '' } = {}) => {
-  const command = args.join(' ')
-  if (command === '-j address show dev eth0') return '[{"ifindex":2,"ifname":"eth0"}]'
-  if (command.startsWith('-j -4 route show root')) {
-    const all = [...routes].map(([dst, gateway]) => ({ dst, gateway, dev: 'eth0' }))
-    return JSON.stringify(all)
-  }
-  const text = command.includes('-batch') ? input : command
-  const answers: string[] = []
-  for (const line of text.trim().split('\n')) {
-    const [, verb = '', to = '', , gateway = ''] = /^route (\w+) (\S+)( via (\S+))?/.exec(line) ?? []
-    if (verb === 'get') {
-      queried.push(to)
-      answers.push(JSON.stringify([{ dst: to, dev: 'eth0', ...(far.test(to) ? { gateway: '192.0.2.254' } : {}) }]))
-    } else if (refused?.test(to)) throw new WeftError('COMMAND', 'refused')
-    else if (verb === 'del') routes.delete(to)
-    else routes.set(to, gateway)
-  }
-  return answers.join('\n')
-}
+const toPeers = (): string[] => kernel.routesAsText().filter((route) => !route.startsWith('default'))
 
 describe('direct routing', () => {
   it('takes the peers that are reached without a router', async () => {
-    const direct = new DirectHops(run, 'ipv4')
+    const direct = new DirectHops(kernel, 'ipv4')
     await direct.lookUp(byKey(NEAR, FAR))
-    expect([...direct.hops()]).toEqual([['10.5.1.0/24', { gateway: '192.0.2.1', device: new FollowedLink('eth0') }]])
+    expect([...direct.hops()]).toEqual([['10.5.1.0/24', { gateway: '192.0.2.1', device: new FollowedLink('eth0', 2) }]])
     expect([direct.has(NEAR), direct.has(FAR)]).toEqual([true, false])
   })
 
   it('queries only the changed peers, with the same result as a query of all', async () => {
-    const direct = new DirectHops(run, 'ipv4')
+    const direct = new DirectHops(kernel, 'ipv4')
     await direct.lookUp(byKey(NEAR, FAR))
     const whole = async (...peers: readonly Ipv4Lease[]) => {
-      const all = new DirectHops(run, 'ipv4')
+      const all = new DirectHops(kernel, 'ipv4')
       await all.lookUp(byKey(...peers))
       return all.hops()
     }
@@ -105,20 +86,31 @@ describe('direct routing', () => {
     expect(direct.hops().size).toBe(0)
   })
 
+  it('follows a new name of the interface, and fails if the kernel does not answer', async () => {
+    const direct = new DirectHops(kernel, 'ipv4')
+    await direct.lookUp(byKey(NEAR))
+    kernel.rename('eth0', 'lan0')
+    await direct.lookUp(byKey(NEAR, OTHER), new Map([[OTHER.key, undefined]]))
+    const [first, second] = [...direct.hops().values()]
+    expect(second?.device).toBe(first?.device)
+    kernel.lookUp = () => Promise.reject(new Error('no answer within 10 s'))
+    await expect(direct.lookUp(byKey(NEAR))).rejects.toThrow('no answer within 10 s')
+  })
+
   it('leaves a peer whose route the kernel refuses to the next carrier, and removes a route that is no longer direct', async () => {
-    const carrier = createDirectCarrier({ network: parseIpv4Net('10.5.0.0/16')!, run, kernel: hostKernel, log })
-    refused = /^10\.5\.2\./
+    const carrier = createDirectCarrier({ network: parseIpv4Net('10.5.0.0/16')!, kernel, log })
+    kernel.refuses = (words) => (words.includes('10.5.2.0/24') ? 'ENETUNREACH' : undefined)
     await carrier.apply(byKey(NEAR, OTHER, FAR), undefined)
     expect([NEAR, OTHER, FAR].map((each) => carrier.takes(each))).toEqual([true, false, false])
-    expect([...routes]).toEqual([['10.5.1.0/24', '192.0.2.1']])
+    expect(toPeers()).toEqual(['10.5.1.0/24 via 192.0.2.1 dev eth0'])
     expect(['10.5.1.0/24', '10.5.3.0/24'].map((subnet) => carrier.hasRoute?.(subnet))).toEqual([true, false])
     expect(lines).toEqual([expect.stringContaining('Error adding route to 10.5.2.0/24 via 192.0.2.2')])
-    refused = undefined
+    kernel.refuses = () => undefined
     await carrier.resync()
     expect(carrier.takes(OTHER)).toBe(true)
     await carrier.apply(byKey(OTHER, FAR), new Map([[NEAR.key, NEAR]]))
-    expect([...routes.keys()]).toEqual(['10.5.2.0/24'])
-    routes.clear()
+    expect(toPeers()).toEqual(['10.5.2.0/24 via 192.0.2.2 dev eth0'])
+    kernel.act({ kind: 'delete route', destination: OTHER.subnet.ipv4 })
     expect(await carrier.resync()).toEqual(['the route to 10.5.2.0/24 via 192.0.2.2 was gone'])
     // Without a change the kernel is not queried.
     queried = []

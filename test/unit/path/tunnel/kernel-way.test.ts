@@ -3,13 +3,13 @@ import { openSync } from 'node:fs'
 import { createServer } from 'node:net'
 import { afterEach, expect, it, vi } from 'vitest'
 import { addon } from '../../../../src/host/addon.ts'
-import { hostKernel } from '../../../../src/host/no-kernel.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import type { Peer } from '../../../../src/path/engine/peers.ts'
 import { COUNTERS, IS_LITTLE, TRAFFIC_BYTES } from '../../../../src/path/tunnel/kernel-way-maps.ts'
 import type { Bpf } from '../../../../src/path/tunnel/kernel-way-programs.ts'
 import { KernelWay, type KernelWayParts } from '../../../../src/path/tunnel/kernel-way.ts'
 import { eventually } from '../../../support/event.ts'
+import { ModelKernel } from '../../../support/model-kernel.ts'
 import { needs } from '../../../support/needs.ts'
 import { hostsAt } from '../../../support/peer-hosts.ts'
 
@@ -95,8 +95,7 @@ interface Rig {
   readonly way: KernelWay
   readonly bpf: FakeBpf
   readonly lines: string[]
-  /** The route to the peer's host and how often it was searched, whether the external interface is gone, and the IPsec policies. */
-  readonly route: { device: string; isGone: boolean; policies: string; searches: number }
+  readonly kernel: ModelKernel
   /** Adds packets that the engine has sent to the peer. */
   send(packets: number): void
 }
@@ -110,27 +109,21 @@ afterEach(async () => {
 function rig(changed: Partial<KernelWayParts> = {}, bpf = new FakeBpf()): Rig {
   const lines: string[] = []
   const say = (text: string): void => void lines.push(text)
-  const route = { device: 'eth0', isGone: false, policies: '', searches: 0 }
+  const kernel = new ModelKernel()
+  kernel.addLink({ name: 'eth0', index: UPLINK, queueDiscipline: 'fq' }, [
+    { address: parseIpv4('192.0.2.1')!, prefixLength: 24 },
+  ])
+  kernel.addLink({ name: 'eth1', index: 8 })
+  kernel.addLink({ name: 'flannel0', index: TUN, type: 'tun', isEthernet: false })
   let sent = 0
   const traffic = (): Float64Array => {
     const numbers = new Float64Array(5 * (SLOT + 1))
     numbers[5 * SLOT] = sent
     return numbers
   }
-  const run = async (_command: string, args: readonly string[]): Promise<string> => {
-    if (args.includes('xfrm')) return route.policies
-    const hosts = JSON.stringify([{ dst: '192.0.2.2', dev: route.device }])
-    if (args.includes('get')) route.searches++
-    if (args.includes('get') || args.includes('-batch')) return hosts
-    if (route.isGone) return '[]'
-    const name = args.at(-1) ?? ''
-    const index = name.startsWith('eth') ? UPLINK : TUN
-    return JSON.stringify([{ ifname: name, ifindex: index, mtu: 1500, qdisc: 'fq', link_type: 'ether' }])
-  }
   const way = new KernelWay({
     bpf,
-    run,
-    kernel: hostKernel,
+    kernel,
     log: { info: say, warn: say, error: say, v: () => true },
     engine: { tunName: 'flannel0', traffic },
     uplink: 'eth0',
@@ -145,7 +138,7 @@ function rig(changed: Partial<KernelWayParts> = {}, bpf = new FakeBpf()): Rig {
     ...changed,
   })
   open.push({ close: () => way.close().catch(() => {}) })
-  return { way, bpf, lines, route, send: (packets) => (sent += packets) }
+  return { way, bpf, lines, kernel, send: (packets) => (sent += packets) }
 }
 
 /** Two nodes on this machine. The first one has the second one as its peer, and the other way round. */
@@ -236,11 +229,12 @@ it('takes a peer back when it says farewell', async () => {
 it('keeps a peer whose daemon ended without a word, until it has been gone for long', async () => {
   const [near, far] = await promoted()
   far.way.pause()
-  const before = near.route.searches
+  const searches = (): number => near.kernel.reads.filter((each) => each === 'lookUp').length
+  const before = searches()
   // After the end of the connection has arrived, `look` searches the route for another proof.
   await eventually(() => {
     near.way.look()
-    expect(near.route.searches).toBeGreaterThan(before)
+    expect(searches()).toBeGreaterThan(before)
   })
   expect(near.way.carries(PEER.subnet)).toBe(true)
   const now = performance.now()
@@ -271,14 +265,14 @@ it('takes all peers back after a change of offloads, and proves them again', asy
 
 it('takes a peer back whose host is reached through another interface', async () => {
   const [near] = await promoted()
-  near.route.device = 'eth1'
+  near.kernel.addRoute('ipv4', { destination: '192.0.2.2/32', device: 'eth1' })
   await near.way.check()
   expect(near.way.state.lastTakenBack?.reason).toBe('its host is no longer reached through eth0')
 })
 
 it('ends if the external interface is gone', async () => {
   const [near] = await promoted()
-  near.route.isGone = true
+  near.kernel.act({ kind: 'delete link', device: { name: 'eth0' } })
   await near.way.check()
   expect(near.way.state).toMatchObject({ isActive: false, promoted: 0, reason: 'eth0 is gone' })
 })
@@ -331,18 +325,15 @@ it.each([
 })
 
 it('does not begin beside IPsec policies, which the programs would bypass', async () => {
-  const { way } = rig({
-    run: async (_, args) =>
-      args.includes('xfrm') ? 'src :: dst ::\n  dir out' : '[{"ifname":"eth0","ifindex":7,"link_type":"ether"}]',
-    kernel: hostKernel,
-  })
+  const { way, kernel } = rig()
+  kernel.hasPolicies = true
   await way.check()
   expect(way.state.reason).toBe('this host has IPsec policies')
 })
 
-it.each(['in', 'out'])('ends within one look if an IPsec policy appears: %s', async (direction) => {
+it('ends within one look if an IPsec policy appears', async () => {
   const [near] = await promoted()
-  near.route.policies = `src 192.0.2.1/32 dst 192.0.2.2/32\n\tdir ${direction} priority 0`
+  near.kernel.hasPolicies = true
   near.way.look()
   await eventually(() => expect(near.way.state.reason).toBe('this host has IPsec policies'))
   expect(near.way.state).toMatchObject({ isActive: false, promoted: 0 })
@@ -427,19 +418,27 @@ it('detaches the programs of an earlier process if it cannot replace them', asyn
   expect(bpf.filters.size).toBe(0)
 })
 
-it('does not begin if it cannot read the IPsec policies, unless the kernel has no IPsec', async () => {
-  const failing = (why: string): Partial<KernelWayParts> => ({
-    run: async (_, args) => {
-      if (args.includes('xfrm')) throw new Error(why)
-      return '[{"ifname":"eth0","ifindex":7,"link_type":"ether"}]'
-    },
-    kernel: hostKernel,
-  })
-  const [broken, without] = [rig(failing('ip timed out')), rig(failing('Protocol not supported'))]
-  await broken.way.check()
-  expect(broken.way.state).toMatchObject({ isActive: false, reason: 'ip timed out' })
-  await without.way.check()
-  expect(without.way.state.isActive).toBe(true)
+it('does not begin if it cannot read the IPsec policies', async () => {
+  const { way, kernel } = rig()
+  vi.spyOn(kernel, 'hasIpsecPolicies').mockRejectedValue(new Error('no answer within 10 s'))
+  await way.check()
+  expect(way.state).toMatchObject({ isActive: false, reason: 'no answer within 10 s' })
+})
+
+it('does not begin on an interface without Ethernet frames', async () => {
+  const { way, kernel } = rig()
+  kernel.alter('eth0', { isEthernet: false })
+  await way.check()
+  expect(way.state.reason).toBe('eth0 is not an Ethernet interface')
+})
+
+it('takes all peers back after a change of the queueing discipline, and under a new name', async () => {
+  const [near] = await promoted()
+  near.kernel.rename('eth0', 'lan0')
+  near.kernel.alter('lan0', { queueDiscipline: 'fq_codel' })
+  await near.way.check()
+  expect(near.way.state.lastTakenBack?.reason).toBe('lan0 has changed')
+  expect(near.way.state).toMatchObject({ isActive: true, promoted: 0 })
 })
 
 it("does not begin behind another program's filter on the TUN", async () => {
@@ -451,11 +450,12 @@ it("does not begin behind another program's filter on the TUN", async () => {
 })
 
 it('joins segments again if another program removes the program that takes them', async () => {
-  const { way, bpf } = rig()
+  const { way, bpf, kernel } = rig()
   await way.check()
   bpf.lone = 1_000n
   way.look()
-  const key = `${TUN} false` // the fake run() gives all devices but the uplink this index
+  await eventually(() => expect(kernel.peek('weft-joined')?.up).toBe(true))
+  const key = `${kernel.peek('weft-joined')!.index} false`
   await eventually(() => expect(bpf.filters.get(key)?.[0]?.name).toBe('weft-joined'))
   await new Promise((resolve) => setImmediate(resolve))
   bpf.filters.delete(key)

@@ -3,16 +3,16 @@
 import { beforeEach, expect, it } from 'vitest'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
-import type { Run } from '../../../../src/host/command.ts'
 import type { ExternalInterface } from '../../../../src/host/external-interface.ts'
-import { hostKernel } from '../../../../src/host/no-kernel.ts'
+import { wordsOf } from '../../../../src/host/ip-words.ts'
+import type { HostKernel } from '../../../../src/host/kernel.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import type { Engine, EngineSessions, OpenPath } from '../../../../src/path/engine/engine.ts'
 import { decodePeers } from '../../../../src/path/engine/peers.ts'
 import type { SessionManager } from '../../../../src/path/tunnel/session-manager.ts'
 import type { TunnelKind } from '../../../../src/path/tunnel/tunnel-options.ts'
 import { Tunnel } from '../../../../src/path/tunnel/tunnel.ts'
-import { host, installHost, log, run as runOnHost } from '../../../support/fake-host.ts'
+import { addTun, host, installHost, log } from '../../../support/fake-host.ts'
 
 const lease = (subnet: string, publicIp: string): Lease => ({
   key: subnet.replace('/', '-'),
@@ -27,7 +27,7 @@ installHost()
 let events: string[] = []
 /** True if the session manager must refuse the peers. */
 let isRefusing = false
-/** The present name of the TUN, which the fake host knows as flannel0. */
+/** The present name of the TUN. */
 let tunName = 'flannel0'
 beforeEach(() => {
   events = []
@@ -35,10 +35,19 @@ beforeEach(() => {
   tunName = 'flannel0'
 })
 
-const run: Run = async (file, args, ...rest) => {
-  events.push([file, ...args].join(' '))
-  const known = args.map((word) => (word === tunName ? 'flannel0' : word))
-  return (await runOnHost(file, known, ...rest)).replaceAll('"flannel0"', JSON.stringify(tunName))
+/** Returns the model kernel of this test, whose reads of routes and changes become events. */
+function kernel(): HostKernel {
+  const { kernel: model } = host
+  const { routes, change } = model
+  model.routes = (which) => {
+    events.push(which.exactly ? FOREIGN : 'list the routes in the network')
+    return routes.call(model, which)
+  }
+  model.change = (changes) => {
+    events.push(...changes.map(wordsOf))
+    return change.call(model, changes)
+  }
+  return model
 }
 
 const engine: Engine = {
@@ -108,7 +117,7 @@ const open = (inherited?: OpenPath, ownLease = own): Promise<Tunnel> => {
       settings: { tunnel: { verifySource: 'strict', clampMss: false, probePathMtu: false } },
       external,
       startEngine: async ({ peers }) => {
-        host.link = { mtu: 1500, txqlen: 500, flags: [], addr_info: [] }
+        if (!host.kernel.peek(tunName)) addTun(tunName)
         events.push(`engine: start with ${decodePeers(peers!()).length} peer`)
         return engine
       },
@@ -121,8 +130,8 @@ const open = (inherited?: OpenPath, ownLease = own): Promise<Tunnel> => {
           return inherited
         },
       },
-      run,
-      kernel: hostKernel,
+      run: () => Promise.reject(new Error('no program may be started')),
+      kernel: kernel(),
       log,
     },
     kind,
@@ -131,8 +140,8 @@ const open = (inherited?: OpenPath, ownLease = own): Promise<Tunnel> => {
   )
 }
 
-/** The commands that look for a foreign route, and those that configure the TUN. */
-const FOREIGN = 'ip -j -4 route show exact 10.5.0.0/16'
+/** The event of a search for a foreign route, and the changes that configure the TUN. */
+const FOREIGN = 'list the routes to the network'
 const CONFIGURE = [
   'ip link set dev flannel0 mtu 1472 txqueuelen 4000 up',
   'ip address replace 10.5.72.0/32 dev flannel0',
@@ -165,7 +174,7 @@ it('continues on inherited descriptors without a change to the host before packe
     without: [],
   }
   await open(inherited)
-  expect(events.filter((event) => !event.startsWith('ip -j address show'))).toEqual([
+  expect(events).toEqual([
     FOREIGN,
     'ask the predecessor',
     'sessionManager: 1 peers',
@@ -185,7 +194,7 @@ it('runs its operations one at a time, and lists no peers until an apply succeed
   expect(checked).toEqual({ status: 'fulfilled', value: [] })
   expect(bad).toMatchObject({ status: 'rejected', reason: new Error('refused') })
   expect(events.indexOf('sessionManager: 1 peers')).toBe(events.length - 1) // after all commands of the check
-  expect(events.length).toBeGreaterThan(2)
+  expect(events[0]).toBe('list the routes in the network')
   expect(tunnel.peers()).toEqual([])
   events = []
   await Promise.all([tunnel.apply(leases, own.key), tunnel.close()])
@@ -204,18 +213,17 @@ it('refuses a peer with the address that this node publishes now', async () => {
 })
 
 it('continues with a renamed TUN: it logs the new name and repairs the TUN under the new name', async () => {
-  const addresses = [{ local: '192.0.2.1', family: 'inet' }]
-  host.external = JSON.stringify([{ ifindex: 2, ifname: 'eth0', mtu: 1500, flags: ['UP'], addr_info: addresses }])
   const tunnel = await open()
   expect(await tunnel.resync()).toEqual([])
   tunName = 'other0'
+  host.kernel.rename('flannel0', tunName)
   host.lines = []
   events = []
   expect(await tunnel.resync()).toEqual([])
   expect(host.lines).toEqual(['The interface flannel0 is called other0 now; weftd goes on with it under the new name'])
   expect([tunnel.tunNames, tunnel.carrier().device]).toEqual([['other0'], 'other0'])
   expect(events.filter((event) => /flannel0|replace|set/.test(event))).toEqual([])
-  host.link = { ...host.link!, flags: [] }
-  expect(await tunnel.resync()).toEqual(['other0 was down'])
+  host.kernel.act({ kind: 'set link', device: { name: tunName }, up: false })
+  expect(await tunnel.resync()).toEqual(['other0 was down', 'the route to 10.5.0.0/16 was gone'])
   expect(events).toContain('ip link set dev other0 mtu 1472 txqueuelen 4000 up')
 })

@@ -5,6 +5,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, expect, it } from 'vitest'
 import { findRunning } from '../../../../src/tool/cleanup/running.ts'
+import { ModelKernel } from '../../../support/model-kernel.ts'
 
 let proc: string
 beforeEach(() => {
@@ -21,8 +22,9 @@ function addProcess(pid: string, command: string, namespace?: string): void {
   if (namespace !== undefined) symlinkSync(`net:[${namespace}]`, join(folder, 'ns/net'))
 }
 
-const noDevices = async (): Promise<string> => '[]'
-const running = (): Promise<string[]> => findRunning(noDevices, proc)
+let kernel: ModelKernel
+beforeEach(() => void (kernel = new ModelKernel()))
+const running = (): Promise<string[]> => findRunning(kernel, proc)
 
 it('lists the daemons of this namespace with their pids', async () => {
   addProcess('12', '/opt/bin/flanneld --iface eth0', 'here')
@@ -37,6 +39,13 @@ it('lists the daemons of this namespace with their pids', async () => {
     'weftd still runs (pid 13)',
     'weftd still runs (pid 17)',
   ])
+})
+
+it('names an open TUN of flannel if no daemon is visible', async () => {
+  const tun = { mode: 'tun', persist: true, isMultiQueue: false, openQueues: undefined } as const
+  kernel.addLink({ name: 'flannel0', type: 'tun', tun })
+  kernel.addLink({ name: 'flannel1', type: 'tun', tun, hasCarrier: false })
+  expect(await running()).toEqual(['a process still forwards through flannel0'])
 })
 
 it('ignores a process that ends during the search', async () => {
