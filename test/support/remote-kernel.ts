@@ -36,6 +36,7 @@ export class RemoteKernel implements HostKernel {
   rules: HostKernel['rules'] = (...args) => this.#call('rules', args)
   neighbours: HostKernel['neighbours'] = (...args) => this.#call('neighbours', args)
   forwarding: HostKernel['forwarding'] = (...args) => this.#call('forwarding', args)
+  nftTables: HostKernel['nftTables'] = () => this.#call('nftTables', [])
   hasIpsecPolicies: HostKernel['hasIpsecPolicies'] = () => this.#call('hasIpsecPolicies', [])
   wireguard = (): Promise<WireguardState> => Promise.reject(new Error('not supported'))
   /** Returns the CPU time and the memory that the kernel server has used. */

@@ -14,6 +14,7 @@ import type {
   KernelEvent,
   Link,
   Neighbour,
+  NftTable,
   PolicyRule,
   Route,
   RouteAnswer,
@@ -26,6 +27,7 @@ import type { IndexOf, NameOf } from './interfaces.ts'
 import { addressRequest, getLink, linkRequest, linksIn, listAddresses, listLinks } from './links.ts'
 import { messagesIn, type ReceivedMessage } from './message.ts'
 import { entryRequest, forwardingEntriesIn, forwardingRequest, neighboursIn, neighboursRequest } from './neighbours.ts'
+import { tablesIn, tablesRequest } from './nftables.ts'
 import { countPolicies, hasPoliciesIn } from './policies.ts'
 import { changeError, isMissing, isMissingFamily, NO_DEVICE, readError } from './refusal.ts'
 import { eventOf, groupsOf } from './reports.ts'
@@ -51,6 +53,7 @@ interface Batch {
 export class NetlinkKernel implements HostKernel {
   readonly #route = new KernelSocket(NETLINK.ROUTE)
   readonly #generic = new KernelSocket(NETLINK.GENERIC)
+  readonly #netfilter = new KernelSocket(NETLINK.NETFILTER)
   readonly #xfrm = new KernelSocket(NETLINK.XFRM)
   /** Logs each change if its verbosity is 4 or more; undefined until `logTo` is called. */
   #log: Pick<Log, 'info' | 'v'> | undefined
@@ -66,7 +69,9 @@ export class NetlinkKernel implements HostKernel {
   }
 
   async link(which: string | number): Promise<Link | undefined> {
-    const [found] = await this.#exchange([getLink(which)])
+    const request = getLink(which)
+    if (!request) return undefined
+    const [found] = await this.#exchange([request])
     if (found?.errno === NO_DEVICE.errno) return undefined
     const data = dataOf(found, `the interface ${which}`)
     const [bare] = linksIn(data, Buffer.alloc(0))
@@ -133,6 +138,11 @@ export class NetlinkKernel implements HostKernel {
       if (isWithoutIpsec(error)) return false
       throw error
     }
+  }
+
+  async nftTables(): Promise<readonly NftTable[] | undefined> {
+    const [answer] = await this.#netfilter.exchange([tablesRequest()])
+    return answer?.errno === 0 ? tablesIn(answer.data) : undefined
   }
 
   async change(changes: readonly Change[]): Promise<readonly (WeftError | undefined)[]> {

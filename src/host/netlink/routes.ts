@@ -18,7 +18,15 @@ import type { Change, Route, RouteAnswer, RouteFilter, RouteQuery, RouteType } f
 import { errnoName, errnoText } from './errno.ts'
 import { FAMILY_NUMBERS, familyIn } from './families.ts'
 import type { IndexOf, NameOf } from './interfaces.ts'
-import { addressBytes, addressIn, Attributes, MessageWriter, messagesIn, NLM_F, ReceivedMessage } from './message.ts'
+import {
+  addressBytes,
+  addressIn,
+  type Attributes,
+  MessageWriter,
+  messagesIn,
+  NLM_F,
+  ReceivedMessage,
+} from './message.ts'
 import type { Answer } from './socket.ts'
 
 export const RTM_NEWROUTE = 24

@@ -27,7 +27,7 @@ export interface NetlinkSocket {
 }
 
 /** The subsystems of the kernel that weft uses (netlink(7)). */
-export const NETLINK = { ROUTE: 0, XFRM: 6, GENERIC: 16 } as const
+export const NETLINK = { ROUTE: 0, XFRM: 6, NETFILTER: 12, GENERIC: 16 } as const
 
 const ACCEPTED: Answer = { data: Buffer.alloc(0), errno: 0, explanation: undefined }
 const TIMED_OUT: Answer = { data: Buffer.alloc(0), errno: constants.errno.ETIMEDOUT, explanation: undefined }

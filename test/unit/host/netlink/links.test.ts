@@ -294,5 +294,6 @@ describe('a request', () => {
     expect(first(getLink(7)).u32(4)).toBe(7)
     expect(first(getLink('fifteen-letters')).attributes(16).text(IFLA.IFNAME)).toBe('fifteen-letters')
     expect(first(getLink('sixteen-letters-')).attributes(16).text(IFLA.ALT_IFNAME)).toBe('sixteen-letters-')
+    for (const which of [0, 'x'.repeat(128)]) expect(getLink(which)).toBeUndefined()
   })
 })
