@@ -173,7 +173,7 @@ describe('routes', () => {
     for (const family of FAMILIES) expect(await routesOfKernel(family)).toEqual(await routesOfIp(family))
   })
 
-  it('are looked up as `ip route get` does', async () => {
+  it('of packets are those of `ip route get`', async () => {
     await batch('ip', [
       'route add 10.5.2.0/24 via 10.5.2.0 dev vx onlink',
       'route add unreachable 10.5.3.0/24',
@@ -354,7 +354,7 @@ describe('neighbour and forwarding entries', () => {
     )
   })
 
-  it('of any state are read, those of other interfaces only if they are asked for', async () => {
+  it('of any state are read, for one interface only its own', async () => {
     await batch('ip', [
       'neigh replace 192.168.77.50 lladdr 02:00:00:00:00:50 dev eth0 nud reachable',
       'neigh replace 10.5.9.9 lladdr 02:00:00:00:00:51 dev vx nud stale',
