@@ -1,6 +1,6 @@
 // host-events.test.ts - events on the host around the daemon: an unfinished boot, a full disk, a killed child process.
 
-import { existsSync, mkdirSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
+import { mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { ended } from '../../lab/command.ts'
@@ -82,21 +82,16 @@ describe('a daemon that starts before the boot has finished', () => {
     'logs the reason once if there is %s, and continues when that changes',
     async (_title, spoil, iface, why, repair) => {
       await ip(...spoil)
-      const calls = countCalls(lab, 'ip')
-      const daemon = start(iface, [], calls.env)
+      const daemon = start(iface)
       await daemon.line(WAITING)
       await daemon.line(why)
-      // Changes that do not help cause a check but no log line.
-      for (const state of ['down', 'up', 'down']) {
-        const looked = calls.more(1, /^-j address show$/)
-        await ip('link', 'set', 'lo', state)
-        await looked
-      }
-      expect(count(daemon, WAITING)).toBe(1)
-      expect(count(daemon, why)).toBeLessThanOrEqual(2) // in the line itself and as the reason of the wait
+      // Changes that do not help cause checks but no log line.
+      for (const state of ['down', 'up', 'down']) await ip('link', 'set', 'lo', state)
       const lines = daemon.lines.length
       for (const args of repair) await ip(...args)
       await daemon.line(/flannel is ready/)
+      expect(count(daemon, WAITING)).toBe(1)
+      expect(count(daemon, why)).toBeLessThanOrEqual(2) // in the line itself and as the reason of the wait
       expect(daemon.lines.slice(lines).filter((line) => /^[WE]/.test(line))).toEqual([])
       expect(await daemon.stop()).toBe(0)
     },
@@ -138,71 +133,48 @@ describe('--ip-blackhole-route', () => {
 /** The families of networks with IPv6. */
 const BOTH: Family[][] = [['ipv4', 'ipv6'], ['ipv6']]
 
-describe('the child process that monitors the kernel', () => {
-  const children = ({ process: { pid } }: Daemon): number[] =>
-    readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').split(' ').filter(Boolean).map(Number)
-  const isMonitor = (pid: number): boolean =>
-    existsSync(`/proc/${pid}`) && readFileSync(`/proc/${pid}/cmdline`, 'utf8').startsWith('ip\0-4\0monitor')
-  const monitorOf = async (daemon: Daemon, notThis?: number): Promise<number> => {
-    let found: number | undefined
-    const look = (): boolean => {
-      found = children(daemon).find((pid) => pid !== notThis && isMonitor(pid))
-      return found !== undefined
-    }
-    await expect.poll(look).toBe(true)
-    return found!
-  }
+describe('the reports of the kernel', () => {
+  const children = ({ process: { pid } }: Daemon): string =>
+    readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').trim()
 
-  it('is restarted with growing pauses after it was killed, and the daemon continues', async () => {
-    const daemon = start()
+  it('need no child process, and neither ip nor setpriv', async () => {
+    const bin = join(lab.folder, 'bin')
+    mkdirSync(bin)
+    const daemon = host.startDaemon({
+      args: ['--lease-dir', leases, '--iptables-forward-rules=false'],
+      before: [(await host.output(['sh', '-c', 'command -v env'])).trim(), `PATH=${bin}`],
+    })
     await daemon.line(/flannel is ready/)
-    const pauses: number[] = []
-    let pid = await monitorOf(daemon)
-    for (let number = 0; number < 4; number++) {
-      const from = performance.now()
-      process.kill(pid, 'SIGKILL')
-      pid = await monitorOf(daemon, pid)
-      pauses.push(performance.now() - from)
-    }
-    // unit/host/events.test.ts checks that it is not later than this.
-    for (const [index, atLeastMs] of [200, 400, 800, 1600].entries())
-      expect(pauses[index]).toBeGreaterThan(atLeastMs - 20)
-    expect(count(daemon, /^W.*`ip monitor` ended: SIGKILL\. Starting it again/)).toBe(1)
     await ip('route', 'del', '10.5.0.0/16')
     await daemon.line(/Repaired: the route/)
+    await expect.poll(() => children(daemon)).toBe('')
     expect(await daemon.stop()).toBe(0)
-    expect(isMonitor(pid)).toBe(false)
   })
 
-  /** Runs `watchHost` without the daemon's check every five seconds. The result counts the reports and names the child process. */
+  /** Runs `watchHost` without the daemon's check every five seconds. The result counts the reports. */
   async function watching(families: readonly Family[] = ['ipv4']) {
     const child = host.spawn([
       process.execPath,
       '--input-type=module',
       '-e',
       `import { changesOf, watchHost } from '${packageRoot}/dist/src/host/events.js'
+      import { hostKernel } from '${packageRoot}/dist/src/host/netlink/host-kernel.js'
       const log = { warn: () => {} }
-      const watched = changesOf(${JSON.stringify(families)})
-      await watchHost(() => process.stdout.write('.'), log, new AbortController().signal, watched)`,
+      const watched = changesOf(() => ${JSON.stringify(families)})
+      await watchHost(hostKernel, () => process.stdout.write('.'), log, new AbortController().signal, watched)`,
     ])
     let reports = 0
     child.stdout!.on('data', (dots: Buffer) => (reports += dots.length))
     return {
-      /**
-       * Resolves with the monitoring process once it waits for a message. Before that it requests all links over the same socket, and skips
-       * reports that arrive meanwhile (iproute2, ll_init_map). Only then no message is queued or requested although it runs.
-       */
-      listener: (notThis?: number): Promise<number> =>
+      /** Resolves once the process has joined groups of the kernel's reports. */
+      listening: (): Promise<void> =>
         eventually(async () => {
           const sockets = await host.output(['cat', '/proc/net/netlink'])
-          const pids = sockets.split('\n').flatMap((row) => {
-            const [, protocol, pid, groups = '', queued, , dump] = row.trim().split(/ +/)
-            const isListener = protocol === '0' && /[1-9a-f]/.test(groups) && queued === '0' && dump === '0'
-            return isListener && Number(pid) !== notThis ? Number(pid) : []
+          const isThere = sockets.split('\n').some((row) => {
+            const [, protocol, port, groups = ''] = row.trim().split(/ +/)
+            return protocol === '0' && port !== '0' && /[1-9a-f]/.test(groups)
           })
-          const waiting = pids.find((pid) => / S /.test(readFileSync(`/proc/${pid}/stat`, 'utf8')))
-          if (waiting === undefined) throw new Error(`nobody listens:\n${sockets}`)
-          return waiting
+          if (!isThere) throw new Error(`no process listens:\n${sockets}`)
         }),
       count: () => reports,
       async reported(change: () => Promise<unknown>): Promise<void> {
@@ -239,7 +211,7 @@ describe('the child process that monitors the kernel', () => {
       await ip(...args.split(' '))
     await ip('route', 'add', '10.5.0.0/16', 'dev', 'flannel0')
     const watch = await watching()
-    await watch.listener()
+    await watch.listening()
     await watch.reported(() => ip(...change.split(' ')))
     await watch.stop()
   })
@@ -249,7 +221,7 @@ describe('the child process that monitors the kernel', () => {
     // The end of duplicate address detection for the link-local address is a change, too.
     await eventually(async () => expect(await ip('-6', 'address', 'show', 'tentative')).toBe(''))
     const watch = await watching(families)
-    await watch.listener()
+    await watch.listening()
     const renew = (): Promise<unknown> =>
       ip('address', 'change', 'fd77::1/64', 'dev', 'eth0', 'valid_lft', '9999', 'preferred_lft', '9999')
     await watch.reported(renew) // the first report
@@ -266,56 +238,23 @@ describe('the child process that monitors the kernel', () => {
     await watch.stop()
   })
 
-  it('makes the daemon check at each change, and not only in its next round', async () => {
-    const calls = countCalls(lab, 'ip')
-    const daemon = start(undefined, [], calls.env)
+  it('make the daemon repair each change, and not only in its next round', async () => {
+    const daemon = start()
     await daemon.line(/flannel is ready/)
-    // subnet.env is rewritten every 5 s, as often as the device is checked without a report. Between two such checks, changes can cause as
-    // many checks as the machine can do.
+    // weftd rewrites subnet.env every 5 s, as often as it checks the device without a report.
     const rounds = (): number => count(daemon, /Wrote subnet file/)
-    const looksInOneRound = async (): Promise<number> => {
+    const repairs = (): number => count(daemon, /Repaired: the route/)
+    const repairsInOneRound = async (): Promise<number> => {
       const round = rounds()
       rmSync(host.subnetFile, { force: true })
-      for (let looks = 0; ; looks++) {
-        const looked = calls.more(1, /address show dev flannel0/)
-        await ip('link', 'set', 'lo', looks % 2 === 0 ? 'down' : 'up')
-        await looked
-        if (rounds() > round) return looks
+      for (let times = 0; ; times++) {
+        const before = repairs()
+        await ip('route', 'del', '10.5.0.0/16')
+        await expect.poll(repairs).toBeGreaterThan(before)
+        if (rounds() > round) return times
       }
     }
-    await eventually(async () => expect(await looksInOneRound()).toBeGreaterThan(3))
-  })
-
-  it('reports changes again after it was killed, and that it may have missed some', async () => {
-    const watch = await watching()
-    const first = await watch.listener()
-    await watch.reported(async () => process.kill(first, 'SIGKILL'))
-    await watch.listener(first)
-    await watch.reported(() => ip('link', 'set', 'lo', 'down'))
-    await watch.stop()
-  })
-
-  it('ends with a killed daemon, although no change occurs that it could report', async () => {
-    const daemon = start(['--iface', 'eth7'])
-    await daemon.line(/waiting up to 120 s/)
-    const pid = await monitorOf(daemon)
-    await daemon.stop('SIGKILL')
-    await expect.poll(() => isMonitor(pid)).toBe(false)
-  })
-
-  it('is started without setpriv too', async () => {
-    const bin = join(lab.folder, 'bin')
-    mkdirSync(bin)
-    symlinkSync((await host.output(['sh', '-c', 'command -v ip'])).trim(), join(bin, 'ip'))
-    const daemon = host.startDaemon({
-      args: ['--lease-dir', leases, '--iptables-forward-rules=false'],
-      before: [(await host.output(['sh', '-c', 'command -v env'])).trim(), `PATH=${bin}`],
-    })
-    await daemon.line(/flannel is ready/)
-    await monitorOf(daemon)
-    await ip('route', 'del', '10.5.0.0/16')
-    await daemon.line(/Repaired: the route/)
-    expect(count(daemon, /ip monitor/)).toBe(0)
+    await eventually(async () => expect(await repairsInOneRound()).toBeGreaterThan(3))
   })
 })
 
