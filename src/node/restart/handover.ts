@@ -21,7 +21,7 @@ import type { OpenPath } from '../../path/engine/engine.ts'
 import type { EarlierRun } from './earlier-run.ts'
 import { serveSuccessors, type Lender } from './lender.ts'
 import { fdsOf } from './open-path.ts'
-import { predecessorAt, type Predecessor } from './predecessor.ts'
+import type { Predecessor } from './predecessor.ts'
 import type { About } from './protocol.ts'
 import type { Lock, Rendezvous } from './rendezvous.ts'
 
@@ -307,6 +307,8 @@ export class Handover {
       })
     }
     if (!connection) return undefined
+    // Import this module only if a predecessor runs, because otherwise no packets pass until this start is done.
+    const { predecessorAt } = await import('./predecessor.ts')
     const found = predecessorAt(connection)
     if (this.lock) return found
     const about = await found.about()

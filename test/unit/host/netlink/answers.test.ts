@@ -12,7 +12,8 @@ import {
   neighbourIn,
   neighboursIn,
 } from '../../../../src/host/netlink/neighbours.ts'
-import { lookedUpIn, RouteDump, routeIn, textWithoutLifetime } from '../../../../src/host/netlink/routes.ts'
+import { lookedUpIn } from '../../../../src/host/netlink/route-lookups.ts'
+import { RouteDump, routeIn, textWithoutLifetime } from '../../../../src/host/netlink/routes.ts'
 import { ruleIn, rulesIn } from '../../../../src/host/netlink/rules.ts'
 import { formatAddress, formatNet, parseAddress, parseNet } from '../../../../src/net/address.ts'
 import * as recorded from './recorded.ts'
