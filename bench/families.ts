@@ -1,11 +1,11 @@
 // families.ts - `npm run bench -- families`: measures the time, CPU time and memory that a dual-stack network
-// costs a node in a network of thousands of nodes, compared with an IPv4 network. The backend is the kernel's vxlan.
+// costs a node in a network of thousands of nodes, compared with an IPv4 network. The backends are the kernel's vxlan
+// and host-gw. With `--old FOLDER` another checkout of weft is measured in turn with this one.
 //
-// All nodes but one exist only as files in a lease directory. Each round measures an IPv4 network and a dual-stack
-// network. To count the calls of `ip` and `bridge`, weftd's PATH begins with a folder of programs with these names,
-// which log the call and run the real program.
+// All nodes but one exist only as files in a lease directory. To count the calls of `ip` and `bridge`, weftd's PATH
+// begins with a folder of programs with these names, which log the call and run the real program.
 
-import { chmodSync, mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs'
+import { chmodSync, existsSync, mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import type { Readable } from 'node:stream'
@@ -16,24 +16,35 @@ import type { Progress } from '../scripts/progress.mjs'
 import type { Family } from '../src/net/address.ts'
 import type { Part, Series } from './result.ts'
 
-export const FAMILIES_SECONDS_A_ROUND = 120
+export const FAMILIES_SECONDS_A_ROUND = 180
 const NODES = [5_000, 10_000] as const
 const CHANGES = 20
 
 const METHOD =
-  `5,000 or 10,000 leases in a directory, one host with kernel vxlan. start: from the start of the process until it logs the last peer, ` +
+  `5,000 or 10,000 leases in a directory, one host with kernel vxlan or host-gw. start: from the start of the process until it logs the last peer, ` +
   `when the kernel has its entries and routes; CPU of the process and its commands until then, and VmRSS. commands: calls of ` +
-  `\`ip\` or \`bridge\` until then. batches: the calls that change the kernel. change: one node's lease gets another MAC in each family, from the rename of the file to ` +
+  `\`ip\` or \`bridge\` until then. change: one node's lease gets another MAC or, with host-gw, another host in each family, from the rename of the file to ` +
   `the log line, median of ${CHANGES}`
 
-const PATHS: Readonly<Record<string, readonly Family[]>> = { ipv4: ['ipv4'], both: ['ipv4', 'ipv6'] }
+interface Path {
+  readonly backend: 'vxlan' | 'host-gw'
+  readonly families: readonly Family[]
+  /** The folder of the weft that is measured; this checkout if it is left out. */
+  readonly checkout?: string
+}
+
+const BOTH = ['ipv4', 'ipv6'] as const
+const PATHS: Readonly<Record<string, Path>> = {
+  ipv4: { backend: 'vxlan', families: ['ipv4'] },
+  both: { backend: 'vxlan', families: BOTH },
+  'both, host-gw': { backend: 'host-gw', families: BOTH },
+}
 
 const METRICS = {
   start: { title: 'start to all peers', unit: 's', better: 'less' },
   cpu: { title: 'CPU until all peers, with commands', unit: 's', better: 'less' },
   rss: { title: 'memory with all peers', unit: 'MiB', better: 'less' },
   commands: { title: 'commands until all peers', unit: '', better: 'less' },
-  batches: { title: 'batches of changes until all peers', unit: '', better: 'less' },
   change: { title: 'a changed lease until the kernel has it', unit: 'ms', better: 'less' },
 } as const
 type Sample = Readonly<Record<keyof typeof METRICS, number>>
@@ -46,18 +57,20 @@ const macOf = (first: string, number: number): string =>
 
 /**
  * Returns the file name and the text of a node's lease. `changed` is the number of changes so far; each change gives
- * the node another MAC address.
+ * the node another MAC address, or another host if it publishes no MAC.
  */
-function lease(families: readonly Family[], number: number, changed = 0): readonly [key: string, text: string] {
+function lease({ backend, families }: Path, number: number, changed = 0): readonly [key: string, text: string] {
   const [ipv4, ipv6] = [`10.${1 + (number >> 8)}.${number & 255}.0-24`, `fd00:5:0:${hex(0x1000 + number)}::-64`]
   const withIpv6 = families.includes('ipv6')
+  const isVxlan = backend === 'vxlan'
   const mac = (first: string): object => ({ VNI: 1, VtepMAC: macOf(first, number + changed * 65_536) })
+  const moved = isVxlan ? 0 : changed
   const value = {
-    PublicIP: `172.${16 + (number >> 16)}.${(number >> 8) & 255}.${number & 255}`,
-    PublicIPv6: withIpv6 ? `fd88::${hex(0x1000 + number)}` : null,
-    BackendType: 'vxlan',
-    BackendData: mac('02'),
-    ...(withIpv6 ? { BackendV6Data: mac('06') } : {}),
+    PublicIP: `172.${16 + moved}.${(number >> 8) & 255}.${number & 255}`,
+    PublicIPv6: withIpv6 ? `fd88::${hex(moved)}:${hex(0x1000 + number)}` : null,
+    BackendType: backend,
+    ...(isVxlan ? { BackendData: mac('02') } : {}),
+    ...(isVxlan && withIpv6 ? { BackendV6Data: mac('06') } : {}),
   }
   return [withIpv6 ? `${ipv4}&${ipv6}` : ipv4, JSON.stringify(value)]
 }
@@ -109,7 +122,8 @@ export function cpuSeconds(pid: number): number {
 export const rssMiB = (pid: number): number =>
   Number(/VmRSS:\s+(\d+) kB/.exec(readFileSync(`/proc/${pid}/status`, 'utf8'))?.[1]) / 1024
 
-async function sample(families: readonly Family[], nodes: number): Promise<Sample> {
+async function sample(path: Path, nodes: number): Promise<Sample> {
+  const { backend, families, checkout } = path
   const lab: Lab = await createLab({ hosts: 1, families: ['ipv4', 'ipv6'] })
   try {
     const [host] = lab.hosts as [Host]
@@ -118,9 +132,13 @@ async function sample(families: readonly Family[], nodes: number): Promise<Sampl
     mkdirSync(subnets, { recursive: true })
     const ipv6 = families.includes('ipv6') ? { EnableIPv6: true, IPv6Network: 'fd00:5::/48' } : {}
     const config = { Network: '10.0.0.0/8', SubnetLen: 24, SubnetMin: '10.200.0.0', ...ipv6 }
-    writeFileSync(join(leases, 'config'), JSON.stringify({ ...config, Backend: { Type: 'vxlan', DataPath: 'kernel' } }))
+    const kind = backend === 'vxlan' ? { Type: 'vxlan', DataPath: 'kernel' } : { Type: backend }
+    writeFileSync(join(leases, 'config'), JSON.stringify({ ...config, Backend: kind }))
+    // host-gw needs all hosts on one link.
+    if (backend === 'host-gw')
+      for (const link of ['172.16.0.0/12', 'fd88::/64']) await host.run(['ip', 'route', 'add', link, 'dev', 'eth0'])
     const write = (number: number, changed = 0): void => {
-      const [key, text] = lease(families, number, changed)
+      const [key, text] = lease(path, number, changed)
       // Write a new file and rename it, as weftd does, so that readers never see an incomplete lease.
       writeFileSync(join(lab.folder, 'new'), text)
       renameSync(join(lab.folder, 'new'), join(subnets, key))
@@ -131,14 +149,15 @@ async function sample(families: readonly Family[], nodes: number): Promise<Sampl
     const daemon = host.startDaemon({
       args: ['--lease-dir', leases],
       before: ['env', `PATH=${folder}:${process.env['PATH']}`],
+      ...(checkout === undefined ? {} : { checkout }),
     })
     const pid = daemon.process.pid as number
-    const peers = countLines(daemon, 'Received Subnet Event')
+    const peers = countLines(daemon, backend === 'vxlan' ? 'Received Subnet Event' : 'Subnet added')
     await peers.until(nodes)
     const start = (performance.now() - began) / 1000
     const full = { start, cpu: cpuSeconds(pid), rss: rssMiB(pid) }
-    const calls = readFileSync(join(folder, 'calls'), 'utf8').trim().split('\n')
-    const ran = { commands: calls.length, batches: calls.filter((each) => /-force .*-batch/.test(each)).length }
+    const calls = join(folder, 'calls')
+    const commands = existsSync(calls) ? readFileSync(calls, 'utf8').trim().split('\n').length : 0
     // Remove the programs that count calls, because they would slow down the changes that are timed next.
     for (const name of ['ip', 'bridge']) rmSync(join(folder, name))
     const times: number[] = []
@@ -149,7 +168,7 @@ async function sample(families: readonly Family[], nodes: number): Promise<Sampl
       await applied
       times.push(performance.now() - changed)
     }
-    return { ...full, ...ran, change: median(times) }
+    return { ...full, commands, change: median(times) }
   } finally {
     await lab.close()
   }
@@ -158,27 +177,33 @@ async function sample(families: readonly Family[], nodes: number): Promise<Sampl
 /** Rotates a list by `round` elements, so that each round of the benchmark begins with another element. */
 const turn = <T>(all: readonly T[], round: number): T[] => all.map((_, at) => all[(at + round) % all.length] as T)
 
-export async function measureFamilies(rounds: number, progress: Progress): Promise<Part> {
+/** Measures this checkout and, if `old` is given, the checkout in this folder. */
+export async function measureFamilies(rounds: number, progress: Progress, old?: string): Promise<Part> {
+  const olds = old === undefined ? [] : Object.entries(PATHS).filter(([, { families }]) => families === BOTH)
+  const paths: Readonly<Record<string, Path>> = {
+    ...PATHS,
+    ...Object.fromEntries(olds.map(([name, path]) => [`${name}, old`, { ...path, checkout: old as string }])),
+  }
   const samples: { readonly nodes: number; readonly path: string; readonly sample: Sample }[] = []
   for (let round = 0; round < rounds; round++)
     for (const nodes of NODES)
-      for (const [path, families] of turn(Object.entries(PATHS), round)) {
-        progress.now(`families: ${nodes} nodes, ${path}`, FAMILIES_SECONDS_A_ROUND / 4)
-        samples.push({ nodes, path, sample: await sample(families, nodes) })
-        progress.plain(`families: ${nodes} nodes, ${path} measured`)
+      for (const [name, path] of turn(Object.entries(paths), round)) {
+        progress.now(`families: ${nodes} nodes, ${name}`, FAMILIES_SECONDS_A_ROUND / 6)
+        samples.push({ nodes, path: name, sample: await sample(path, nodes) })
+        progress.plain(`families: ${nodes} nodes, ${name} measured`)
       }
   const series = NODES.flatMap((nodes) =>
     (Object.keys(METRICS) as (keyof Sample)[]).map((metric): Series => {
       const valuesOf = (path: string): number[] =>
         samples.filter((each) => each.nodes === nodes && each.path === path).map((each) => each.sample[metric])
       return {
-        case: `vxlan${nodes}`,
+        case: `families${nodes}`,
         metric,
         ...METRICS[metric],
         title: `${nodes.toLocaleString('en')} nodes: ${METRICS[metric].title}`,
-        values: Object.fromEntries(Object.keys(PATHS).map((path) => [path, valuesOf(path)])),
+        values: Object.fromEntries(Object.keys(paths).map((path) => [path, valuesOf(path)])),
       }
     }),
   )
-  return { name: 'families', rounds, seconds: 0, method: { vxlan5000: METHOD }, series }
+  return { name: 'families', rounds, seconds: 0, method: { families5000: METHOD }, series }
 }

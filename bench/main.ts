@@ -65,7 +65,8 @@ Paths: ${PATH_NAMES.join(' ')}
   --ends ENDS   hosts: between two hosts; containers: between a container on each host. Default: hosts
   --rounds N    samples of each case on each path. Default: 5
   --seconds S   length of a throughput sample. Default: 1
-  --old FOLDER  another checkout of weft, already built: adds its weftd with the udp backend as the path ${OLD_PATH_NAME}
+  --old FOLDER  another checkout of weft, already built: adds its weftd with the udp backend as the path ${OLD_PATH_NAME};
+                with families: measures its dual-stack networks too
   --peer CMD    adds another program as the path peer; bench/README.md says what it must do
   --json FILE   the file for the result. Default: bench/results/local/DATE.json; for suite: bench/results/suite.json
 `
@@ -100,7 +101,7 @@ const OTHERS: Readonly<
     string,
     {
       readonly seconds: (rounds: number) => number
-      readonly measure: (rounds: number, progress: Progress) => Promise<Part>
+      readonly measure: (rounds: number, progress: Progress, old?: string) => Promise<Part>
     }
   >
 > = {
@@ -287,7 +288,7 @@ async function main(): Promise<void> {
   }
   const progress = createProgress('bench', { total: seconds, pace: 'seconds' })
   try {
-    if (other) add(await other.measure(rounds, progress))
+    if (other) add(await other.measure(rounds, progress, options.old))
     for (const plan of plans) add(await measure(plan, progress))
   } finally {
     progress.end()

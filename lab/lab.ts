@@ -45,16 +45,16 @@ export const EVENT_MS = 60_000 * PATIENCE
 
 /**
  * A command prefix (`DaemonArgs.before`) for a weftd that needs a WireGuard device. If the kernel has no WireGuard, the
- * program wireguard-go makes the device (see wireguard-device/ip). The prefix gives each host its own folder for the
- * socket of wireguard-go, because the socket has the name of the device, which is the same on all hosts.
+ * program wireguard-go makes the device (see wireguard-go.ts). The prefix gives each host its own folder for the socket
+ * of wireguard-go, because the socket has the name of the device, which is the same on all hosts.
  */
 export const WIREGUARD_APART: readonly string[] = [
   'unshare',
   '--mount',
   'sh',
   '-c',
-  'mkdir -p /var/run/wireguard && mount -t tmpfs tmpfs /var/run/wireguard && PATH="$0:$PATH" exec "$@"',
-  join(packageRoot, 'lab/wireguard-device'),
+  'mkdir -p /var/run/wireguard && mount -t tmpfs tmpfs /var/run/wireguard && NODE_OPTIONS="--import=$0" exec "$@"',
+  join(packageRoot, 'dist/lab/wireguard-go.js'),
 ]
 
 /**

@@ -87,6 +87,33 @@ function wireguard(type, bytes, pair) {
   return message(all)
 }
 
+/** Encodes a netlink message (netlink(7)) in this machine's byte order. */
+function netlink(type, flags, sequence, body) {
+  const padded = Buffer.concat([body, Buffer.alloc(-body.length & 3)])
+  const numbers = [
+    Buffer.from(new Uint32Array([16 + body.length]).buffer),
+    Buffer.from(new Uint16Array([type, flags]).buffer),
+  ]
+  return Buffer.concat([...numbers, Buffer.from(new Uint32Array([sequence, 0]).buffer), padded])
+}
+
+/** Encodes two refusals with an explanation, one with the refused request, and the end of a listing that was interrupted. */
+function netlinkAnswers(errno) {
+  const error = Buffer.from(new Int32Array([-errno]).buffer)
+  const text = Buffer.from('no device\0\0\0')
+  const explanation = Buffer.concat([Buffer.from(new Uint16Array([4 + text.length, 1]).buffer), text])
+  const request = netlink(24, 5, 1, Buffer.alloc(12))
+  return [
+    message(netlink(2, 0x300, 1, Buffer.concat([error, request.subarray(0, 16), explanation]))),
+    message(netlink(2, 0x200, 2, Buffer.concat([error, request, explanation]))),
+    message(
+      netlink(16, 0x12, 3, Buffer.alloc(errno)),
+      netlink(16, 2, 3, Buffer.alloc(16)),
+      netlink(3, 2, 3, Buffer.alloc(4)),
+    ),
+  ]
+}
+
 function writeSeeds() {
   mkdirSync(corpus, { recursive: true })
   const random = randomFrom(1)
@@ -129,6 +156,7 @@ function writeSeeds() {
         wireguard(i, 92, 0),
       ]),
       refusals: Buffer.concat([Buffer.from('R'), Buffer.alloc(160).map(() => random.below(256))]),
+      netlink: Buffer.concat([Buffer.from('N'), ...netlinkAnswers(i)]),
       sessions: Buffer.concat([Buffer.from('B'), savedSession(random)]),
       strip: Buffer.concat([
         Buffer.from('S'),

@@ -54,6 +54,7 @@ export async function runDaemon(
   })
   notifier?.forget(kept.map((_, place) => keptName(place)))
   const store = storeNameOf(options.store)
+  hostKernel.logTo(log)
   const node = createNode({ options: options.node, store, kernel: hostKernel, log, stopping, notifier })
   const handover = await enterHandover(handoverParts(node, options, kept))
   const { endDataPath } = await import('./node/end.ts') // loaded only after packets pass

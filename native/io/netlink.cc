@@ -37,7 +37,7 @@ void enlarge_receive_buffer(int fd) {
 
 /// Receives one message of any length, and makes `buffer` larger if necessary. Returns the number of its bytes; 0 for a
 /// message that another process sent. Returns -1 if recv(2) fails.
-ssize_t receive_one(int fd, std::vector<uint8_t>& buffer) {
+ssize_t receive_one(int fd, SecretBytes& buffer) {
   ssize_t size;
   do size = recv(fd, nullptr, 0, MSG_PEEK | MSG_TRUNC);
   while (size < 0 && errno == EINTR);
@@ -63,7 +63,7 @@ nlmsghdr header_of(std::span<const uint8_t> message) {
 /// the order NEW, DEL, GET, SET. For other protocols the result is true for each request of a family.
 bool is_get(int protocol, uint16_t type) { return protocol != NETLINK_ROUTE || (type & 3) == (RTM_GETLINK & 3); }
 
-/// Returns the number of requests, from `at` on, that one send may contain.
+/// Returns how many of the requests, from the first one on, one send may contain.
 size_t batch_size(int protocol, std::span<const std::span<uint8_t>> requests) {
   size_t count = 0, bytes = 0, gets = 0;
   for (const auto request : requests) {
@@ -99,7 +99,7 @@ void read_end(const nlmsghdr& header, std::span<const uint8_t> body, NetlinkAnsw
   int32_t error = 0;
   if (body.size() >= sizeof error) std::memcpy(&error, body.data(), sizeof error);
   if (error < 0 && error > -4096) answer.error = -error;
-  if (error == 0 || !(header.nlmsg_flags & NLM_F_ACK_TLVS)) return;
+  if (answer.error == 0 || !(header.nlmsg_flags & NLM_F_ACK_TLVS)) return;
   size_t before = sizeof error;
   if (header.nlmsg_type == NLMSG_ERROR) {
     if (body.size() < sizeof(nlmsgerr)) return;
@@ -165,10 +165,11 @@ Failure NetlinkSocket::exchange(std::span<uint8_t> bytes, std::vector<NetlinkAns
       fd_.reset();
       for (NetlinkAnswer& answer : std::span(answers).subspan(at))
         if (!answer.is_complete) answer.error = failure->number;
-      return {};
+      break;
     }
     at += count;
   }
+  if (protocol_ == NETLINK_GENERIC) explicit_bzero(buffer_.data(), buffer_.size());
   return {};
 }
 
@@ -214,7 +215,8 @@ Failure NetlinkReports::open(int protocol, std::span<const int> groups) {
   // (net/netlink/af_netlink.c, do_one_broadcast).
   sockaddr_nl own = {};
   own.nl_family = AF_NETLINK;
-  if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&own), sizeof own) < 0) return SystemError{"bind AF_NETLINK", errno};
+  if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&own), sizeof own) < 0)
+    return SystemError{"bind AF_NETLINK", errno};
   for (const int group : groups) {
     if (setsockopt(fd.get(), SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, &group, sizeof group) < 0)
       return SystemError{"setsockopt NETLINK_ADD_MEMBERSHIP", errno};

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "../core/secret_bytes.h"
 #include "system.h"
 
 namespace weft {
@@ -29,12 +30,12 @@ bool each_netlink_message(std::span<const uint8_t> bytes, Each each) {
   return bytes.empty();
 }
 
-/// The kernel's answer to one request.
+/// The kernel's answer to one request. An answer about a WireGuard device contains its keys.
 struct NetlinkAnswer {
-  std::vector<uint8_t> messages;  ///< one after another, each padded to 4 bytes, without the acknowledgement
-  int error = 0;                  ///< errno; 0 if the kernel accepted the request
-  std::string explanation;        ///< the kernel's own words (NLMSGERR_ATTR_MSG); empty if it gave none
-  bool is_interrupted = false;    ///< true if the objects changed while the kernel listed them (NLM_F_DUMP_INTR)
+  SecretBytes messages;         ///< one after another, each padded to 4 bytes, without the acknowledgement
+  int error = 0;                ///< errno; 0 if the kernel accepted the request
+  std::string explanation;      ///< the kernel's own words (NLMSGERR_ATTR_MSG); empty if it gave none
+  bool is_interrupted = false;  ///< true if the objects changed while the kernel listed them (NLM_F_DUMP_INTR)
   bool is_complete = false;
 };
 
@@ -78,7 +79,7 @@ class NetlinkSocket {
   int protocol_;
   Fd fd_;
   uint32_t sequence_ = 0;  ///< the sequence number of the last request
-  std::vector<uint8_t> buffer_;
+  SecretBytes buffer_;
 };
 
 /// Receives the kernel's reports to multicast groups. The socket does not block.
@@ -93,7 +94,7 @@ class NetlinkReports {
 
  private:
   Fd fd_;
-  std::vector<uint8_t> buffer_;
+  SecretBytes buffer_;
 };
 
 }  // namespace weft

@@ -73,7 +73,7 @@ Failure exchange(Request& request, Each each) {
   std::vector<NetlinkAnswer> answers;
   if (Failure failure = socket.exchange(request.bytes(), answers)) return failure;
   if (answers.front().error) return SystemError{"rtnetlink", answers.front().error};
-  std::vector<uint8_t>& messages = answers.front().messages;
+  SecretBytes& messages = answers.front().messages;
   each_netlink_message(messages, [&](const nlmsghdr&, std::span<const uint8_t> message) {
     each(reinterpret_cast<nlmsghdr*>(messages.data() + (message.data() - messages.data())));
   });

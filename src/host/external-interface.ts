@@ -22,9 +22,8 @@ import {
   type ByFamily,
   type Family,
 } from '../net/address.ts'
-import type { Run } from './command.ts'
-import type { HostKernel, LinkAddress } from './kernel.ts'
-import { findLinkAgain, linkAgain, type Link } from './links.ts'
+import type { HostKernel, Link, LinkAddress } from './kernel.ts'
+import { linkAgain } from './links.ts'
 
 /**
  * How long, in ms, the node's address must be missing from the interface before the node uses another address. A DHCP
@@ -169,8 +168,8 @@ export function preferredAddress(
  * Returns the current state of the external interface: its name, its MTU and its addresses. Keeps a property that is
  * missing only for a moment, as while DHCP renews a lease or a cable is unplugged.
  */
-export const currentExternal = async (from: Run | HostKernel, before: ExternalInterface): Promise<ExternalInterface> =>
-  (await seeExternal(from, before)).now
+export const currentExternal = async (kernel: HostKernel, before: ExternalInterface): Promise<ExternalInterface> =>
+  (await seeExternal(kernel, before)).now
 
 export const fitsOf = async ({ pattern }: ExternalInterface): Promise<((text: string) => boolean) | undefined> =>
   pattern === undefined ? undefined : compile(pattern)
@@ -183,11 +182,10 @@ const familiesFor = ({ families, address }: ExternalInterface): readonly Family[
  * address is missing now.
  */
 export async function seeExternal(
-  from: Run | HostKernel,
+  kernel: HostKernel,
   before: ExternalInterface,
 ): Promise<{ readonly now: ExternalInterface; readonly gone: ByFamily<string> }> {
-  const find = typeof from === 'function' ? findLinkAgain(from, before.name, before.index) : undefined
-  const link = await (find ?? linkAgain(from as HostKernel, before.name, before.index))
+  const link = await linkAgain(kernel, before.name, before.index)
   if (!link || link.mtu === 0) return { now: before, gone: goneOf(before, link) }
   const fits = await fitsOf(before)
   const own = familiesFor(before).flatMap((family) => {

@@ -137,7 +137,7 @@ export interface RouteFilter {
   readonly table?: number | 'all'
 }
 
-/** A packet whose route is looked up. */
+/** A packet for which the kernel looks up the route. */
 export interface RouteQuery {
   readonly to: Address
   /**
@@ -217,6 +217,15 @@ export interface WireguardPeerChange {
   readonly keepaliveSeconds?: number
   /** The complete list of the peer's networks, which replaces the kernel's list. */
   readonly allowedIps?: readonly Net[]
+}
+
+/** A table of nftables, with which iptables-nft stores its rules too. */
+export interface NftTable {
+  /** The family as nft writes it: `ip`, `ip6`, `inet` and others. */
+  readonly family: string
+  readonly name: string
+  /** The number of chains, sets and other objects in the table; rules do not count. */
+  readonly objects: number
 }
 
 export interface NewDevice {
@@ -344,6 +353,8 @@ export interface HostKernel {
   neighbours(family: Family, device?: Device): Promise<readonly Neighbour[]>
   forwarding(device: Device): Promise<readonly Forwarding[]>
   wireguard(device: Device): Promise<WireguardState>
+  /** Lists the tables of nftables; undefined if the kernel has no nftables or refuses to list them. */
+  nftTables(): Promise<readonly NftTable[] | undefined>
   /**
    * Returns true if the kernel has IPsec policies (ip-xfrm(8)), which may encrypt or drop packets. Returns false on a
    * kernel without IPsec.

@@ -2,7 +2,6 @@
 // Peers send packets to every node with a lease, so a node that cannot forward must not have a lease.
 
 import { isWeftError, WeftError } from '../base/errors.ts'
-import { notInstalled, type Run } from '../host/command.ts'
 import type { HostKernel, Link } from '../host/kernel.ts'
 import { isTunInUse } from '../host/links.ts'
 import { ownerOfSockets, socketsAt, socketsOf, tryUdpPort } from '../host/udp-ports.ts'
@@ -16,7 +15,6 @@ import { engineStartError } from '../path/engine/start-error.ts'
 
 /** The facts about other processes of this host that the checks need. */
 export interface NeedsHost {
-  readonly run: Run
   readonly kernel: HostKernel
   /**
    * The process id of the running predecessor; 0 if a predecessor runs but its id is not known; undefined if none runs.
@@ -50,11 +48,7 @@ async function failuresOf<T>(all: readonly T[], check: (each: T) => Promise<void
   return failures
 }
 
-async function requirePart(
-  { ports = [], device: needed, sides = [], programs = [] }: NeededPart,
-  host: NeedsHost,
-): Promise<void> {
-  for (const program of programs) await requireProgram(program, host)
+async function requirePart({ ports = [], device: needed, sides = [] }: NeededPart, host: NeedsHost): Promise<void> {
   const devices = await host.kernel.links()
   const device = needed && (await presentDevice(needed, devices, host))
   if (device) await requireDevice(device, devices, host)
@@ -64,16 +58,6 @@ async function requirePart(
   }
   const failures = await failuresOf(sides, (side) => requireSide(side, device, host))
   if (sides.length > 0 && failures.length === sides.length) throw failures[0]
-}
-
-/**
- * Checks that a program is installed. A program that starts but does not know the option `--version` counts as
- * installed.
- */
-async function requireProgram(program: string, { run }: NeedsHost): Promise<void> {
-  await run(program, ['--version']).catch((error: unknown) => {
-    if (notInstalled(error) !== undefined) throw error
-  })
 }
 
 async function requireSide(

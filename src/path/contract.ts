@@ -147,8 +147,6 @@ export interface NeededPart {
   readonly device?: NeededDevice
   /** The families that this part carries. The part is available if at least one of these families can be carried. */
   readonly sides?: readonly NeededSide[]
-  /** The programs, apart from `ip`, that weftd needs to create the device. */
-  readonly programs?: readonly string[]
 }
 
 export interface NeededPort {

@@ -1,5 +1,5 @@
 // core_fuzz.cc - the entry point for the fuzzer. It tests the functions of core_jobs.h, sequences of refusals, saved
-// sessions, and both directions of packets. scripts/fuzz.mjs builds and runs it.
+// sessions, answers of netlink, and both directions of packets. scripts/fuzz.mjs builds and runs it.
 //
 // The first byte of an input selects the target. The rest consists of jobs, refusals, saved sessions, or messages for a
 // TUN or a socket. Each message is a length (uint16) and its bytes; for WireGuard it may be encrypted here with the
@@ -16,6 +16,7 @@
 #include "../../native/encap/flannel_udp.h"
 #include "../../native/encap/vxlan.h"
 #include "../../native/encap/wireguard.h"
+#include "../../native/io/netlink.h"
 #include "../../native/walk/egress.h"
 #include "../../native/walk/ingress.h"
 #include "core_jobs.h"
@@ -416,6 +417,24 @@ void take_over(const uint8_t* bytes, size_t size) {
   }
 }
 
+/// Assigns the messages of a kernel to three requests with the sequence numbers 1 to 3.
+void answer(const uint8_t* bytes, size_t size) {
+  std::vector<NetlinkAnswer> answers(3);
+  NetlinkAnswers collected(1, answers);
+  each_message(bytes, size, [&](const uint8_t* message, size_t length) {
+    // on the heap, so that a sanitizer detects reads beyond the end
+    collected.take(std::vector<uint8_t>(message, message + length));
+  });
+  bool is_complete = true;
+  for (const NetlinkAnswer& each : answers) {
+    is_complete = is_complete && each.is_complete;
+    if (each.error < 0 || each.error >= 4096 || (each.error != 0 && !each.is_complete)) abort();
+    if (each.error == 0 && !each.explanation.empty()) abort();
+    if (!each_netlink_message(each.messages, [](const nlmsghdr&, std::span<const uint8_t>) {})) abort();
+  }
+  if (is_complete != collected.is_complete()) abort();
+}
+
 /// True if the library OpenSSL is installed. Without it WireGuard is not tested.
 bool has_keys() {
   static const bool has = Aead::create(Aead::Way::kSeal) && Aead::create(Aead::Way::kOpen);
@@ -446,6 +465,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size) {
       break;
     case 'B':
       take_over(bytes + 1, size - 1);
+      break;
+    case 'N':
+      answer(bytes + 1, size - 1);
       break;
     case 'W':
     case 'w':

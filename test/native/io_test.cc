@@ -5,6 +5,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/rtnetlink.h>
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -20,6 +21,7 @@
 #include "../../native/encap/flannel_udp.h"
 #include "../../native/io/handover_state.h"
 #include "../../native/io/linux_compat.h"
+#include "../../native/io/netlink.h"
 #include "../../native/io/receiver.h"
 #include "../../native/io/sender.h"
 #include "../../native/io/tun_writer.h"
@@ -698,6 +700,82 @@ void test_handover_state() {
   CHECK(is_none(Fd(ends[0])) && is_none(Fd(ends[1])) && is_none(Fd(open("/dev/null", O_RDWR))) && is_none(Fd()));
 }
 
+Bytes netlink_message(uint16_t type, uint16_t flags, uint32_t sequence, const Bytes& body) {
+  const nlmsghdr header = {static_cast<uint32_t>(sizeof(nlmsghdr) + body.size()), type, flags, sequence, 0};
+  Bytes message(sizeof header);
+  std::memcpy(message.data(), &header, sizeof header);
+  message.insert(message.end(), body.begin(), body.end());
+  message.resize(NLMSG_ALIGN(message.size()));
+  return message;
+}
+
+/// Returns the body of a refusal: the error number, the refused request, and the kernel's explanation.
+Bytes netlink_refusal(int error, const Bytes& request, std::string_view explanation) {
+  Bytes body(sizeof(int32_t));
+  store<int32_t>(body.data(), -error);
+  body.insert(body.end(), request.begin(), request.end());
+  const nlattr attribute = {static_cast<uint16_t>(sizeof(nlattr) + explanation.size()), NLMSGERR_ATTR_MSG};
+  body.resize(body.size() + sizeof attribute);
+  std::memcpy(body.data() + body.size() - sizeof attribute, &attribute, sizeof attribute);
+  body.insert(body.end(), explanation.begin(), explanation.end());
+  return body;
+}
+
+void test_netlink_answers() {
+  constexpr uint32_t kFirst = ~uint32_t{0};  // the sequence numbers wrap around
+  std::vector<NetlinkAnswer> answers(4);
+  NetlinkAnswers collected(kFirst, answers);
+  const Bytes request = netlink_message(RTM_NEWROUTE, NLM_F_REQUEST, kFirst, Bytes(12));
+  const Bytes header(request.begin(), request.begin() + sizeof(nlmsghdr));
+  const std::string_view words("no device\0", 10);
+  const auto take = [&](const Bytes& bytes) { collected.take(bytes); };
+  take(netlink_message(NLMSG_ERROR, NLM_F_CAPPED | NLM_F_ACK_TLVS, kFirst, netlink_refusal(ENODEV, header, words)));
+  take(netlink_message(NLMSG_ERROR, NLM_F_ACK_TLVS, 0, netlink_refusal(EEXIST, request, words)));
+  take(netlink_message(NLMSG_ERROR, NLM_F_CAPPED, 1, netlink_refusal(0, header, {})));
+  CHECK(answers[0].error == ENODEV && answers[0].explanation == "no device");
+  CHECK(answers[1].error == EEXIST && answers[1].explanation == "no device");
+  CHECK(answers[2].is_complete && answers[2].error == 0 && answers[2].messages.empty());
+  // messages with other sequence numbers, a second answer, and a length beyond the end
+  take(netlink_message(NLMSG_ERROR, 0, 3, netlink_refusal(EINVAL, header, {})));
+  take(netlink_message(NLMSG_ERROR, 0, 1, netlink_refusal(EINVAL, header, {})));
+  Bytes truncated = netlink_message(RTM_NEWLINK, NLM_F_MULTI, 2, Bytes(16));
+  truncated.resize(30);
+  take(truncated);
+  CHECK(answers[2].error == 0 && answers[3].messages.empty() && !collected.is_complete());
+  // a positive number is not an error of the kernel
+  std::vector<NetlinkAnswer> accepted(1);
+  NetlinkAnswers(1, accepted)
+      .take(netlink_message(NLMSG_ERROR, NLM_F_CAPPED | NLM_F_ACK_TLVS, 1, netlink_refusal(-5, header, words)));
+  CHECK(accepted[0].is_complete && accepted[0].error == 0 && accepted[0].explanation.empty());
+  take(netlink_message(RTM_NEWLINK, NLM_F_MULTI, 2, Bytes(17)));
+  take(netlink_message(RTM_NEWLINK, NLM_F_MULTI | NLM_F_DUMP_INTR, 2, Bytes(16)));
+  take(netlink_message(NLMSG_DONE, NLM_F_MULTI, 2, Bytes(4)));
+  CHECK(collected.is_complete() && answers[3].is_interrupted && answers[3].messages.size() == 36 + 32);
+}
+
+/// The kernel of this machine: a listing between two other requests, one of which it refuses.
+void test_netlink_socket() {
+  const auto request_for = [](uint16_t flags, int index) {
+    ifinfomsg about = {};
+    about.ifi_index = index;
+    Bytes body(sizeof about);
+    std::memcpy(body.data(), &about, sizeof about);
+    return netlink_message(RTM_GETLINK, NLM_F_REQUEST | flags, 0, body);
+  };
+  Bytes requests;
+  for (const Bytes& each : {request_for(NLM_F_ACK, 1), request_for(NLM_F_DUMP, 0), request_for(NLM_F_ACK, INT32_MAX)})
+    requests.insert(requests.end(), each.begin(), each.end());
+  NetlinkSocket socket(NETLINK_ROUTE);
+  std::vector<NetlinkAnswer> answers;
+  for (int round = 0; round < 2; round++) {
+    CHECK(!socket.exchange(requests, answers) && answers.size() == 3);
+    CHECK(answers[0].error == 0 && !answers[0].messages.empty());
+    CHECK(answers[1].error == 0 && answers[1].messages.size() >= answers[0].messages.size());
+    CHECK(answers[2].error == ENODEV && answers[2].messages.empty());
+  }
+  CHECK(socket.exchange(std::span(requests).first(40), answers)->number == EINVAL);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -714,5 +792,7 @@ int main(int argc, char** argv) {
   test_write_refusals();
   test_receive();
   test_handover_state();
+  test_netlink_answers();
+  test_netlink_socket();
   return verdict(seed);
 }

@@ -3,12 +3,11 @@
 import { afterEach, beforeEach, expect, it } from 'vitest'
 import { createLab, type Host, type Lab } from '../../lab/lab.ts'
 import { chooseExternalInterface } from '../../src/host/choose-interface.ts'
-import type { Run } from '../../src/host/command.ts'
 import { currentExternal } from '../../src/host/external-interface.ts'
-import { findLink } from '../../src/host/links.ts'
-import { hostKernel } from '../../src/host/netlink/host-kernel.ts'
+import type { HostKernel } from '../../src/host/kernel.ts'
 import { addressText, FAMILIES, type Family } from '../../src/net/address.ts'
 import { eventually } from '../support/event.ts'
+import { kernelOf } from '../support/kernel-of.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 
 needs(HOSTS)
@@ -16,13 +15,14 @@ needs(HOSTS)
 let lab: Lab
 let host: Host
 let other: Host
+let kernel: HostKernel
 beforeEach(async () => {
   lab = await createLab({ hosts: 2 })
   ;[host, other] = lab.hosts as [Host, Host]
+  kernel = kernelOf(host)
 })
 afterEach(() => lab.close())
 
-const run: Run = (file, args) => host.output([file, ...args])
 const readSysctl = (name: string): Promise<string> =>
   host.output(['cat', `/proc/sys/${name}`]).then((text) => text.trim())
 const set = (name: string, value: number): Promise<string> =>
@@ -35,9 +35,9 @@ const remove = (address: string): Promise<string> => ip('address', 'del', `${add
 const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 const wishes = { ifaces: ['eth0'], patterns: [], canReach: '', publicIp: { ipv4: '', ipv6: '' } }
 const choose = (families: readonly Family[] = FAMILIES) =>
-  chooseExternalInterface(hostKernel, wishes, families, log, readSysctl)
+  chooseExternalInterface(kernel, wishes, families, log, readSysctl)
 const chosen = async (): Promise<string> => addressText({ ipv6: (await choose()).address.ipv6 })
-const entries = async () => (await findLink(run, 'eth0'))!.addresses.ipv6
+const entries = async () => (await kernel.link('eth0'))!.addresses.ipv6
 
 it("follows the kernel's flags of each address", async () => {
   await eventually(async () => expect(await entries()).toMatchObject([{ tentative: false }])) // the link-local address
@@ -76,10 +76,11 @@ it('follows a change of the IPv6 address, and uses no link-local address while t
   await add('fd00:7::1', 'nodad')
   const before = await choose()
   await add('fd00:7::2', 'nodad')
-  expect(await currentExternal(run, before)).toEqual(before)
+  expect(await currentExternal(kernel, before)).toEqual(before)
   await ip('address', 'change', 'fd00:7::1/64', 'dev', 'eth0', 'valid_lft', '3600', 'preferred_lft', '0')
   expect((await entries()).filter(({ deprecated }) => deprecated)).toHaveLength(1)
-  const address = async (): Promise<string> => addressText({ ipv6: (await currentExternal(run, before)).address.ipv6 })
+  const address = async (): Promise<string> =>
+    addressText({ ipv6: (await currentExternal(kernel, before)).address.ipv6 })
   expect(await address()).toBe('fd00:7::2')
   await remove('fd00:7::1')
   expect(await address()).toBe('fd00:7::1') // the address may return in a moment
@@ -90,7 +91,7 @@ it('follows a change of the IPv6 address, and uses no link-local address while t
   expect(await entries()).toEqual([])
   await ip('link', 'set', 'dev', 'eth0', 'up')
   await eventually(async () => expect(await entries()).toMatchObject([{ tentative: false }]))
-  expect(await currentExternal(run, before)).toEqual(before)
+  expect(await currentExternal(kernel, before)).toEqual(before)
 })
 
 it('names the setting that disables IPv6 on the interface', async () => {

@@ -593,7 +593,7 @@ function createWorld(time: VirtualTime, random: Random) {
         try {
           const attrs = await backend.prepare(signal)
           const lease = { ...LEASE, attrs, expiresAt: undefined, revision: 0n }
-          await ownership.open(() => openPaths(backend, lease, async () => '', { signal, log: logger }))
+          await ownership.open(() => openPaths(backend, lease, hostKernel, { signal, log: logger }))
           if (!ownership.dataPath) return 'failed'
           logTo('forwards as last known')
           const forwarding = Object.assign(node, { config: CONFIGS.tun, backend, lease, attrs, pathLease: lease })

@@ -1,10 +1,8 @@
 // data-paths.ts - opens the data paths of a backend as a node does, and makes the plan of a fake backend.
 
 import type { Lease, OwnLease } from '../../src/control/lease/lease.ts'
-import type { Run } from '../../src/host/command.ts'
 import type { ExternalInterface } from '../../src/host/external-interface.ts'
 import type { HostKernel } from '../../src/host/kernel.ts'
-import { findLinkAgain, findLink } from '../../src/host/links.ts'
 import { familiesOf } from '../../src/net/address.ts'
 import { openDataPaths, type DataPaths } from '../../src/node/data-paths.ts'
 import type { Backend, PlannedPath } from '../../src/path/contract.ts'
@@ -14,23 +12,15 @@ import { log as quiet } from './fake-host.ts'
 export function openPaths(
   backend: Pick<Backend, 'plan' | 'external'>,
   lease: OwnLease,
-  host: HostKernel | Run,
+  kernel: HostKernel,
   {
     leases = new Map<string, Lease>(),
     signal = new AbortController().signal,
     log = quiet,
   }: Partial<Pick<Parameters<typeof openDataPaths>[0], 'leases' | 'signal' | 'log'>> = {},
 ): Promise<DataPaths> {
-  const kernel = typeof host === 'function' ? kernelBy(host) : host
   return openDataPaths({ backend, lease, leases, signal, kernel, log })
 }
-
-/** Returns a kernel that finds interfaces by the commands of a test that fakes `ip`. */
-const kernelBy = (run: Run): HostKernel =>
-  ({
-    link: (which: string | number) =>
-      typeof which === 'string' ? findLink(run, which) : findLinkAgain(run, 'none', which),
-  }) as unknown as HostKernel
 
 /** The external interface of a fake backend, whose data path does not depend on it. */
 export const EXTERNAL: ExternalInterface = {

@@ -1,6 +1,6 @@
 // facts.ts - the facts of a host without any fault, as the doctor gathers them.
 
-import type { Link, LinkAddress, Route } from '../../src/host/links.ts'
+import type { Link, LinkAddress, Route } from '../../src/host/kernel.ts'
 import type { Address } from '../../src/net/address.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../src/net/ipv6.ts'
@@ -147,17 +147,27 @@ export const link = (name: string, mtu: number, address: string): Link => ({
   name,
   mtu,
   up: true,
+  hasCarrier: true,
   loopback: false,
   queueLength: 0,
+  queueDiscipline: 'noqueue',
+  isEthernet: true,
+  mac: '',
+  type: '',
+  master: 0,
   addresses: { ipv4: [linkAddress(parseIpv4(address)!, 24)], ipv6: [] },
 })
 export const route = (destination: string, device: string, gateway?: string): Route => ({
   destination,
   device,
+  deviceIndex: 1,
   gateway,
   type: 'unicast',
+  protocol: 'boot',
   metric: 0,
   source: undefined,
+  table: 254,
+  isOnlink: false,
 })
 export const sound: Facts = {
   status: soundStatus,

@@ -16,6 +16,7 @@ import type {
   LinkAddress,
   Neighbour,
   NewDevice,
+  NftTable,
   PolicyRule,
   Route,
   RouteAnswer,
@@ -89,6 +90,8 @@ export class ModelKernel implements HostKernel {
   /** The families that this kernel has. */
   families: readonly Family[] = FAMILIES
   hasPolicyRouting = true
+  /** The tables of nftables; undefined if the kernel does not list them. */
+  nft: readonly NftTable[] | undefined
   hasPolicies = false
   readonly #links = new Map<number, ModelLink>()
   readonly #routes: Readonly<Record<Family, ModelRoutes>>
@@ -256,6 +259,11 @@ export class ModelKernel implements HostKernel {
   async wireguard(device: Device): Promise<WireguardState> {
     this.#read('wireguard')
     return this.#wireguardOf(device).state()
+  }
+
+  async nftTables(): Promise<readonly NftTable[] | undefined> {
+    this.#read('nftTables')
+    return this.nft
   }
 
   async hasIpsecPolicies(): Promise<boolean> {

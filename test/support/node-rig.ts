@@ -11,7 +11,6 @@ import { parseLeaseKey, type LeaseAttrs, type OwnLease } from '../../src/control
 import { managerOf } from '../../src/control/lease/store-manager.ts'
 import { runNode } from '../../src/daemon.ts'
 import { createBell } from '../../src/host/bell.ts'
-import { hostKernel } from '../../src/host/netlink/host-kernel.ts'
 import { familiesOf, onlyOf, type ByFamily, type Family } from '../../src/net/address.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../src/net/ipv6.ts'
@@ -25,7 +24,11 @@ import type { Status } from '../../src/report/status.ts'
 import { ALONE, permitAll } from './alone.ts'
 import { EXTERNAL, planOf } from './data-paths.ts'
 import { createMemoryStore, type MemoryStore } from './memory-store.ts'
+import { ModelKernel } from './model-kernel.ts'
 import { nodeOptions } from './options.ts'
+
+/** The kernel of the running test. */
+export let kernel: ModelKernel
 
 interface FakeDataPath {
   readonly subnet: string
@@ -205,6 +208,7 @@ function setUp(): void {
   folder = mkdtempSync(join(tmpdir(), 'weft-daemon-'))
   store = createMemoryStore()
   store.putConfig(CONFIG)
+  kernel = new ModelKernel()
   dataPaths = []
   misuses = []
   refuse = undefined
@@ -292,7 +296,7 @@ export function start(
   }
   const parts = { manager: managerOf(store), config, backend, health, ...extra }
   ownership = new Ownership(log, hostChanged)
-  const node = createNode({ options, store: '', kernel: hostKernel, log, stopping, notifier }, ownership)
+  const node = createNode({ options, store: '', kernel, log, stopping, notifier }, ownership)
   ended = runNode(node, parts, {}, handover, undefined, permit).catch((error: unknown) => error)
 }
 

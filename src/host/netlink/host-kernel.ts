@@ -1,5 +1,6 @@
 // host-kernel.ts - the kernel of this host, read, changed and watched with netlink sockets (netlink(7)).
 
+import type { NetlinkMonitor } from '../../../native/addon.d.ts'
 import type { WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import type { Family } from '../../net/address.ts'
@@ -12,6 +13,7 @@ import type {
   KernelEvent,
   Link,
   Neighbour,
+  NftTable,
   PolicyRule,
   Route,
   RouteAnswer,
@@ -32,8 +34,8 @@ import { isMissing, isMissingFamily, KernelSocket, NETLINK, NO_DEVICE, type Answ
  */
 const CHANGES_AT_ONCE = 1_000
 
-type Rest = typeof import('./rest.ts')
-const loadRest = (): Promise<Rest> => import('./rest.ts')
+const loadRest = () => import('./rest.ts')
+type Rest = Awaited<ReturnType<typeof loadRest>>
 
 type WireguardChange = Extract<Change, { readonly kind: 'set wireguard' }>
 
@@ -46,6 +48,7 @@ interface Batch {
 export class NetlinkKernel implements HostKernel {
   readonly #route = new KernelSocket(NETLINK.ROUTE)
   readonly #generic = new KernelSocket(NETLINK.GENERIC)
+  readonly #netfilter = new KernelSocket(NETLINK.NETFILTER)
   readonly #xfrm = new KernelSocket(NETLINK.XFRM)
   /** Logs each change if its verbosity is 4 or more; undefined until `logTo` is called. */
   #log: Pick<Log, 'info' | 'v'> | undefined
@@ -61,7 +64,9 @@ export class NetlinkKernel implements HostKernel {
   }
 
   async link(which: string | number): Promise<Link | undefined> {
-    const [found] = await this.#exchange([getLink(which)])
+    const request = getLink(which)
+    if (!request) return undefined
+    const [found] = await this.#exchange([request])
     if (found?.errno === NO_DEVICE.errno) return undefined
     const data = await dataOf(found, `the interface ${which}`)
     const [bare] = linksIn(data, Buffer.alloc(0))
@@ -131,10 +136,15 @@ export class NetlinkKernel implements HostKernel {
       const [answer] = await this.#xfrm.exchange([countPolicies()])
       return hasPoliciesIn(messagesIn(await dataOf(answer, 'IPsec policies')))
     } catch (error) {
-      // The kernel is built without IPsec.
-      if ((error as NodeJS.ErrnoException).code === 'EPROTONOSUPPORT') return false
+      if (isWithoutIpsec(error)) return false
       throw error
     }
+  }
+
+  async nftTables(): Promise<readonly NftTable[] | undefined> {
+    const { tablesIn, tablesRequest } = await loadRest()
+    const [answer] = await this.#netfilter.exchange([tablesRequest()])
+    return answer?.errno === 0 ? tablesIn(answer.data) : undefined
   }
 
   async change(changes: readonly Change[]): Promise<readonly (WeftError | undefined)[]> {
@@ -156,8 +166,20 @@ export class NetlinkKernel implements HostKernel {
   async watch(topics: readonly Topic[], onEvent: (event: KernelEvent) => void, signal: AbortSignal): Promise<void> {
     const { eventOf, groupsOf } = await loadRest()
     const { route, xfrm } = groupsOf(topics)
-    watchGroups(NETLINK.ROUTE, route, eventOf, onEvent, signal)
-    watchGroups(NETLINK.XFRM, xfrm, () => ({ of: 'ipsec policies' }), onEvent, signal)
+    const monitors: NetlinkMonitor[] = []
+    const stop = (): void => monitors.forEach((monitor) => monitor.stop())
+    if (signal.aborted) return
+    signal.addEventListener('abort', stop, { once: true })
+    try {
+      if (route.length > 0) monitors.push(watchGroups(NETLINK.ROUTE, route, eventOf, onEvent, signal))
+      if (xfrm.length > 0)
+        monitors.push(watchGroups(NETLINK.XFRM, xfrm, () => ({ of: 'ipsec policies' }), onEvent, signal))
+    } catch (error) {
+      // A kernel without IPsec has no policies to report.
+      if (isWithoutIpsec(error)) return
+      stop()
+      throw error
+    }
   }
 
   /** Sends a batch. The answer of a change is undefined if an interface that the change names does not exist. */
@@ -178,19 +200,21 @@ export class NetlinkKernel implements HostKernel {
   }
 }
 
+/** Returns true for the error of opening a socket of NETLINK_XFRM on a kernel that is built without IPsec. */
+const isWithoutIpsec = (error: unknown): boolean => (error as NodeJS.ErrnoException).code === 'EPROTONOSUPPORT'
+
 /**
- * Calls `onEvent` for the reports of these groups of a subsystem until `signal` aborts. `read` returns the event that a
- * report describes.
+ * Calls `onEvent` for the reports of these groups of a subsystem, unless `signal` has aborted. `read` returns the event
+ * that a report describes.
  */
-function watchGroups(
+const watchGroups = (
   protocol: number,
   groups: readonly number[],
   read: (report: ReceivedMessage, nameOf: NameOf) => KernelEvent | undefined,
   onEvent: (event: KernelEvent) => void,
   signal: AbortSignal,
-): void {
-  if (groups.length === 0 || signal.aborted) return
-  const monitor = addon.watchNetlink(protocol, groups, (reports, isLossy) => {
+): NetlinkMonitor =>
+  addon.watchNetlink(protocol, groups, (reports, isLossy) => {
     if (isLossy) onEvent({ of: 'anything' })
     const nameOf = createNames()
     for (const report of messagesIn(reports)) {
@@ -199,15 +223,13 @@ function watchGroups(
       if (event) onEvent(event)
     }
   })
-  signal.addEventListener('abort', () => monitor.stop(), { once: true })
-}
 
 /** The kernel of this host, in the network namespace of this process. */
 export const hostKernel = new NetlinkKernel()
 
 /**
  * Divides changes into batches. A change that names an interface begins a new batch if an earlier change in the batch
- * creates or deletes an interface, because the index of the interface is looked up when the batch is sent.
+ * creates or deletes an interface, because weftd determines the index of the interface when it sends the batch.
  */
 function batchesOf(changes: readonly Change[]): readonly Batch[] {
   const batches: Batch[] = []

@@ -13,9 +13,8 @@ import type {
   TunSettings,
   VxlanSettings,
 } from '../kernel.ts'
-import { FAMILY_NUMBERS } from './families.ts'
 import type { IndexOf } from './interfaces.ts'
-import { messagesIn, MessageWriter, NLM_F, type Attributes, type ReceivedMessage } from './message.ts'
+import { type Attributes, FAMILY_NUMBERS, messagesIn, MessageWriter, NLM_F, type ReceivedMessage } from './message.ts'
 
 export const RTM_LINK = { NEW: 16, DELETE: 17, GET: 18 } as const
 export const RTM_ADDRESS = { NEW: 20, DELETE: 21, GET: 22 } as const
@@ -41,6 +40,7 @@ const IFLA = {
 const WITHOUT_COUNTERS = 8
 /** The longest name of an interface in bytes. A longer name is an alternative name (Linux 5.5). */
 const MAX_NAME = 15
+const MAX_ALT_NAME = 127
 /** The attributes within IFLA.INFO, which depend on the type of the device. */
 const INFO = { KIND: 1, DATA: 2 } as const
 const VXLAN = {
@@ -87,7 +87,9 @@ const linkMessage = (type: number, flags: number, index: number, up?: boolean): 
 export const listLinks = (): Buffer =>
   linkMessage(RTM_LINK.GET, NLM_F.DUMP, 0).attributeU32(IFLA.EXT_MASK, WITHOUT_COUNTERS).finish()
 
-export function getLink(which: string | number): Buffer {
+/** Returns the request that reads an interface; undefined if no interface can have this name or index. */
+export function getLink(which: string | number): Buffer | undefined {
+  if (which === 0 || (typeof which === 'string' && Buffer.byteLength(which) > MAX_ALT_NAME)) return undefined
   const isIndex = typeof which === 'number'
   const request = linkMessage(RTM_LINK.GET, NLM_F.ACK, isIndex ? which : 0)
   if (!isIndex) request.text(Buffer.byteLength(which) > MAX_NAME ? IFLA.ALT_NAME : IFLA.NAME, which)

@@ -31,7 +31,7 @@ export function changeError(change: Change, refusal: Refusal): WeftError | undef
 
 function errorOf(prefix: string, { errno, explanation }: Refusal): WeftError {
   const name = errnoName(errno)
-  const text = errno === ETIMEDOUT ? 'no answer within 10 s' : errnoText(name)
+  const text = errno === ETIMEDOUT ? 'the kernel did not answer in time' : errnoText(name)
   const cause: KernelRefusal = { errno: name, explanation }
   const message = `${prefix}: ${text}${explanation === undefined ? '' : ` (${explanation})`}`
   if (name === 'EPERM') return new WeftError('PERMISSION', message, { remedy: NEEDS_NET_ADMIN, cause })

@@ -3,9 +3,8 @@
 import { ADDRESS_BITS, familyOf } from '../../net/address.ts'
 import type { RouteAnswer, RouteQuery } from '../kernel.ts'
 import { errnoName, errnoText } from './errno.ts'
-import { FAMILY_NUMBERS } from './families.ts'
 import type { IndexOf, NameOf } from './interfaces.ts'
-import { MessageWriter, messagesIn, NLM_F } from './message.ts'
+import { FAMILY_NUMBERS, messagesIn, MessageWriter, NLM_F } from './message.ts'
 import { routeIn, RTA, RTM_GETROUTE, RTM_NEWROUTE } from './routes.ts'
 import type { Answer } from './socket.ts'
 

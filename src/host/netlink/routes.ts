@@ -15,9 +15,18 @@ import {
   type Net,
 } from '../../net/address.ts'
 import type { Change, Route, RouteFilter, RouteType } from '../kernel.ts'
-import { FAMILY_NUMBERS, familyIn } from './families.ts'
 import type { IndexOf, NameOf } from './interfaces.ts'
-import { addressBytes, addressIn, Attributes, MessageWriter, messagesIn, NLM_F, ReceivedMessage } from './message.ts'
+import {
+  addressBytes,
+  addressIn,
+  type Attributes,
+  FAMILY_NUMBERS,
+  familyIn,
+  messagesIn,
+  MessageWriter,
+  NLM_F,
+  ReceivedMessage,
+} from './message.ts'
 
 export const RTM_NEWROUTE = 24
 export const RTM_DELROUTE = 25

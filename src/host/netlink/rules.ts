@@ -2,8 +2,7 @@
 
 import { netAround, type Address, type Family, type Net } from '../../net/address.ts'
 import type { Change, PolicyRule } from '../kernel.ts'
-import { familyIn, FAMILY_NUMBERS } from './families.ts'
-import { MessageWriter, NLM_F, type ReceivedMessage } from './message.ts'
+import { FAMILY_NUMBERS, familyIn, MessageWriter, NLM_F, type ReceivedMessage } from './message.ts'
 
 export const RTM_NEWRULE = 32
 export const RTM_DELRULE = 33
@@ -77,7 +76,7 @@ function headerOf(family: Family, { from, to, table = 0, action = 0 }: HeaderPar
 }
 
 /** Reads a rule from a message; undefined if the message does not describe a rule for IPv4 or IPv6. */
-export function ruleIn(message: ReceivedMessage): PolicyRule | undefined {
+function ruleIn(message: ReceivedMessage): PolicyRule | undefined {
   if (familyIn(message) === undefined) return undefined
   const attributes = message.attributes(HEADER)
   const isL3mdev = attributes.u8(FRA.L3MDEV) === 1

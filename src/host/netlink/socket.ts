@@ -3,7 +3,7 @@
 import { constants } from 'node:os'
 import type { NetlinkSocket as AddonSocket } from '../../../native/addon.d.ts'
 import { addon } from '../addon.ts'
-import { createTurn } from '../turn.ts'
+import { createTurn } from '../bell.ts'
 
 /** The kernel's answer to one request. */
 export interface Answer {
@@ -41,15 +41,23 @@ export interface NetlinkSocket {
 }
 
 /** The subsystems of the kernel that weft uses (netlink(7)). */
-export const NETLINK = { ROUTE: 0, XFRM: 6, GENERIC: 16 } as const
+export const NETLINK = { ROUTE: 0, XFRM: 6, NETFILTER: 12, GENERIC: 16 } as const
 
 const ACCEPTED: Answer = { data: Buffer.alloc(0), errno: 0, explanation: undefined }
+const TIMED_OUT: Answer = { data: Buffer.alloc(0), errno: constants.errno.ETIMEDOUT, explanation: undefined }
+
+/**
+ * How long an exchange may take in ms. The addon waits up to 10 s for each message of the kernel. It cannot limit the
+ * time of a system call that waits for the kernel's lock of the network configuration (rtnl_mutex).
+ */
+const PATIENCE_MS = 20_000
 
 /** A netlink socket of the addon, which is opened at its first use in the network namespace of this process. */
 export class KernelSocket implements NetlinkSocket {
   readonly #protocol: number
   #socket: AddonSocket | undefined
-  /** The addon makes one exchange at a time on a socket. */
+  /** The last exchange of the addon, which makes one exchange at a time and may hang. It never rejects. */
+  #running: Promise<unknown> = Promise.resolve()
   readonly #inTurn = createTurn()
 
   constructor(protocol: number) {
@@ -62,11 +70,26 @@ export class KernelSocket implements NetlinkSocket {
 
   async #exchange(requests: readonly Buffer[]): Promise<readonly Answer[]> {
     if (requests.length === 0) return []
+    // A new socket would not help, and each hanging exchange blocks one of the few threads of libuv's pool.
+    if (!(await endsInTime(this.#running))) return requests.map(() => TIMED_OUT)
     this.#socket ??= addon.openNetlink(this.#protocol)
     const bytes = Buffer.concat(requests)
     const answers = this.#socket.exchange(bytes)
+    this.#running = answers.catch(() => {})
     // The addon has copied the requests, which may contain keys.
     bytes.fill(0)
+    if (!(await endsInTime(this.#running))) return requests.map(() => TIMED_OUT)
     return (await answers).map((answer) => (answer ? { explanation: undefined, ...answer } : ACCEPTED))
   }
+}
+
+/** Returns false if `work`, which never rejects, does not end within PATIENCE_MS. */
+function endsInTime(work: Promise<unknown>): Promise<boolean> {
+  return new Promise((resolve) => {
+    const timer = setTimeout(() => resolve(false), PATIENCE_MS)
+    void work.then(() => {
+      clearTimeout(timer)
+      resolve(true)
+    })
+  })
 }

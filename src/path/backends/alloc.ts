@@ -6,7 +6,7 @@ import { currentExternal } from '../../host/external-interface.ts'
 import { FAMILIES, familiesOf, formatAddress, type Family } from '../../net/address.ts'
 import type { Backend, BackendParts, DataPath } from '../contract.ts'
 
-export function createAllocBackend({ config, external: found, run }: BackendParts<'alloc'>): Backend {
+export function createAllocBackend({ config, external: found, kernel }: BackendParts<'alloc'>): Backend {
   let external = found
   return {
     name: 'alloc',
@@ -16,7 +16,7 @@ export function createAllocBackend({ config, external: found, run }: BackendPart
       return external
     },
     async prepare() {
-      external = await currentExternal(run, external)
+      external = await currentExternal(kernel, external)
       return { publicIp: external.publicIp, backendType: '' }
     },
     plan: () => [

@@ -19,9 +19,9 @@ import {
   type LeaseAttrs,
   type OwnLease,
 } from '../../control/lease/lease.ts'
+import { createTurn } from '../../host/bell.ts'
 import type { Run } from '../../host/command.ts'
 import { currentExternal } from '../../host/external-interface.ts'
-import { createTurn } from '../../host/turn.ts'
 import { FAMILIES, familiesOf, formatAddress, formatNet, netText, type Family, type Net } from '../../net/address.ts'
 import type { Settings } from '../catalog.ts'
 import type { Backend, BackendParts, DataPath, PathPeer } from '../contract.ts'
@@ -56,6 +56,7 @@ export function createExtensionBackend({
   settings,
   external: found,
   run,
+  kernel,
   log,
 }: BackendParts<'extension'>): Backend {
   let external = found
@@ -72,7 +73,7 @@ export function createExtensionBackend({
     },
     async prepare(signal): Promise<LeaseAttrs> {
       const { name, address } = external
-      external = await currentExternal(run, external)
+      external = await currentExternal(kernel, external)
       // If only the interface's name has changed, the data path stays open, so PreStartupCommand must not run again.
       if (attrs && external.name !== name && isDeepStrictEqual(external.address, address)) return attrs
       const output = settings.PreStartupCommand.isEmpty

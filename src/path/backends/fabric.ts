@@ -28,7 +28,7 @@ const FIRST_MS = 5_000
  */
 export function createFabricBackend<T extends BackendType>(
   type: T,
-  { config, external: found, run, log }: BackendParts<T>,
+  { config, external: found, kernel, log }: BackendParts<T>,
   make: MakePublisher,
   environment: Readonly<Record<string, string | undefined>> = process.env,
 ): Backend {
@@ -54,7 +54,7 @@ export function createFabricBackend<T extends BackendType>(
       return external
     },
     async prepare(): Promise<LeaseAttrs> {
-      external = await currentExternal(run, external)
+      external = await currentExternal(kernel, external)
       if (isIpv4Alone(type)) carryIpv4Alone(`the ${type} backend`, config, log)
       return { publicIp: external.publicIp, backendType: KINDS[type].published }
     },

@@ -54,7 +54,7 @@ export function createIpsecBackend({
       return external
     },
     async prepare(signal): Promise<LeaseAttrs> {
-      external = await currentExternal(run, external)
+      external = await currentExternal(kernel, external)
       carryIpv4Alone(NEEDS, config, log)
       const isRunning = await isCharonRunning(signal)
       if (!isRunning) checkPrograms()

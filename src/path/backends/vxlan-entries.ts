@@ -14,34 +14,85 @@ export interface VxlanPeer {
   readonly host: Address
 }
 
-export interface VxlanEntries {
-  /** The neighbour entries: MACs by address. */
-  readonly addresses: ReadonlyMap<Address, string>
-  /** The forwarding entries: hosts by MAC. */
-  readonly macs: ReadonlyMap<string, Address>
-}
+/**
+ * The key of an address in a map. An IPv6 address itself is a bad key: V8 hashes only its lower 64 bits, which are zero
+ * in the first address of each subnet.
+ */
+const keyOf = (address: Address): string => address.toString(16)
 
-export const entriesOfPeers = (peers: Iterable<VxlanPeer>): VxlanEntries => {
-  const [addresses, macs] = [new Map<Address, string>(), new Map<string, Address>()]
-  for (const { address, mac, host } of peers) {
-    addresses.set(address, mac)
-    macs.set(mac, host)
+/** The neighbour and forwarding entries of a device. */
+export class VxlanEntries {
+  /** The MACs of the neighbour entries, by the key of the address. */
+  readonly #neighbours = new Map<string, { readonly address: Address; readonly mac: string }>()
+  /** The hosts of the forwarding entries, by MAC. */
+  readonly #hosts = new Map<string, Address>()
+
+  /** Returns the entries that a device needs for `peers`. */
+  static of(peers: Iterable<VxlanPeer>): VxlanEntries {
+    const entries = new VxlanEntries()
+    entries.replace([], peers)
+    return entries
   }
-  return { addresses, macs }
+
+  addNeighbour(address: Address, mac: string): void {
+    this.#neighbours.set(keyOf(address), { address, mac })
+  }
+
+  addForwarding(mac: string, host: Address): void {
+    this.#hosts.set(mac, host)
+  }
+
+  /** Replaces the entries of the peers `before` by those of the peers `now`. */
+  replace(before: Iterable<VxlanPeer>, now: Iterable<VxlanPeer>): void {
+    for (const { address, mac } of before) {
+      this.#neighbours.delete(keyOf(address))
+      this.#hosts.delete(mac)
+    }
+    for (const { address, mac, host } of now) {
+      this.addNeighbour(address, mac)
+      this.addForwarding(mac, host)
+    }
+  }
+
+  macOf(address: Address): string | undefined {
+    return this.#neighbours.get(keyOf(address))?.mac
+  }
+
+  hostOf(mac: string): Address | undefined {
+    return this.#hosts.get(mac)
+  }
+
+  /** Lists the entries whose address or MAC has no entry in `others`. */
+  without(others: VxlanEntries): VxlanEntries {
+    const rest = new VxlanEntries()
+    for (const { address, mac } of this.#neighbours.values())
+      if (others.macOf(address) === undefined) rest.addNeighbour(address, mac)
+    for (const [mac, host] of this.#hosts) if (others.hostOf(mac) === undefined) rest.addForwarding(mac, host)
+    return rest
+  }
+
+  /** Returns the changes that remove these entries from `device`. */
+  deletions(device: Device): Change[] {
+    return [
+      ...[...this.#neighbours.values()].map(({ address }): Change => ({ kind: 'delete neighbour', device, address })),
+      ...[...this.#hosts].map(([mac, host]): Change => ({ kind: 'delete forwarding', device, mac, host })),
+    ]
+  }
 }
 
 /**
  * Returns true if the kernel reports an entry that is as weftd wants it. In that case this process made the change, or
  * no repair is needed.
  */
-export function isAsWanted(event: KernelEvent, { addresses, macs }: VxlanEntries): boolean {
+export function isAsWanted(event: KernelEvent, wanted: VxlanEntries): boolean {
   if (event.of === 'forwarding') {
     const { mac, host, isPermanent } = event.forwarding
-    return event.gone || !isPermanent ? macs.get(mac) !== host : macs.get(mac) === host
+    return (wanted.hostOf(mac) === host) === (isPermanent && !event.gone)
   }
   if (event.of !== 'neighbour') return false
   const { address, mac, states } = event.neighbour
-  return event.gone || !states.includes('PERMANENT') ? !addresses.has(address) : addresses.get(address) === mac
+  const found = wanted.macOf(address)
+  return event.gone || !states.includes('PERMANENT') ? found === undefined : found === mac
 }
 
 export class VxlanEntryTable {
@@ -60,12 +111,11 @@ export class VxlanEntryTable {
   async read(): Promise<VxlanEntries> {
     const neighbours = await this.#kernel.neighbours(familyOf(this.#local), this.#device)
     const forwarding = await this.#kernel.forwarding(this.#device)
-    return {
-      addresses: new Map(
-        neighbours.flatMap(({ address, mac, states }) => (states.includes('PERMANENT') ? [[address, mac]] : [])),
-      ),
-      macs: new Map(forwarding.flatMap(({ mac, host }) => (host === undefined ? [] : [[mac, host]]))),
-    }
+    const entries = new VxlanEntries()
+    for (const { address, mac, states } of neighbours)
+      if (states.includes('PERMANENT')) entries.addNeighbour(address, mac)
+    for (const { mac, host } of forwarding) if (host !== undefined) entries.addForwarding(mac, host)
+    return entries
   }
 
   /**
@@ -77,30 +127,22 @@ export class VxlanEntryTable {
   }
 
   /** Adds the entries for `peers` that are not in `present`, and returns the number of added entries. */
-  async putMissing(peers: readonly VxlanPeer[], { addresses, macs }: VxlanEntries): Promise<number> {
-    const forward = peers.filter(({ mac, host }) => macs.get(mac) !== host)
-    const resolve = peers.filter(({ address, mac }) => addresses.get(address) !== mac)
+  async putMissing(peers: readonly VxlanPeer[], present: VxlanEntries): Promise<number> {
+    const forward = peers.filter(({ mac, host }) => present.hostOf(mac) !== host)
+    const resolve = peers.filter(({ address, mac }) => present.macOf(address) !== mac)
     const changes = [...forward.map((peer) => this.#forwardTo(peer)), ...resolve.map((peer) => this.#resolve(peer))]
     await this.#change(changes)
     return changes.length
   }
 
   /** Removes the given entries from the device. Resolves with true if the device had all of them. */
-  remove({ addresses, macs }: VxlanEntries): Promise<boolean> {
-    const device = this.#device
-    return this.#change([
-      ...[...addresses.keys()].map((address): Change => ({ kind: 'delete neighbour', device, address })),
-      ...[...macs].map(([mac, host]): Change => ({ kind: 'delete forwarding', device, mac, host })),
-    ])
+  remove(entries: VxlanEntries): Promise<boolean> {
+    return this.#change(entries.deletions(this.#device))
   }
 
   /** Removes the entries of `present` except those of `peers`. */
   async keepOnly(peers: readonly VxlanPeer[], present: VxlanEntries): Promise<void> {
-    const wanted = entriesOfPeers(peers)
-    await this.remove({
-      addresses: new Map([...present.addresses].filter(([address]) => !wanted.addresses.has(address))),
-      macs: new Map([...present.macs].filter(([mac]) => !wanted.macs.has(mac))),
-    })
+    await this.remove(present.without(VxlanEntries.of(peers)))
   }
 
   /** Makes the changes. Resolves with true if the kernel accepted all of them. Rejects if weftd may not change entries. */

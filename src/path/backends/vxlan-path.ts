@@ -8,7 +8,7 @@ import type { NextHop } from '../device/route-sync.ts'
 import { RoutedPath, type RoutedParts } from './routed-path.ts'
 import { vtepMacOf } from './vxlan-config.ts'
 import type { VxlanDevice } from './vxlan-device.ts'
-import { entriesOfPeers, type VxlanEntries, type VxlanPeer } from './vxlan-entries.ts'
+import { VxlanEntries, type VxlanPeer } from './vxlan-entries.ts'
 
 /**
  * The data path of one family. For each peer without a direct route, the vxlan device has a neighbour entry and a
@@ -18,11 +18,8 @@ export class VxlanPath extends RoutedPath {
   readonly #family: Family
   readonly #opened: VxlanDevice
   readonly #port: number
-  /**
-   * The entries that the device should have. Undefined after the set of peers has changed, until the entries are
-   * computed again.
-   */
-  #wanted: VxlanEntries | undefined
+  /** The entries that the device should have. */
+  #wanted = new VxlanEntries()
 
   constructor(parts: RoutedParts, opened: VxlanDevice, port: number) {
     super(parts)
@@ -33,7 +30,7 @@ export class VxlanPath extends RoutedPath {
 
   /** Returns the neighbour and forwarding entries that the device should have. */
   entries(): VxlanEntries {
-    return (this.#wanted ??= entriesOfPeers(this.#peersIn(this.tunnelled)))
+    return this.#wanted
   }
 
   /** Returns true if a report of the kernel is about a neighbour or forwarding entry of this data path's device. */
@@ -61,22 +58,20 @@ export class VxlanPath extends RoutedPath {
     before: ReadonlyMap<string, Lease>,
   ): Promise<void> {
     const { entries: table } = this.#opened
-    this.#wanted = undefined
     if (!subnets) {
+      const peers = this.#peersIn(this.tunnelled)
+      this.#wanted = VxlanEntries.of(peers)
       const present = await table.read()
-      await table.putMissing(this.#peersIn(this.tunnelled), present)
+      await table.putMissing(peers, present)
       await super.setRoutes(subnets, before)
-      return table.keepOnly(this.#peersIn(this.tunnelled), present)
+      return table.keepOnly(peers, present)
     }
-    if (!(await table.put(this.#peersIn(this.tunnelled, subnets))))
-      await table.putMissing(this.#peersIn(this.tunnelled), await table.read())
+    const [old, now] = [this.#peersIn(before, subnets), this.#peersIn(this.tunnelled, subnets)]
+    this.#wanted.replace(old, now)
+    if (!(await table.put(now))) await table.putMissing(this.#peersIn(this.tunnelled), await table.read())
     await super.setRoutes(subnets, before)
-    const old = entriesOfPeers(this.#peersIn(before, subnets))
-    const had = await table.remove({
-      addresses: new Map([...old.addresses].filter(([address]) => !this.entries().addresses.has(address))),
-      macs: new Map([...old.macs].filter(([mac]) => !this.entries().macs.has(mac))),
-    })
-    if (!had) await table.keepOnly(this.#peersIn(this.tunnelled), await table.read())
+    if (!(await table.remove(VxlanEntries.of(old).without(this.#wanted))))
+      await table.keepOnly(this.#peersIn(this.tunnelled), await table.read())
   }
 
   #peersIn(peers: ReadonlyMap<string, Lease>, subnets: Iterable<string> = peers.keys()): VxlanPeer[] {

@@ -2,7 +2,6 @@
 
 import type { Log } from '../../base/log.ts'
 import type { Secret } from '../../base/secret.ts'
-import type { Run } from '../../host/command.ts'
 import { applyChange, applyChanges, removeAll } from '../../host/kernel-errors.ts'
 import type { HostKernel, WireguardPeerChange, WireguardPeerState } from '../../host/kernel.ts'
 import type { FollowedLink } from '../../host/links.ts'
@@ -31,7 +30,6 @@ interface WireguardOptions {
   readonly psk: Secret
   /** The interval in seconds between keepalive packets; 0 switches keepalive packets off. */
   readonly keepalive: number
-  readonly run: Run
   readonly kernel: HostKernel
   readonly log: Log
 }

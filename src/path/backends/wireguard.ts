@@ -114,8 +114,8 @@ class WireguardBackend {
   }
 
   async prepare(): Promise<LeaseAttrs> {
-    const { config, settings, run, kernel, log } = this.#options
-    this.#external = await currentExternal(run, this.#external)
+    const { config, settings, kernel, log } = this.#options
+    this.#external = await currentExternal(kernel, this.#external)
     this.#checkOuterAddress()
     checkNetwork(config, this.#external.address, this.#calm)
     // On a host without X25519 the kernel computes the public key, so weftd first finds out whether the kernel can.
@@ -343,13 +343,12 @@ class WireguardBackend {
 
   /** Opens a data path for the families `carried` through one device of the kernel. */
   async #openKernel(name: string, port: number, carried: readonly Family[], lease: OwnLease): Promise<DataPath> {
-    const { config, settings, run, kernel, log } = this.#options
+    const { config, settings, kernel, log } = this.#options
     const { openKernel } = await import('./wireguard/kernel.ts')
     const own = await this.#key.read()
     return openKernel(
       {
         config,
-        run,
         kernel,
         log,
         calm: this.#calm,

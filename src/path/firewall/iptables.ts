@@ -5,6 +5,7 @@ import { describeError, isWeftError, prefixed } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import { notInstalled, type Run } from '../../host/command.ts'
 import { isIptables162, isNfTables, WAIT } from '../../host/iptables.ts'
+import type { HostKernel, NftTable } from '../../host/kernel.ts'
 import { FAMILIES, formatNet, type Family, type Net, type Nets } from '../../net/address.ts'
 import { ensureEach, partsOf, type Firewall, type FirewallOptions, type Part } from './families.ts'
 import {
@@ -42,8 +43,23 @@ const SAYS = {
  */
 const UNDONE = 'undone'
 
+/** The maximum number of chains and sets with which iptables-save is fast. */
+const FEW_CHAINS = 200
+
+/** Returns the rules of all tables. */
+type ReadTables = () => Promise<Tables>
+
+/** A chain that weftd has set. */
+interface SetChain {
+  readonly chain: IptablesChain
+  /** The beginning of the chain's text in `#shown`. */
+  readonly wanted: string
+  /** The number of this daemon's rules and jumps. */
+  readonly count: number
+}
+
 export function createIptables(options: FirewallOptions): Firewall {
-  const { run, log, masq, forward } = options
+  const { run, kernel, log, masq, forward } = options
   const parts = partsOf(options)
   const families = parts.map((part) => new FamilyChains(part, options))
   let isOtherToGo = false
@@ -53,7 +69,7 @@ export function createIptables(options: FirewallOptions): Firewall {
       for (const family of families) family.lookAgain()
     },
     async ensure(subnet) {
-      if (isOtherToGo) await removeNftRules(parts, run).catch(() => {}) // as `raise` does
+      if (isOtherToGo) await removeNftRules(parts, run, kernel).catch(() => {}) // as `raise` does
       isOtherToGo = false
       const works = families.flatMap((family) => family.works(subnet))
       return ensureEach(works.map((work) => () => prefixed('Failed to ensure iptables rules: ', work())))
@@ -61,22 +77,25 @@ export function createIptables(options: FirewallOptions): Firewall {
     async raise(subnet) {
       log.info('Cleaning-up unused traffic manager rules')
       log.info('Cleaning-up nftables rules...')
-      await removeNftRules(parts, run).catch((error: unknown) => log.v(2) && log.info(describeError(error)))
+      await removeNftRules(parts, run, kernel).catch((error: unknown) => log.v(2) && log.info(describeError(error)))
       log.info('Starting flannel in iptables mode...')
       if (masq || forward)
         for (const { family, wishFor } of parts) if (wishFor(subnet).isOn) await checkBridgeNetfilter(family, log)
-      for (const chain of FLANNEL_CHAINS) for (const family of families) await family.bootstrap(subnet, chain)
+      const readings = families.map((family) => family.reading())
+      for (const chain of FLANNEL_CHAINS)
+        for (const [at, family] of families.entries()) await family.bootstrap(subnet, chain, readings[at])
+      for (const family of families) await family.confirmLogged()
     },
   }
 }
 
 /** Removes the nftables rules that an earlier run of this daemon set in nftables mode; rules of other daemons stay. */
-async function removeNftRules(parts: readonly Part[], run: Run): Promise<void> {
+async function removeNftRules(parts: readonly Part[], run: Run, kernel: HostKernel): Promise<void> {
   const listings = await Promise.all(
     FAMILIES.map(async (family) => ({
       family,
       ours: parts.find((part) => part.family === family)?.ours ?? new Set<string>(),
-      text: await listNftTable(run, family),
+      text: await listNftTable(run, kernel, family),
     })),
   )
   const input = nftRemoval(listings)
@@ -90,6 +109,7 @@ class FamilyChains {
   /** Returns the wanted rules for a subnet of this node. */
   readonly #wishFor: Part['wishFor']
   readonly #run: Run
+  readonly #kernel: HostKernel
   readonly #log: Log
   /** True if masquerading must not use fully random source ports. */
   readonly #plainPorts: boolean
@@ -100,6 +120,8 @@ class FamilyChains {
   readonly #shown = new Map<string, string>()
   /** The chains that weftd has checked or removed since the start, or since the last `lookAgain`. */
   readonly #tidy = new Set<IptablesChain>()
+  /** The chains that weftd has set and not read again since. */
+  #unconfirmed: readonly SetChain[] = []
   /** True if iptables has version 1.6.2 or later; undefined until weftd has read the version. */
   #isModern: boolean | undefined
   /**
@@ -107,28 +129,44 @@ class FamilyChains {
    */
   #isByChain: boolean | undefined
 
-  constructor({ family, ours, wishFor }: Part, { run, log, plainPorts, previous }: FirewallOptions) {
+  constructor({ family, ours, wishFor }: Part, { run, kernel, log, plainPorts, previous }: FirewallOptions) {
     this.#family = family
     this.#ours = ours
     this.#wishFor = wishFor
     this.#run = run
+    this.#kernel = kernel
     this.#log = log
     this.#plainPorts = plainPorts
     this.#previous = previous
     this.#program = WORDS[family].iptables
   }
 
+  /** Returns a function that reads all tables at its first call, and returns the same rules again at each later call. */
+  reading(): ReadTables {
+    let reading: Promise<Tables> | undefined
+    return () => (reading ??= this.#readAll())
+  }
+
   /**
    * Returns a function for each chain that has to be checked or removed. All these functions together read the tables
-   * only once.
+   * only once, and the last one reads the rules that were set.
    */
-  works(
+  works(subnet: Nets): readonly (() => Promise<readonly string[]>)[] {
+    return [
+      ...this.#chainWorks(subnet, FLANNEL_CHAINS, this.reading()),
+      async () => {
+        await this.#confirm()
+        return []
+      },
+    ]
+  }
+
+  #chainWorks(
     subnet: Nets,
-    chains: readonly IptablesChain[] = FLANNEL_CHAINS,
+    chains: readonly IptablesChain[],
+    all: ReadTables,
   ): readonly (() => Promise<readonly string[]>)[] {
     const wish = this.#wishFor(subnet)
-    let reading: Promise<Tables> | undefined
-    const all = (): Promise<Tables> => (reading ??= this.#readAll())
     return chains
       .filter((chain) => wish[chain.wish] || this.#shown.has(chain.chain) || !this.#tidy.has(chain))
       .map((chain) => async () => {
@@ -144,7 +182,7 @@ class FamilyChains {
   }
 
   /** Sets the rules of one chain for the first time. Only logs failures, because `works` tries again later. */
-  async bootstrap(subnet: Nets, chain: IptablesChain): Promise<void> {
+  async bootstrap(subnet: Nets, chain: IptablesChain, all: ReadTables = this.reading()): Promise<void> {
     const says = SAYS[this.#family]
     const wish = this.#wishFor(subnet)
     const isWanted = wish[chain.wish]
@@ -156,12 +194,26 @@ class FamilyChains {
         [this.#previous.network[this.#family], this.#previous.subnet[this.#family]],
       )
     if (isWanted) this.#log.info(says[chain.wish])
-    const { failures } = await ensureEach(this.works(subnet, [chain]))
+    await this.#runLogged(this.#chainWorks(subnet, [chain], all))
+  }
+
+  /** Reads the rules that `bootstrap` has set. Only logs failures, because `works` then sets the rules again. */
+  async confirmLogged(): Promise<void> {
+    await this.#runLogged([
+      async () => {
+        await this.#confirm()
+        return []
+      },
+    ])
+  }
+
+  async #runLogged(works: readonly (() => Promise<readonly string[]>)[]): Promise<void> {
+    const { failures } = await ensureEach(works)
     for (const failure of failures) {
       const missing = notInstalled(failure)
       this.#log.error(
         missing
-          ? `${says.noProgram} ${missing.replace(/^ip6/, 'ip')} binary was not found: ${describeError(failure)}`
+          ? `${SAYS[this.#family].noProgram} ${missing.replace(/^ip6/, 'ip')} binary was not found: ${describeError(failure)}`
           : `Failed to bootstrap IPTables: ${describeError(failure)}`,
       )
     }
@@ -177,7 +229,17 @@ class FamilyChains {
    * table, and creating the nat table starts connection tracking.
    */
   async #readAll(): Promise<Tables> {
-    return readTables(await this.#run(`${this.#program}-save`, []))
+    if (this.#isByChain && (await this.#tables())?.length === 0) return new Map()
+    const text = await this.#run(`${this.#program}-save`, [])
+    // The header is missing if there are no tables.
+    const [, version] = /^# Generated by ip6?tables-save (v\d.*)$/m.exec(text) ?? []
+    if (version !== undefined) this.#setVersion(version)
+    return readTables(text)
+  }
+
+  #setVersion(version: string): void {
+    this.#isByChain = isNfTables(version)
+    this.#isModern = isIptables162(version)
   }
 
   /**
@@ -185,9 +247,10 @@ class FamilyChains {
    * rules, of which kube-proxy has tens of thousands. If the chain must be deleted, reads all rules, because any rule
    * may jump to the chain.
    */
-  async #readLines(chain: IptablesChain, isWanted: boolean, all: () => Promise<Tables>): Promise<readonly string[]> {
+  async #readLines(chain: IptablesChain, isWanted: boolean, all: ReadTables): Promise<readonly string[]> {
     const { table } = chain
-    const some = this.#isByChain ? await readChains(this.#run, this.#program, chain, !this.#tidy.has(chain)) : undefined
+    const isByChain = this.#isByChain && !hasFewChains(await this.#tables())
+    const some = isByChain ? await readChains(this.#run, this.#program, chain, !this.#tidy.has(chain)) : undefined
     const goes = some && findFlannelRules(table, some, this.#ours, isWanted ? chain : undefined).removal
     return some && !goes?.some((line) => line.startsWith('-X ')) ? some : ((await all()).get(table) ?? [])
   }
@@ -196,14 +259,15 @@ class FamilyChains {
    * Sets the rules of one chain, or removes a chain that is not wanted. Returns true if rules were missing and had to
    * be restored. `all` reads all tables.
    */
-  async #ensureChain(chain: IptablesChain, all: () => Promise<Tables>, subnet: Nets): Promise<boolean> {
+  async #ensureChain(chain: IptablesChain, all: ReadTables, subnet: Nets): Promise<boolean> {
     if (this.#isModern === undefined) {
-      const version = await this.#run(this.#program, ['--version'])
-      this.#isByChain = isNfTables(version)
-      this.#isModern = isIptables162(version)
+      const tables = await this.#tables()
+      // A listing of rules names the version too.
+      if (tables?.length !== 0 && hasFewChains(tables)) await all()
     }
+    if (this.#isModern === undefined) this.#setVersion(await this.#run(this.#program, ['--version']))
     const wish = this.#wishFor(subnet)
-    const rules = iptablesRules(chain, { ...wish, randomFully: this.#isModern && !this.#plainPorts })
+    const rules = iptablesRules(chain, { ...wish, randomFully: this.#isModern === true && !this.#plainPorts })
     const lines = await this.#readLines(chain, rules !== undefined, all)
     const restore = (input: string) =>
       this.#run(`${this.#program}-restore`, ['--noflush', ...(this.#isModern ? WAIT : [])], { input, patient: true })
@@ -216,8 +280,7 @@ class FamilyChains {
     const known = this.#shown.get(chain.chain)
     const wanted = `${formatNet(wish.subnet)}\n`
     const there = oursIn(lines, chain)
-    const own = (some: readonly string[]): readonly string[] => some.filter((line) => !isAnothers(line, this.#ours))
-    if (known === wanted + own(there).join('\n')) return false
+    if (known === wanted + this.#ownOf(there).join('\n')) return false
     const others = there
       .filter((line) => isAnothers(line, this.#ours))
       .map((line) => line.slice(`-A ${chain.chain} `.length))
@@ -226,12 +289,40 @@ class FamilyChains {
     if (isMending) this.#log.info('Some iptables rules are missing; deleting and recreating rules')
     await restore(restoreInput(chain, [...rules, ...others], there, removal))
     this.#log.info('bootstrap done')
-    const readTable = async () => readTables(await this.#run(`${this.#program}-save`, ['-t', chain.table]))
-    const now = own(oursIn(await this.#readLines(chain, true, readTable), chain))
-    this.#shown.set(chain.chain, wanted + (now.length === rules.length + 1 ? now.join('\n') : UNDONE))
+    this.#unconfirmed = [...this.#unconfirmed, { chain, wanted, count: rules.length + 1 }]
     return isMending
   }
+
+  /** Reads the rules of the chains that weftd has set, as iptables prints them. */
+  async #confirm(): Promise<void> {
+    const chains = this.#unconfirmed
+    this.#unconfirmed = []
+    if (chains.length === 0) return
+    const all = hasFewChains(await this.#tables()) ? this.reading() : undefined
+    for (const { chain, wanted, count } of chains) {
+      const readTable = async () => readTables(await this.#run(`${this.#program}-save`, ['-t', chain.table]))
+      const now = this.#ownOf(oursIn(await this.#readLines(chain, true, all ?? readTable), chain))
+      this.#shown.set(chain.chain, wanted + (now.length === count ? now.join('\n') : UNDONE))
+    }
+  }
+
+  /** Lists the family's tables of iptables-nft and nft; undefined if the kernel does not list them. */
+  async #tables(): Promise<readonly NftTable[] | undefined> {
+    return (await this.#kernel.nftTables())?.filter(({ family }) => family === WORDS[this.#family].nft)
+  }
+
+  /** Returns the rules of this daemon, without those of other daemons. */
+  #ownOf(lines: readonly string[]): readonly string[] {
+    return lines.filter((line) => !isAnothers(line, this.#ours))
+  }
 }
+
+/**
+ * Returns true if there are so few chains of iptables-nft that reading all rules costs less than starting a program for
+ * each chain. kube-proxy makes at least two chains for each service.
+ */
+const hasFewChains = (tables: readonly NftTable[] | undefined): boolean =>
+  tables !== undefined && tables.reduce((sum, { objects }) => sum + objects, 0) <= FEW_CHAINS
 
 /**
  * Matches the error with which iptables reports a missing chain. The wording changed around version 1.8.8; this

@@ -5,6 +5,7 @@ import { readFile } from 'node:fs/promises'
 import { describeError, isWeftError } from '../../base/errors.ts'
 import { notInstalled, type Run } from '../../host/command.ts'
 import { isIptables162, isNfTables, WAIT } from '../../host/iptables.ts'
+import type { HostKernel } from '../../host/kernel.ts'
 import type { Remains } from '../remains.ts'
 import {
   findFlannelNftRules,
@@ -42,19 +43,33 @@ const TABLES = FLANNEL_CHAINS.map(({ table }) => table)
  * Finds the rules and chains of flannel for `networks`, in legacy iptables and iptables-nft and in both families. If
  * `discover` is true, also finds the rules for other networks that flannel's own rules name.
  */
-export async function findIptablesRemains(run: Run, networks: ReadonlySet<string>, discover: boolean): Promise<Search> {
+export async function findIptablesRemains(
+  run: Run,
+  kernel: HostKernel,
+  networks: ReadonlySet<string>,
+  discover: boolean,
+): Promise<Search> {
   const listings: Listing[] = []
   const remains: Remains[] = []
   const unseen: string[] = []
+  const present = await kernel.nftTables()
   for (const { nft: family, iptables: command } of Object.values(WORDS)) {
+    const hasNft =
+      present?.some((table) => table.family === family && TABLES.some((name) => name === table.name)) ?? true
+    // A kernel that does not list the tables of nftables may not show its legacy tables either.
+    const hasLegacy = present === undefined || (await legacyTables(family))?.length !== 0
+    if (!hasNft && !hasLegacy) continue
     // Since version 1.8 there are separate commands for legacy iptables and iptables-nft, and `iptables --version`
     // prints which of these two the command `iptables` is. Older versions are always legacy iptables.
     const version = await versionOf(run, command)
     const plain = { name: command, wait: isIptables162(version) ? WAIT : [] }
     const isNft = isNfTables(version)
-    const legacy = await list(run, [{ name: `${command}-legacy`, wait: WAIT }, ...(isNft ? [] : [plain])], unseen)
-    if (legacy) listings.push(legacy)
-    else unseen.push(...(await unseenTables(family, command)))
+    if (hasLegacy) {
+      const legacy = await list(run, [{ name: `${command}-legacy`, wait: WAIT }, ...(isNft ? [] : [plain])], unseen)
+      if (legacy) listings.push(legacy)
+      else unseen.push(...(await unseenTables(family, command)))
+    }
+    if (!hasNft) continue
     const nft = await list(run, [{ name: `${command}-nft`, wait: WAIT }, ...(isNft ? [plain] : [])], unseen)
     if (nft) listings.push(nft)
     else remains.push(...(await findByNft(run, family, discover ? undefined : networks)))
@@ -112,12 +127,24 @@ async function list(run: Run, tools: readonly Tool[], unseen: string[]): Promise
 }
 
 /**
+ * Returns the names of the legacy tables of this network namespace that may contain rules of flannel; undefined if this
+ * process may not read the names.
+ */
+async function legacyTables(family: string): Promise<readonly string[] | undefined> {
+  try {
+    const names = await readFile(`/proc/net/${family}_tables_names`, 'utf8')
+    return TABLES.filter((table) => names.split('\n').includes(table))
+  } catch (error) {
+    return (error as NodeJS.ErrnoException).code === 'ENOENT' ? [] : undefined // the kernel has no legacy iptables
+  }
+}
+
+/**
  * Describes the legacy tables of this network namespace, whose names the kernel lists (net/netfilter/x_tables.c), for
  * hosts without a tool that can show the tables' rules.
  */
 async function unseenTables(family: string, command: string): Promise<string[]> {
-  const names = await readFile(`/proc/net/${family}_tables_names`, 'utf8').catch(() => '') // the kernel has no legacy iptables
-  const tables = TABLES.filter((table) => names.split('\n').includes(table))
+  const tables = (await legacyTables(family)) ?? []
   const where = `the legacy kind of ${command} has tables here (${tables.join(', ')})`
   return tables.length === 0 ? [] : [`${where}, and ${command}-legacy, which can show their rules, is not installed`]
 }

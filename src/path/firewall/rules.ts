@@ -34,9 +34,15 @@ export function iptablesRules(chain: IptablesChain, wish: FirewallWish): readonl
   ]
 }
 
-/** Returns the lines of an iptables-save table that are rules of the chain or jumps to it, in order. */
+/**
+ * Returns the lines of an iptables-save table that are jumps to the chain, and then the lines that are the chain's
+ * rules. The order of the chains in a table has no meaning, and depends on the program that listed them.
+ */
 export function oursIn(table: readonly string[], { chain }: IptablesChain): readonly string[] {
-  return table.filter((line) => line.startsWith(`-A ${chain} `) || line.endsWith(` -j ${chain}`))
+  return [
+    ...table.filter((line) => line.endsWith(` -j ${chain}`)),
+    ...table.filter((line) => line.startsWith(`-A ${chain} `)),
+  ]
 }
 
 /**

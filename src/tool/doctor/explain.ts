@@ -1,7 +1,7 @@
 // explain.ts - explains step by step what would happen to a packet from one address to another, as far as the facts of
 // this host show it. Pure.
 
-import type { Route } from '../../host/links.ts'
+import type { Route } from '../../host/kernel.ts'
 import {
   familyOf,
   FAMILY_NAMES,

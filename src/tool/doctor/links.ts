@@ -1,7 +1,7 @@
 // links.ts - checks the MTU of this host's interfaces and of the paths to peers, the bridges of containers, and the
 // file subnet.env. Pure.
 
-import type { Link } from '../../host/links.ts'
+import type { Link } from '../../host/kernel.ts'
 import { formatAddress, formatNet, netContains, type Address, type Family, type Net } from '../../net/address.ts'
 import { isBackendType, KINDS, overheadBy } from '../../path/catalog.ts'
 import { conditionOf, type Status } from '../../report/status.ts'

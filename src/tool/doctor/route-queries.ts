@@ -1,7 +1,7 @@
 // route-queries.ts - lists the packets to and from each peer whose routes weft doctor queries from the kernel. Pure.
 
 import type { PolicyRule, RouteAnswer, RouteQuery } from '../../host/kernel.ts'
-import type { Link } from '../../host/links.ts'
+import type { Link } from '../../host/kernel.ts'
 import { isIpv4Net, type Address, type Family, type Net } from '../../net/address.ts'
 import { kindOf } from '../../path/catalog.ts'
 import type { Status } from '../../report/status.ts'

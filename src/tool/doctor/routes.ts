@@ -1,6 +1,6 @@
 // routes.ts - checks the routes of this host's main table that lead to the network or to parts of it. Pure.
 
-import type { Route } from '../../host/links.ts'
+import type { Route } from '../../host/kernel.ts'
 import { formatNet, netContains, parseAddress, parseNet, type Family, type Net } from '../../net/address.ts'
 import { kindOf } from '../../path/catalog.ts'
 import type { Status } from '../../report/status.ts'

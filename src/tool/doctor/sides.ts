@@ -1,7 +1,7 @@
 // sides.ts - splits the nodes of a network by family. Combines weftd's status of each peer with the results of weft
 // doctor's own probes. Pure.
 
-import type { Link } from '../../host/links.ts'
+import type { Link } from '../../host/kernel.ts'
 import {
   ADDRESS_BITS,
   FAMILIES,

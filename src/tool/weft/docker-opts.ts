@@ -6,8 +6,9 @@ import { mkdir, readFile, writeFile } from 'node:fs/promises'
 import { dirname } from 'node:path'
 import { parseArgs, parseEnv } from 'node:util'
 import { messageOf, WeftError } from '../../base/errors.ts'
-import { run, type Run } from '../../host/command.ts'
-import { formatNet, isIpv4Net, type Net } from '../../net/address.ts'
+import type { HostKernel } from '../../host/kernel.ts'
+import { hostKernel } from '../../host/netlink/host-kernel.ts'
+import { familyOf, formatNet, type Net } from '../../net/address.ts'
 import { parseIpv4Net } from '../../net/ipv4.ts'
 import { parseIpv6Net } from '../../net/ipv6.ts'
 
@@ -34,7 +35,7 @@ Keeps options that the environment already has, as DOCKER_OPT_* or in the variab
 export async function dockerOpts(
   args: readonly string[],
   environment: Readonly<Record<string, string | undefined>>,
-  execute: Run = run,
+  kernel: HostKernel = hostKernel,
 ): Promise<void> {
   const wish = readArguments(args)
   const env = { ...environment, ...parseEnv(await readIfThere(wish.from)) }
@@ -49,18 +50,19 @@ export async function dockerOpts(
     })
   }
   for (const net of [parseIpv4Net(env['FLANNEL_SUBNET'] ?? ''), parseIpv6Net(env['FLANNEL_IPV6_SUBNET'] ?? '')])
-    if (net) await refuseRouted(net, execute)
+    if (net) await refuseRouted(net, kernel)
 }
 
-async function refuseRouted(subnet: Net, execute: Run): Promise<void> {
-  const net = formatNet(subnet)
-  const family = isIpv4Net(subnet) ? [] : ['-6']
-  const routes = (await execute('ip', [...family, 'route', 'show', net])).split('\n')
-  const route = routes.find((line) => / via /.test(line))
-  if (route === undefined) return
-  throw new WeftError('ADDRESS', `Your routing table already contains the subnet: ${route.trim()}`, {
-    remedy: `remove that route, else Docker cannot use ${net}`,
-  })
+async function refuseRouted(subnet: Net, kernel: HostKernel): Promise<void> {
+  const routes = await kernel.routes({ family: familyOf(subnet), exactly: [subnet] })
+  const route = routes.find(({ gateway, isMultipath }) => gateway !== undefined || isMultipath)
+  if (!route) return
+  const { destination, gateway = 'several gateways', device } = route
+  throw new WeftError(
+    'ADDRESS',
+    `Your routing table already contains the subnet: ${destination} via ${gateway} dev ${device}`,
+    { remedy: `remove that route, else Docker cannot use ${formatNet(subnet)}` },
+  )
 }
 
 function readArguments(args: readonly string[]) {

@@ -4,7 +4,7 @@
 import { isWeftError } from '../../base/errors.ts'
 import { parseNetworkConfig, type NetworkConfig } from '../../control/config/network-config.ts'
 import type { Lease } from '../../control/lease/lease.ts'
-import type { Link } from '../../host/links.ts'
+import type { Link } from '../../host/kernel.ts'
 import {
   addressText,
   FAMILIES,

@@ -1,65 +1,17 @@
-// links.test.ts - output of iproute2 that is not a JSON list, and interfaces that are followed by index.
+// links.test.ts - interfaces that are followed by index, and the deletion of routes.
 
 import { expect, it } from 'vitest'
-import { WeftError } from '../../../src/base/errors.ts'
-import type { Run } from '../../../src/host/command.ts'
-import {
-  findLink,
-  FollowedLink,
-  listLinks,
-  routeFor,
-  routesExactly,
-  routesFor,
-  routesTo,
-  routesWithin,
-} from '../../../src/host/links.ts'
-import { parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
-import { ensureEach } from '../../../src/path/firewall/families.ts'
-
-const network = parseIpv4Net('10.5.0.0/16')!
-const asks: Readonly<Record<string, (run: Run) => Promise<unknown>>> = {
-  listLinks,
-  findLink: (run) => findLink(run, 'eth0'),
-  routesTo: (run) => routesTo(run, 'ipv4'),
-  routesWithin: (run) => routesWithin(run, network),
-  routesExactly: (run) => routesExactly(run, 'ipv4', ['10.5.1.0/24']),
-  routesFor: (run) => routesFor(run, 'ipv4', ['192.0.2.1']),
-  routeFor: (run) => routeFor(run, parseIpv4('192.0.2.1')!),
-}
-const JUNK = ['[{"ifname":"eth0"', 'Object "address" is unknown', '{}', 'null', '"text"', '7', '[null]', '[1]']
-
-it.each(Object.keys(asks).flatMap((name) => JUNK.map((junk) => [name, junk] as const)))(
-  '%s refuses %s as a failure of the command, with a remedy',
-  async (name, junk) => {
-    await expect(asks[name]!(async () => junk)).rejects.toMatchObject({
-      code: 'COMMAND',
-      message: expect.stringMatching(/^`ip .*` did not print a JSON list, but: "/),
-      remedy: expect.stringContaining('by hand'),
-    })
-  },
-)
-
-it.each(Object.keys(asks))('%s treats empty output as an empty list', async (name) => {
-  for (const nothing of ['', '\n', '[]']) expect(await asks[name]!(async () => nothing)).not.toBeInstanceOf(Error)
-})
-
-it('fails one check of the firewall, but not the daemon', async () => {
-  const { failures } = await ensureEach([() => routesTo(async () => '[{"dst"', 'ipv4').then(() => [])])
-  expect(failures).toHaveLength(1)
-})
+import { wordsOf } from '../../../src/host/ip-words.ts'
+import { deletionOf, FollowedLink, hasPolicyRules } from '../../../src/host/links.ts'
+import { ModelKernel } from '../../support/model-kernel.ts'
 
 it('an interface is followed by its index, and a new one under the same name takes the place of one that is gone', async () => {
-  let links: (readonly [index: number, name: string])[] = [[2, 'eth0']]
-  const run: Run = async (_file, args) => {
-    const found = links.filter(([, name]) => !args.includes('dev') || args.at(-1) === name)
-    if (args.includes('dev') && found.length === 0) throw new WeftError('COMMAND', 'Device does not exist.')
-    return JSON.stringify(found.map(([ifindex, ifname]) => ({ ifindex, ifname })))
-  }
   const lines: string[] = []
   const link = new FollowedLink('eth0')
-  const follow = async (...now: typeof links) => {
-    links = now
-    const found = await link.follow(run, { info: (line) => void lines.push(line) })
+  const follow = async (...now: readonly (readonly [index: number, name: string])[]) => {
+    const kernel = new ModelKernel()
+    for (const [index, name] of now) kernel.addLink({ name, index })
+    const found = await link.follow(kernel, { info: (line) => void lines.push(line) })
     return [found?.name, link.name, link.index]
   }
   expect(await follow([2, 'eth0'])).toEqual(['eth0', 'eth0', 2])
@@ -73,4 +25,34 @@ it('an interface is followed by its index, and a new one under the same name tak
   const words = (before: string, now: string) =>
     `The interface ${before} is called ${now} now; weftd goes on with it under the new name`
   expect(lines).toEqual([words('eth0', 'uplink0'), words('uplink0', 'eth9')])
+})
+
+it.each([
+  [
+    { destination: '10.5.2.0/24', gateway: '192.0.2.2', device: 'eth0' },
+    'ip route del 10.5.2.0/24 via 192.0.2.2 dev eth0',
+  ],
+  [{ destination: 'default', device: 'eth0', metric: 9 }, 'ip route del default dev eth0 metric 9'],
+  [
+    { destination: '10.5.1.0/24', type: 'blackhole', metric: 4294967295, table: 7 },
+    'ip route del blackhole 10.5.1.0/24 table 7 metric 4294967295',
+  ],
+] as const)('%j is deleted by `%s`', async (route, words) => {
+  const kernel = new ModelKernel()
+  kernel.addLink({ name: 'eth0' })
+  kernel.addRoute('ipv4', route)
+  const [found] = await kernel.routes({ family: 'ipv4', table: 'all' })
+  const change = deletionOf(found!, 'ipv4')
+  expect(wordsOf(change)).toBe(words)
+  kernel.act(change)
+  expect(await kernel.routes({ family: 'ipv4', table: 'all' })).toEqual([])
+})
+
+it('a host has policy rules if it has more than the usual three', async () => {
+  const kernel = new ModelKernel()
+  expect(await hasPolicyRules(kernel, 'ipv4')).toBe(false)
+  kernel.addRule('ipv4', { priority: 5270, table: 52 })
+  expect([await hasPolicyRules(kernel, 'ipv4'), await hasPolicyRules(kernel, 'ipv6')]).toEqual([true, false])
+  kernel.hasPolicyRouting = false
+  expect(await hasPolicyRules(kernel, 'ipv4')).toBe(false)
 })

@@ -2,8 +2,6 @@
 
 import { createSocket, type Socket } from 'node:dgram'
 import { afterEach, describe, expect, it } from 'vitest'
-import { WeftError } from '../../../src/base/errors.ts'
-import type { Run } from '../../../src/host/command.ts'
 import type { IpipSettings, TunSettings, VxlanSettings } from '../../../src/host/kernel.ts'
 import { socketsIn } from '../../../src/host/udp-ports.ts'
 import { parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
@@ -18,12 +16,7 @@ function hostOf(devices: readonly TestLink[], more: Partial<NeedsHost> = {}): Ne
   const kernel = new ModelKernel()
   for (const { address, ...device } of devices)
     kernel.addLink(device, address === undefined ? [] : [{ address: parseIpv4(address)!, prefixLength: 32 }])
-  const run: Run = async (file) => {
-    throw new WeftError('COMMAND', `${file} is not installed`, {
-      cause: Object.assign(new Error('spawn'), { code: 'ENOENT', path: file }),
-    })
-  }
-  return { run, kernel, isForwarding: false, tunNames: [], ...more }
+  return { kernel, isForwarding: false, tunNames: [], ...more }
 }
 const needs = (...parts: NeededPart[]) => ({ needs: () => parts })
 
@@ -115,10 +108,6 @@ describe('a port', () => {
     const bad = { device: { name: 'flannel-wg', type: 'tun', networks: {}, replaces: [] } } as const
     await requireNeeds(needs(bad, at(0)), hostOf([{ name: 'flannel-wg', type: 'bridge' }]))
   })
-})
-
-it('a missing program that the data path requires ends the start', async () => {
-  await expect(requireNeeds(needs({ programs: ['wg'] }), hostOf([]))).rejects.toThrow('wg is not installed')
 })
 
 it('a backend that needs nothing causes no check', async () => {

@@ -21,6 +21,10 @@ const NAMES = new RegExp(`'(${Object.keys(KINDS).join('|')})'`)
 
 /** The files in which these words have another meaning. */
 const NOT_BACKENDS: ReadonlyMap<string, string> = new Map([
+  ['host/ip-words.ts', "the kernel's types of devices"],
+  ['host/kernel.ts', "the kernel's types of devices"],
+  ['host/netlink/links.ts', "the kernel's types of devices"],
+  ['host/netlink/wireguard.ts', 'a name of the kernel'],
   ['host/udp-ports.ts', 'a table of the kernel'],
   ['node/needs.ts', "the kernel's types of devices"],
   ['path/engine/encapsulation.ts', 'names of encapsulations'],

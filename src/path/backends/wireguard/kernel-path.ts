@@ -4,7 +4,6 @@ import type { Log } from '../../../base/log.ts'
 import type { Secret } from '../../../base/secret.ts'
 import type { NetworkConfig } from '../../../control/config/network-config.ts'
 import { sideOf, type Lease } from '../../../control/lease/lease.ts'
-import type { Run } from '../../../host/command.ts'
 import type { HostKernel } from '../../../host/kernel.ts'
 import type { FollowedLink } from '../../../host/links.ts'
 import type { ByFamily, Family, Net } from '../../../net/address.ts'
@@ -16,7 +15,6 @@ import { endpointText, type WireguardDevice, type WireguardPeer } from '../wireg
 
 export interface KernelOptions {
   readonly config: NetworkConfig
-  readonly run: Run
   readonly kernel: HostKernel
   readonly log: Log
   /** A log that drops repeated lines, because weftd tries to open the device again and again. */

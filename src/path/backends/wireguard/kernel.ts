@@ -15,7 +15,7 @@ import { WireguardPath, type FamilyPart, type KernelOptions } from './kernel-pat
 
 /** Opens the kernel's device for those of `families` in which the node has a subnet. */
 export async function openKernel(options: KernelOptions, lease: OwnLease): Promise<DataPath> {
-  const { config, name, families, port, mtu, keyFile, privateKey, ownKey, psk, keepalive, run, kernel, log } = options
+  const { config, name, families, port, mtu, keyFile, privateKey, ownKey, psk, keepalive, kernel, log } = options
   const lacking: { [F in Family]?: string } = {}
   const isCarried = (family: Family): boolean => {
     const reason = reasonToLack(family, options, lease)
@@ -37,7 +37,7 @@ export async function openKernel(options: KernelOptions, lease: OwnLease): Promi
   )
   for (const { network } of nets) await refuseForeignRoute(kernel, network, (device) => device === link.name)
   const keys = { keyFile, privateKey, ownKey, psk, keepalive }
-  const opened = await openWireguardDevice({ link, port: port.number, ...keys, run, kernel, log: options.calm })
+  const opened = await openWireguardDevice({ link, port: port.number, ...keys, kernel, log: options.calm })
   const isOneOfTwo = familiesOf(config).length === 2
   const parts = nets.map(({ family, network, subnet }): FamilyPart => {
     const device = createTunDevice({ device: link, network, subnet, mtu, scope: 'link', kernel, log })

@@ -7,7 +7,6 @@ import type { LeaseAttrs } from '../../../../src/control/lease/lease.ts'
 import { managerOf } from '../../../../src/control/lease/store-manager.ts'
 import { createBell } from '../../../../src/host/bell.ts'
 import type { ExternalInterface } from '../../../../src/host/external-interface.ts'
-import { hostKernel } from '../../../../src/host/netlink/host-kernel.ts'
 import type { Addresses } from '../../../../src/net/address.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { keepDataPath } from '../../../../src/node/loops/data-path.ts'
@@ -16,6 +15,7 @@ import { createNode, type NewNode, type Node } from '../../../../src/node/node.t
 import { Ownership } from '../../../../src/node/ownership.ts'
 import type { OpenPath } from '../../../../src/path/engine/engine.ts'
 import { EXTERNAL, openPaths, planOf } from '../../../support/data-paths.ts'
+import { ModelKernel } from '../../../support/model-kernel.ts'
 import {
   backend,
   dataPaths,
@@ -445,10 +445,10 @@ it('does not repair a lent path until it is taken back', async () => {
   const leave = async () => [{ loops: [] } as unknown as OpenPath]
   const lendable = { handover: { isLendable: true, leave, takeBack: async () => {} } }
   const plan = planOf(async (of) => ({ ...(await openFake(of)), ...lendable }))
-  await lent.open(() => openPaths({ plan, external: EXTERNAL }, lease, async () => ''))
+  await lent.open(() => openPaths({ plan, external: EXTERNAL }, lease, new ModelKernel()))
   const options = { 'subnet-file': subnetFile() } as NewNode['options']
   const facts = { config: {} as Node['config'], backend, lease, attrs: lease.attrs, pathLease: lease }
-  const node = Object.assign(createNode({ options, store: '', kernel: hostKernel, log, stopping }, lent), facts)
+  const node = Object.assign(createNode({ options, store: '', kernel: new ModelKernel(), log, stopping }, lent), facts)
   await lent.lend()
   const over = keepDataPath(node).catch(() => {})
   dataPaths[0]!.repaired = ['flannel0 was down']

@@ -5,11 +5,11 @@ import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import type { Lease } from '../../../../src/control/lease/lease.ts'
 import { run, type Run, type RunOptions } from '../../../../src/host/command.ts'
-import { hostKernel } from '../../../../src/host/netlink/host-kernel.ts'
 import { parseNet } from '../../../../src/net/address.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { createExtensionBackend, wordsOf } from '../../../../src/path/backends/extension.ts'
 import { openPaths } from '../../../support/data-paths.ts'
+import { ModelKernel } from '../../../support/model-kernel.ts'
 
 afterEach(() => vi.unstubAllEnvs())
 
@@ -68,7 +68,7 @@ describe('a command that takes long', () => {
       settings,
       external: external as never,
       run: how,
-      kernel: hostKernel,
+      kernel: new ModelKernel(),
       log: quiet,
     })
   }
@@ -84,7 +84,7 @@ describe('a command that takes long', () => {
       return new Promise((resolve) => (end = () => resolve('done')))
     }
     const { signal } = new AbortController()
-    const opening = openPaths(backend({ PostStartupCommand: 'post $SUBNET' }, slow), own, slow, { signal })
+    const opening = openPaths(backend({ PostStartupCommand: 'post $SUBNET' }, slow), own, new ModelKernel(), { signal })
     await vi.advanceTimersByTimeAsync(71_000)
     expect(given).toMatchObject([{ patient: true, signal }])
     expect(lines).toEqual([10, 30, 70].map((at) => `Backend.PostStartupCommand still runs after ${at} s: post $SUBNET`))
@@ -96,7 +96,7 @@ describe('a command that takes long', () => {
 
   it('is ended when the start is aborted', async () => {
     const stopping = new AbortController()
-    const opening = openPaths(backend({ PostStartupCommand: 'sleep 600' }), own, run, stopping)
+    const opening = openPaths(backend({ PostStartupCommand: 'sleep 600' }), own, new ModelKernel(), stopping)
     stopping.abort(new Error('over'))
     await expect(opening).rejects.toThrow('over')
   })
@@ -108,7 +108,9 @@ describe('a command that takes long', () => {
       return run(file, args, options)
     }
     const { signal } = new AbortController()
-    const path = await openPaths(backend({ SubnetAddCommand: 'sleep 600' }, counting), own, counting, { signal })
+    const path = await openPaths(backend({ SubnetAddCommand: 'sleep 600' }, counting), own, new ModelKernel(), {
+      signal,
+    })
     const applying = path.apply(new Map([2, 3].map((n) => [lease(n).key, lease(n)])), own.key)
     await vi.waitFor(() => expect(begun).toEqual(['10.5.2.0/24']))
     await path.close()
@@ -119,14 +121,13 @@ describe('a command that takes long', () => {
 })
 
 it('does not run PreStartupCommand again after a rename of the external interface', async () => {
-  let [name, local] = ['eth0', '192.0.2.1']
+  const kernel = new ModelKernel()
+  const before = { address: parseIpv4('192.0.2.1')!, prefixLength: 24 }
+  kernel.addLink({ name: 'eth0', index: 2 }, [before])
   const ran: string[] = []
   const host: Run = async (file) => {
-    if (file !== 'ip') {
-      ran.push(file)
-      return 'data'
-    }
-    return JSON.stringify([{ ifindex: 2, ifname: name, mtu: 1500, addr_info: [{ local }] }])
+    ran.push(file)
+    return 'data'
   }
   const text = JSON.stringify({ Network: '10.5.0.0/16', Backend: { Type: 'extension', PreStartupCommand: 'pre' } })
   const config = parseNetworkConfig(text)
@@ -135,19 +136,21 @@ it('does not run PreStartupCommand again after a rename of the external interfac
   const backend = createExtensionBackend({
     config,
     settings: readSettings('extension', config.backend),
-    external: { name, index: 2, mtu: 1500, address, publicIp: address, named },
+    external: { name: 'eth0', index: 2, mtu: 1500, address, publicIp: address, named },
     run: host,
-    kernel: hostKernel,
+    kernel,
     log: { info: () => {}, warn: () => {}, error: () => {}, v: () => false },
   })
   const { signal } = new AbortController()
   const attrs = await backend.prepare(signal)
-  name = 'uplink0'
+  kernel.rename('eth0', 'uplink0')
   expect([await backend.prepare(signal), backend.external?.name, ran]).toEqual([attrs, 'uplink0', ['pre']])
   await backend.prepare(signal)
   expect(ran).toEqual(['pre', 'pre'])
   // The interface gets another name and another address between two calls.
-  ;[name, local] = ['lan0', '192.0.2.7']
+  kernel.rename('uplink0', 'lan0')
+  kernel.act({ kind: 'delete address', device: { name: 'lan0' }, ...before })
+  kernel.addAddress('lan0', { address: parseIpv4('192.0.2.7')!, prefixLength: 24 })
   expect((await backend.prepare(signal)).publicIp).toEqual({ ipv4: parseIpv4('192.0.2.7') })
   expect(ran).toEqual(['pre', 'pre', 'pre'])
 })

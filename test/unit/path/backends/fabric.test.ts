@@ -9,7 +9,6 @@ import { afterAll, expect, it } from 'vitest'
 import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
-import { hostKernel } from '../../../../src/host/netlink/host-kernel.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { parseIpv6, parseIpv6Net } from '../../../../src/net/ipv6.ts'
 import { createAwsVpcBackend } from '../../../../src/path/backends/aws-vpc.ts'
@@ -18,6 +17,7 @@ import type { BackendType } from '../../../../src/path/catalog.ts'
 import { openPaths } from '../../../support/data-paths.ts'
 import { createLogged } from '../../../support/fake-fabric.ts'
 import { FakeSwitch } from '../../../support/fake-switch.ts'
+import { ModelKernel } from '../../../support/model-kernel.ts'
 
 const folder = mkdtempSync(join(tmpdir(), 'weft-fabric-'))
 afterAll(() => rmSync(folder, { recursive: true }))
@@ -49,7 +49,7 @@ function partsOf<T extends BackendType>(type: T, backend: object, network: objec
       log: logged.log,
       external: { name: 'eth0', mtu: 1500, address, publicIp: address, named: { address: {}, publicIp: {} } },
       run: async () => JSON.stringify(links),
-      kernel: hostKernel,
+      kernel: new ModelKernel(),
     },
   }
 }
@@ -68,7 +68,7 @@ it('has the MTU of the interface, peers, and a route of each family', async () =
     const { parts, lines } = partsOf('http', fabric.backend(), BOTH)
     const backend = createHttpBackend(parts)
     expect(await backend.prepare(signal)).toEqual(attrs)
-    const path = await openPaths(backend, own, parts.run, { signal, log: parts.log })
+    const path = await openPaths(backend, own, parts.kernel, { signal, log: parts.log })
     expect([path.mtu, path.carrier().engine]).toEqual([1500, 'none'])
     expect(fabric.changes).toContain('put 10.5.1.0/24')
     // This switch has no IPv6. It refuses the IPv6 route, and the IPv4 route must stay.
@@ -106,7 +106,7 @@ it('opens while the API accepts connections and does not answer', async () => {
     const { parts } = partsOf('http', { PutURL: `http://127.0.0.1:${port}/r` })
     const backend = createHttpBackend(parts)
     await backend.prepare(signal)
-    const path = await openPaths(backend, own, parts.run, { signal, log: parts.log })
+    const path = await openPaths(backend, own, parts.kernel, { signal, log: parts.log })
     expect(path.counters()).toMatchObject({ route_missing: 1n, route_failures: 0n })
     await path.close()
   } finally {
@@ -146,7 +146,7 @@ it('opens while the API refuses connections, and a slow check delays no other op
   await fabric.close()
   const backend = createHttpBackend(parts)
   await backend.prepare(signal)
-  const path = await openPaths(backend, own, parts.run, { signal, log: parts.log })
+  const path = await openPaths(backend, own, parts.kernel, { signal, log: parts.log })
   expect(path.counters()).toMatchObject({ route_missing: 1n })
   expect(await path.resync(Promise.resolve())).toEqual([])
   await path.close()

@@ -3,10 +3,10 @@
 import { expect, it } from 'vitest'
 import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
-import { hostKernel } from '../../../../src/host/netlink/host-kernel.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../../../src/net/ipv6.ts'
 import { createHostGwBackend } from '../../../../src/path/backends/host-gw.ts'
+import { ModelKernel } from '../../../support/model-kernel.ts'
 
 const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 const address = { ipv4: parseIpv4('192.0.2.1')!, ipv6: parseIpv6('fd00::1')! }
@@ -23,7 +23,11 @@ it.each([
       ...(hasIpv6 ? { EnableIPv6: true, IPv6Network: 'fd00:5::/48' } : {}),
     }),
   )
-  const info = [{ local: '192.0.2.1' }, { local: 'fd00::1' }]
+  const kernel = new ModelKernel()
+  kernel.addLink({ name: 'eth0' }, [
+    { address: address.ipv4, prefixLength: 24 },
+    { address: address.ipv6, prefixLength: 64 },
+  ])
   const backend = createHostGwBackend({
     config,
     settings: readSettings('host-gw', config.backend),
@@ -35,8 +39,8 @@ it.each([
       publicIp,
       named: { address: {}, publicIp: { ipv4: true, ipv6: true } },
     },
-    run: async () => JSON.stringify([{ ifindex: 2, ifname: 'eth0', mtu: 1500, flags: ['UP'], addr_info: info }]),
-    kernel: hostKernel,
+    run: () => Promise.reject(new Error('host-gw runs no programs')),
+    kernel,
   })
   const prepared = backend.prepare(new AbortController().signal)
   // A difference in a family that the network lacks has no effect.

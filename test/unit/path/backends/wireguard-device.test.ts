@@ -46,7 +46,6 @@ const open = (psk = PSK, device = new FollowedLink('flannel-wg')) =>
     port: 51_820,
     psk,
     keepalive: 25,
-    run: () => Promise.reject(new Error('no program is needed')),
     kernel,
     log,
   })

@@ -8,7 +8,6 @@ import { Secret } from '../../../../src/base/secret.ts'
 import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
-import type { Run } from '../../../../src/host/command.ts'
 import {
   formatAddress,
   formatEndpoint,
@@ -38,45 +37,32 @@ const publicIp = { ipv4: parseIpv4('192.0.2.1')!, ipv6: parseIpv6('2001:db8::1')
 
 installHost()
 let folder: string
-let commands: string[]
 let publicKey: string
-/** The IPv4 address of eth0. */
-let ipv6: string
-/** The MTU of eth0, in bytes. */
-let mtu: number
 let kernel: ModelKernel
 beforeEach(() => {
   kernel = new ModelKernel()
+  kernel.addLink({ name: 'eth0' }, [
+    { address: publicIp.ipv4, prefixLength: 24 },
+    { address: publicIp.ipv6, prefixLength: 64 },
+  ])
   folder = mkdtempSync(join(tmpdir(), 'weft-wg-'))
   writeFileSync(join(folder, 'wgkey'), KEY)
   vi.stubEnv('WIREGUARD_KEY_FILE', join(folder, 'wgkey'))
-  ;[commands, publicKey, ipv6, mtu] = [[], publicKeyTo(new Secret(KEY)), '2001:db8::1', 1500]
+  publicKey = publicKeyTo(new Secret(KEY))
 })
 afterEach(() => {
   vi.unstubAllEnvs()
   rmSync(folder, { recursive: true })
 })
 
-/** A simulated host with all devices and eth0, which records the commands. */
-const run: Run = async (file, args) => {
-  const command = [file, ...args].join(' ')
-  const [, device] = / show dev (\S+)$/.exec(command) ?? []
-  if (device === 'eth0' || kernel.peek(device ?? '')) {
-    const info = device === 'eth0' ? [{ local: '192.0.2.1' }, { local: ipv6 }] : []
-    return JSON.stringify([
-      {
-        ifindex: kernel.peek(device ?? '')?.index ?? 1,
-        ifname: device,
-        mtu: device === 'eth0' ? mtu : 1420,
-        flags: ['UP'],
-        addr_info: info,
-      },
-    ])
-  }
-  if (args.includes('show')) return '[]'
-  commands.push(command)
-  return ''
+/** Replaces the IPv6 address of eth0. */
+function setIpv6(address: string): void {
+  const device = { name: 'eth0' }
+  for (const each of kernel.peek('eth0')!.addresses.ipv6) kernel.act({ kind: 'delete address', device, ...each })
+  kernel.addAddress('eth0', { address: parseIpv6(address)!, prefixLength: 64 })
 }
+const setMtu = (mtu: number): void => kernel.alter('eth0', { mtu })
+const run = (): Promise<never> => Promise.reject(new Error('no program may be started'))
 
 /** The options of a test in which the kernel is the carrier. */
 const NO_ENGINE = {
@@ -84,7 +70,14 @@ const NO_ENGINE = {
   persistence: { persist: false, tunNames: [], isMultiQueue: false, inherit: () => Promise.resolve(undefined) },
 }
 
-const externalOf = () => ({ name: 'eth0', mtu, address: publicIp, publicIp, named: { address: {}, publicIp: {} } })
+const mtuOf = (): number => kernel.peek('eth0')!.mtu
+const externalOf = () => ({
+  name: 'eth0',
+  mtu: mtuOf(),
+  address: publicIp,
+  publicIp,
+  named: { address: {}, publicIp: {} },
+})
 
 async function open(mode: string, subnet: Nets, network = '10.5.0.0/16') {
   const config = parseNetworkConfig(
@@ -102,10 +95,10 @@ async function open(mode: string, subnet: Nets, network = '10.5.0.0/16') {
   const { signal } = new AbortController()
   const attrs = await backend.prepare(signal)
   const lease: OwnLease = { key: 'own', subnet, attrs, expiresAt: undefined, revision: 0n }
-  return { path: await openPaths(backend, lease, run, { signal, log }), prepare: () => backend.prepare(signal) }
+  return { path: await openPaths(backend, lease, kernel, { signal, log }), prepare: () => backend.prepare(signal) }
 }
 
-const routes = (): string[] => commands.flatMap((command) => /^ip route replace (\S+ dev \S+)/.exec(command)?.[1] ?? [])
+const routes = (): string[] => (['ipv4', 'ipv6'] as const).flatMap((family) => kernel.routesAsText(family))
 
 it.each<[mode: string, subnet: Nets, expected: readonly string[]]>([
   ['separate', BOTH, ['10.5.0.0/16 dev flannel-wg', 'fd00:5::/48 dev flannel-wg-v6']],
@@ -129,7 +122,7 @@ it.each<[mode: string, subnet: Nets, expected: readonly string[]]>([
 it.each(['separate', 'auto', 'ipv4'])(
   'in mode %s carries IPv4 if the MTU is too small for IPv6, and logs that',
   async (mode) => {
-    mtu = 1340
+    setMtu(1340)
     const { path, prepare } = await open(mode, BOTH)
     expect(routes()).toEqual(['10.5.0.0/16 dev flannel-wg'])
     expect([path.mtu, path.lacking]).toEqual([
@@ -138,7 +131,7 @@ it.each(['separate', 'auto', 'ipv4'])(
     ])
     expect(path.probeSource).toEqual({ ipv4: BOTH.ipv4.address, ipv6: undefined })
     // After a larger MTU the device is opened again.
-    mtu = 1500
+    setMtu(1500)
     await path.resync()
     expect((await path.fault).message).toBe('the MTU of eth0 changed from 1340 to 1500')
     await path.close()
@@ -147,7 +140,7 @@ it.each(['separate', 'auto', 'ipv4'])(
 )
 
 it.each(['separate', 'auto'])('in mode %s is refused if there is only IPv6 and the MTU is too small', async (mode) => {
-  mtu = 1340
+  setMtu(1340)
   await expect(open(mode, { ipv6: BOTH.ipv6 })).rejects.toMatchObject({ code: 'CONFIG' })
 })
 
@@ -188,7 +181,7 @@ it.each(['separate', 'auto'])('in mode %s keeps its devices after a change of th
   const { path, prepare } = await open(mode, BOTH)
   await path.resync()
   expect(path.isOutdated).toBe(false)
-  ipv6 = '2001:db8::2'
+  setIpv6('2001:db8::2')
   const made = (): number => kernel.changes.filter((words) => /^ip link (add|del) /.test(words)).length
   const before = made()
   await path.resync()
@@ -268,7 +261,7 @@ function endpointOf(backend: object, own: Addresses, peer: Addresses, port?: num
       Backend: { Type: 'wireguard', ...backend },
     }),
   )
-  const external = { name: 'eth0', mtu, address: own, publicIp: own, named: { address: {}, publicIp: {} } }
+  const external = { name: 'eth0', mtu: mtuOf(), address: own, publicIp: own, named: { address: {}, publicIp: {} } }
   const { words } = createWireguardBackend({
     config,
     settings: readSettings('wireguard', config.backend),
@@ -408,7 +401,8 @@ describe('weftd itself, in the mode auto', () => {
       publicIp: addressesOf(publicAs),
       named: { address: { ipv4: false, ipv6: false }, publicIp: { ipv4: isNamed, ipv6: isNamed } },
     }
-    ipv6 = own.split(' ').find((each) => each.includes(':')) ?? ipv6
+    const ipv6 = own.split(' ').find((each) => each.includes(':'))
+    if (ipv6 !== undefined) setIpv6(ipv6)
     const config = parseNetworkConfig(
       JSON.stringify({ ...network, Backend: { Type: 'wireguard', DataPath: 'userspace', Mode: 'auto', ...given } }),
     )
@@ -425,14 +419,16 @@ describe('weftd itself, in the mode auto', () => {
       async startEngine(engineConfig) {
         startedWith = engineConfig
         kernel.addLink({ name: engineConfig.tunName, type: 'tun' })
-        return { ...quietEngine(engineConfig.tunName), setPeers: (all) => void (records = all), ...besides }
+        const stop = async (): Promise<void> =>
+          kernel.act({ kind: 'delete link', device: { name: engineConfig.tunName } })
+        return { ...quietEngine(engineConfig.tunName), stop, setPeers: (all) => void (records = all), ...besides }
       },
     })
     const { signal } = new AbortController()
     const attrs = await backend.prepare(signal)
     const subnet = Object.fromEntries(KEYS.filter((family) => config[family]).map((family) => [family, BOTH[family]]))
     const lease: OwnLease = { key: 'own', subnet, attrs, expiresAt: undefined, revision: 0n }
-    const path = await openPaths(backend, lease, run, { signal, log })
+    const path = await openPaths(backend, lease, kernel, { signal, log })
     return {
       path,
       data: attrs.backendData,
@@ -580,12 +576,12 @@ describe('weftd itself, in the mode auto', () => {
     }
     const { path, prepare } = await opened('192.0.2.1 2001:db8::1', TWO, { rebind })
     await path.resync()
-    ipv6 = '2001:db8::2'
+    setIpv6('2001:db8::2')
     await path.resync()
     expect(path.isOutdated).toBe(true)
     await path.renew(await prepare())
     await expect(Promise.race([path.fault, Promise.resolve('pending')])).resolves.toBe('pending')
-    ipv6 = '2001:db8::3'
+    setIpv6('2001:db8::3')
     await path.resync()
     await path.renew(await prepare())
     expect([bound, (await path.fault).message]).toEqual([['2001:db8::2', '2001:db8::3'], 'it is taken'])

@@ -1,7 +1,7 @@
 // explain.test.ts - the steps of packets between all kinds of addresses, and the faults that stop them.
 
 import { expect, it } from 'vitest'
-import type { Route } from '../../../../src/host/links.ts'
+import type { Route } from '../../../../src/host/kernel.ts'
 import { parseAddress, type Address } from '../../../../src/net/address.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { countPeers, type PeerStatus, type Status } from '../../../../src/report/status.ts'
@@ -22,12 +22,7 @@ import {
 const ip = (text: string): number => parseIpv4(text)!
 const ipOf = (text: string): Address => parseAddress(text)!
 const by = (device: string, gateway?: string): Route => ({
-  device,
-  gateway,
-  destination: '',
-  type: 'unicast',
-  metric: 0,
-  source: undefined,
+  ...routeTo('', device, gateway),
 })
 const ask = (source: string, destination: string, route: Route | undefined, facts: Partial<Facts> = {}) =>
   explain({

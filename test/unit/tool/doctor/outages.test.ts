@@ -2,7 +2,7 @@
 // found", and explain never says that the packet would get through.
 
 import { expect, it } from 'vitest'
-import type { Route } from '../../../../src/host/links.ts'
+import type { Route } from '../../../../src/host/kernel.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { verdictOf } from '../../../../src/report/page/model.ts'
 import { countPeers, type Status } from '../../../../src/report/status.ts'
@@ -12,7 +12,7 @@ import type { Facts } from '../../../../src/tool/doctor/facts.ts'
 import type { FindingName } from '../../../../src/tool/doctor/findings.ts'
 import { toText } from '../../../../src/tool/weft/doctor.ts'
 import { isWell } from '../../../../src/tool/weft/status.ts'
-import { silentSide, sound, soundPeer, soundStatus as status } from '../../../support/facts.ts'
+import { route as routeTo, silentSide, sound, soundPeer, soundStatus as status } from '../../../support/facts.ts'
 import { routesBy } from '../../../support/kernel-routes.ts'
 
 interface Outage {
@@ -138,15 +138,7 @@ const OUTAGES: readonly Outage[] = [
 const told = ({ byRule, refused }: { readonly byRule?: string; readonly refused?: string }) => ({ byRule, refused })
 const plain = (_tone: unknown, text: string): string => text
 const [here, there] = ['10.5.1.2', '10.5.2.2'].map((text) => parseIpv4(text)!) as [number, number]
-const route = (device: string, part: Partial<Route> = {}): Route => ({
-  destination: '',
-  device,
-  gateway: undefined,
-  type: 'unicast',
-  metric: 0,
-  source: undefined,
-  ...part,
-})
+const route = (device: string, part: Partial<Route> = {}): Route => ({ ...routeTo('', device), ...part })
 
 it.each(OUTAGES)('$what', ({ facts: part, finds, out = {}, back = {}, isUnexplained, isSeen }) => {
   const facts: Facts = { ...sound, ...part }

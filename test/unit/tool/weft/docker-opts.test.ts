@@ -4,16 +4,18 @@ import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
+import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { dockerOpts } from '../../../../src/tool/weft/docker-opts.ts'
 import { main } from '../../../../src/tool/weft/weft.ts'
+import { ModelKernel } from '../../../support/model-kernel.ts'
 
 let folder: string
-let asked: string[]
-let routes: string
+let kernel: ModelKernel
 beforeEach(() => {
   folder = mkdtempSync(join(tmpdir(), 'docker-opts-'))
-  asked = []
-  routes = ''
+  kernel = new ModelKernel()
+  kernel.addLink({ name: 'eth0' })
+  kernel.addLink({ name: 'docker0', type: 'bridge' })
 })
 afterEach(() => rmSync(folder, { recursive: true }))
 
@@ -23,14 +25,7 @@ const written = (): string => readFileSync(join(folder, 'docker.env'), 'utf8')
 /** Runs the command in a folder with this subnet.env. */
 async function make(args: readonly string[], env: string | undefined = SUBNET_ENV, environment = {}): Promise<string> {
   if (env !== '') writeFileSync(join(folder, 'subnet.env'), env)
-  await dockerOpts(
-    ['-f', join(folder, 'subnet.env'), '-d', join(folder, 'docker.env'), ...args],
-    environment,
-    async (file, rest) => {
-      asked.push([file, ...rest].join(' '))
-      return routes
-    },
-  )
+  await dockerOpts(['-f', join(folder, 'subnet.env'), '-d', join(folder, 'docker.env'), ...args], environment, kernel)
   return written()
 }
 
@@ -53,7 +48,6 @@ describe('weft docker-opts', () => {
     [['-im'], 'DOCKER_OPT_BIP="--bip=10.1.74.1/24"\nDOCKER_OPT_MTU="--mtu=1472"\n'],
   ])('%j', async (args, expected) => {
     expect(await make(args)).toBe(expected)
-    expect(asked).toEqual(['ip route show 10.1.74.0/24'])
   })
 
   it('masquerades in Docker exactly when flannel does not', async () => {
@@ -68,13 +62,10 @@ describe('weft docker-opts', () => {
         'DOCKER_OPT_IPMASQ="--ip-masq=true"\nDOCKER_OPT_IPV6="--ipv6"\nDOCKER_OPT_MTU="--mtu=1472"\n' +
         'DOCKER_OPTS=" --bip=10.1.74.1/24 --fixed-cidr-v6=fd00:5:0:7::/64 --ip-masq=true --ipv6 --mtu=1472"\n',
     )
-    expect(asked).toEqual(['ip route show 10.1.74.0/24', 'ip -6 route show fd00:5:0:7::/64'])
-    asked = []
     expect(await make(['-c'], `${ipv6}FLANNEL_MTU=1450\n`)).toBe(
       'DOCKER_OPTS=" --fixed-cidr-v6=fd00:5:0:7::/64 --ipv6 --mtu=1450"\n',
     )
-    expect(asked).toEqual(['ip -6 route show fd00:5:0:7::/64'])
-    routes = 'fd00:5:0:7::/64 via fd00::1 dev eth0 \n'
+    kernel.addRoute('ipv6', { destination: 'fd00:5:0:7::/64', gateway: 'fd00::1', device: 'eth0' })
     await expect(make(['-c'], ipv6)).rejects.toThrow('Your routing table already contains the subnet: fd00:5:0:7::/64')
     await expect(make(['-c'], 'FLANNEL_IPV6_SUBNET=10.5.1.1/24\n')).rejects.toMatchObject({
       code: 'USAGE',
@@ -84,7 +75,7 @@ describe('weft docker-opts', () => {
 
   it('reads the environment if the file does not exist', async () => {
     expect(await make(['-c'], '', { FLANNEL_MTU: '1400' })).toBe('DOCKER_OPTS=" --mtu=1400"\n')
-    expect(asked).toEqual([])
+    expect(kernel.reads).toEqual([])
   })
 
   it.each([
@@ -117,13 +108,15 @@ describe('weft docker-opts', () => {
   })
 
   it('writes the file, and fails if the subnet is routed through a gateway', async () => {
-    routes = '10.1.74.0/24 via 192.0.2.1 dev eth0 \n'
-    await expect(make(['-c'])).rejects.toThrow('Your routing table already contains the subnet: 10.1.74.0/24 via')
+    kernel.addRoute('ipv4', { destination: '10.1.74.0/24', gateway: '192.0.2.1', device: 'eth0' })
+    await expect(make(['-c'])).rejects.toThrow(
+      'Your routing table already contains the subnet: 10.1.74.0/24 via 192.0.2.1 dev eth0',
+    )
     expect(written()).toBe(`DOCKER_OPTS=${ALL}`)
   })
 
   it('accepts a subnet that is already on a bridge', async () => {
-    routes = '10.1.74.0/24 dev docker0 proto kernel scope link src 10.1.74.1 \n'
+    kernel.addAddress('docker0', { address: parseIpv4('10.1.74.1')!, prefixLength: 24 })
     expect(await make(['-c'])).toBe(`DOCKER_OPTS=${ALL}`)
   })
 

@@ -1,0 +1,112 @@
+// host-kernel.test.ts - how changes are sent in batches, logged and answered, with a kernel that accepts everything.
+
+import { beforeEach, expect, it, vi } from 'vitest'
+import type { Change, Device, KernelEvent } from '../../../../src/host/kernel.ts'
+import { hostKernel } from '../../../../src/host/netlink/host-kernel.ts'
+import { messagesIn } from '../../../../src/host/netlink/message.ts'
+
+/** The interfaces of the kernel, and what it was sent: the types of the messages of each exchange. */
+const kernel = vi.hoisted(() => ({
+  indexes: new Map<string, number>(),
+  sent: [] as Buffer[],
+  onReports: (_reports: Buffer, _isLossy: boolean): void => {},
+  refuse: (_protocol: number): void => {},
+  stopped: 0,
+}))
+
+vi.mock('../../../../src/host/addon.ts', () => ({
+  addon: {
+    openNetlink: () => ({
+      exchange: (requests: Buffer) => {
+        const all = [...messagesIn(Buffer.from(requests))]
+        kernel.sent.push(Buffer.from(requests))
+        // The name of an interface is known after the request that adds it.
+        for (const message of all)
+          if (message.flags & 0x400 && message.type === 16) kernel.indexes.set(message.attributes(16).text(3) ?? '', 9)
+        return Promise.resolve(all.map(() => undefined))
+      },
+    }),
+    interfaceIndex: (name: string) => kernel.indexes.get(name) ?? 0,
+    interfaceName: (index: number) => `name-of-${index}`,
+    watchNetlink: (protocol: number, _groups: readonly number[], onReports: typeof kernel.onReports) => {
+      kernel.refuse(protocol)
+      kernel.onReports = onReports
+      return { stop: () => void kernel.stopped++ }
+    },
+  },
+}))
+
+beforeEach(() => {
+  kernel.indexes.clear()
+  kernel.sent.length = 0
+  kernel.stopped = 0
+  kernel.refuse = () => {}
+})
+
+const b0 = { name: 'b0' }
+const ADD: Change = { kind: 'add link', link: { name: 'b0', type: 'bridge' } }
+const up = (device: Device): Change => ({ kind: 'set link', device, up: true })
+const counts = (): number[] => kernel.sent.map((requests) => [...messagesIn(requests)].length)
+
+it('sends changes in one batch, and copies neither order nor number', async () => {
+  expect(await hostKernel.change([ADD, up({ name: 'x', index: 3 }), up({ name: 'y', index: 4 })])).toEqual([
+    undefined,
+    undefined,
+    undefined,
+  ])
+  expect(counts()).toEqual([3])
+  expect([...messagesIn(kernel.sent[0]!)].map((message) => message.u32(4))).toEqual([0, 3, 4])
+})
+
+it('looks up the name of an interface after the changes that create it', async () => {
+  expect(await hostKernel.change([ADD, up(b0), up(b0)])).toEqual([undefined, undefined, undefined])
+  expect(counts()).toEqual([1, 2])
+})
+
+it('divides many changes, and reports a missing interface at the place of its change', async () => {
+  const changes = Array.from({ length: 2_500 }, (_, at) => up(at === 1_200 ? b0 : { name: 'x', index: 3 }))
+  const errors = await hostKernel.change(changes)
+  expect(counts()).toEqual([1_000, 999, 500])
+  expect(errors.flatMap((error, at) => (error ? [`${at} ${error.message}`] : []))).toEqual([
+    '1200 the kernel refused `ip link set dev b0 up`: No such device',
+  ])
+})
+
+it('logs each change in words of `ip` from the verbosity 4 on', async () => {
+  const lines: string[] = []
+  for (const verbosity of [3, 4]) {
+    hostKernel.logTo({ info: (line) => void lines.push(line), v: (level) => level <= verbosity })
+    await hostKernel.change([up({ name: 'x', index: 3 }), up(b0)])
+  }
+  hostKernel.logTo({ info: () => {}, v: () => false })
+  expect(lines).toEqual([
+    'The kernel accepted `ip link set dev x up`',
+    'the kernel refused `ip link set dev b0 up`: No such device',
+  ])
+})
+
+it('reports lost reports before those that follow, and nothing after the end', async () => {
+  const events: KernelEvent[] = []
+  const over = new AbortController()
+  await hostKernel.watch(['rules'], (event) => void events.push(event), over.signal)
+  // RTM_NEWRULE for IPv4
+  const report = Buffer.from(new Uint32Array([28, 32, 0, 0, 2, 0, 0]).buffer)
+  kernel.onReports(report, true)
+  expect(events).toEqual([{ of: 'anything' }, { of: 'rule', family: 'ipv4', gone: false }])
+  over.abort()
+  kernel.onReports(report, false)
+  expect([events.length, kernel.stopped]).toEqual([2, 1])
+})
+
+it('watches routes on a kernel without IPsec, and watches nothing after another error', async () => {
+  const signal = new AbortController().signal
+  const refusing = (code: string) => (protocol: number) => {
+    if (protocol === 6) throw Object.assign(new Error(code), { code })
+  }
+  kernel.refuse = refusing('EPROTONOSUPPORT')
+  await hostKernel.watch(['routes', 'ipsec policies'], () => {}, signal)
+  expect(kernel.stopped).toBe(0)
+  kernel.refuse = refusing('EMFILE')
+  await expect(hostKernel.watch(['routes', 'ipsec policies'], () => {}, signal)).rejects.toThrow('EMFILE')
+  expect(kernel.stopped).toBe(1)
+})
