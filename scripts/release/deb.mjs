@@ -9,17 +9,15 @@ import { date } from './archive.mjs'
 import { isPublic } from './documents.mjs'
 import { putProgram } from './program.mjs'
 
-/**
- * Returns the Debian packages that the program needs: the libraries of the Node.js in the executable, or Debian's
- * Node.js; and `ip`, with which weft makes network devices.
- */
+/** Returns the Debian packages that the program needs: the libraries of the Node.js in the executable, or Node.js. */
 const dependsOf = ({ integrity, glibc }) =>
   [
     `libc6 (>= ${glibc.join('.')})`,
     ...(integrity ? ['libstdc++6', 'libgcc-s1 | libgcc1'] : [`nodejs (>= ${DEBIAN_NODE})`]),
-    'iproute2',
   ].join(', ')
 const RECOMMENDS = 'iptables | nftables'
+/** The packages that only the backend `ipsec` needs: charon, and `ip`, which sets the kernel's IPsec policies. */
+const SUGGESTS = 'strongswan-charon, strongswan-swanctl, iproute2'
 const SCRIPTS = ['postinst', 'prerm', 'postrm']
 
 /**
@@ -61,6 +59,7 @@ export function buildDeb({ root, work, build, version, publisher, texts, target 
       `Installed-Size: ${size}`,
       `Depends: ${dependsOf(architecture)}`,
       `Recommends: ${RECOMMENDS}`,
+      `Suggests: ${SUGGESTS}`,
       'Section: net',
       'Priority: optional',
       `Maintainer: ${publisher.maintainer}`,

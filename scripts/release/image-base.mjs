@@ -33,11 +33,12 @@ const PACKAGES = [
   'libstdc++6',
   'netbase',
   'nftables',
-  'util-linux',
-  'wireguard-tools',
 ]
-/** The programs of Debian that weft and the script deploy/flanneld.sh run in a container. */
-const PROGRAMS = ['bin/busybox', 'bin/ip', 'bin/setpriv', 'bin/wg', 'sbin/bridge', 'sbin/nft'].concat(
+/**
+ * The programs of Debian that weft and the script deploy/flanneld.sh run in a container. `ip` sets IPsec policies for the
+ * charon of the host.
+ */
+const PROGRAMS = ['bin/busybox', 'bin/ip', 'sbin/nft'].concat(
   ['nft', 'legacy'].map((kind) => `sbin/xtables-${kind}-multi`),
 )
 /**

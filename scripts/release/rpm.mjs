@@ -73,8 +73,10 @@ export function buildRpm({ root, work, build, version, publisher, texts, out }) 
       `Packager: ${publisher.maintainer}`,
       'Summary: drop-in replacement for flanneld',
       'AutoReqProv: no',
-      'Requires: glibc >= 2.28, libstdc++, libgcc, util-linux, (iproute or iproute2)',
+      'Requires: glibc >= 2.28, libstdc++, libgcc',
       'Recommends: (iptables or nftables)',
+      // Only the backend ipsec needs charon, `ip` and `setpriv`.
+      'Suggests: strongswan, util-linux, (iproute or iproute2)',
       '%description',
       'Leases a subnet to each container host, and carries packets between hosts inside UDP,',
       'without vxlan in the kernel.',

@@ -16,15 +16,18 @@ export const isGone = (error: unknown): boolean => GONE.has(errnoOf(error))
 
 /** Makes the changes, all of them even if one fails. Throws the first error. */
 export async function applyChanges(kernel: HostKernel, changes: readonly Change[]): Promise<void> {
-  const [error] = (await kernel.change(changes)).filter((each) => each !== undefined)
+  const error = (await kernel.change(changes)).find((each) => each !== undefined)
   if (error) throw error
 }
 
 /** Makes a change. Throws the error if the kernel refuses the change. */
 export const applyChange = (kernel: HostKernel, change: Change): Promise<void> => applyChanges(kernel, [change])
 
-/** Removes the objects of these changes, all of them even if one removal fails. Ignores objects that are gone already. Throws the first error. */
+/**
+ * Removes the objects of these changes, all of them even if one removal fails. Ignores objects that are gone already.
+ * Throws the first error.
+ */
 export async function removeAll(kernel: HostKernel, changes: readonly Change[]): Promise<void> {
-  const [error] = (await kernel.change(changes)).filter((each) => each !== undefined && !isGone(each))
+  const error = (await kernel.change(changes)).find((each) => each !== undefined && !isGone(each))
   if (error) throw error
 }

@@ -137,7 +137,7 @@ export interface RouteFilter {
   readonly table?: number | 'all'
 }
 
-/** A packet whose route is looked up. */
+/** A packet for which the kernel looks up the route. */
 export interface RouteQuery {
   readonly to: Address
   /**
@@ -355,6 +355,8 @@ export interface HostKernel {
   wireguard(device: Device): Promise<WireguardState>
   /** Lists the tables of nftables; undefined if the kernel has no nftables or refuses to list them. */
   nftTables(): Promise<readonly NftTable[] | undefined>
+  /** Lists the names of the tables of legacy iptables; undefined if this process may not list them. */
+  legacyTables(family: Family): Promise<readonly string[] | undefined>
   /**
    * Returns true if the kernel has IPsec policies (ip-xfrm(8)), which may encrypt or drop packets. Returns false on a
    * kernel without IPsec.

@@ -1,7 +1,7 @@
 // links.ts - follows network interfaces by their index, and judges interfaces and routes of the kernel.
 
 import type { Log } from '../base/log.ts'
-import { parseAddress, parseNet, type Family, type Net } from '../net/address.ts'
+import { isLinkLocal, parseAddress, parseNet, type Address, type Family, type Net } from '../net/address.ts'
 import type { Change, HostKernel, Link, Route } from './kernel.ts'
 
 /**
@@ -21,6 +21,10 @@ export async function linkAgain(
  * pass through it.
  */
 export const isTunInUse = ({ up, hasCarrier }: Link): boolean => up && hasCarrier
+
+/** Returns a device's addresses, except the link-local IPv6 address that the kernel gives to each device. */
+export const givenTo = ({ addresses: { ipv4, ipv6 } }: Link): readonly Address[] =>
+  [...ipv4, ...ipv6.filter(({ address }) => !isLinkLocal(address))].map(({ address }) => address)
 
 /** The number of the main routing table (RT_TABLE_MAIN in linux/rtnetlink.h). */
 const MAIN_TABLE = 254

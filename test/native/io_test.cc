@@ -742,6 +742,11 @@ void test_netlink_answers() {
   truncated.resize(30);
   take(truncated);
   CHECK(answers[2].error == 0 && answers[3].messages.empty() && !collected.is_complete());
+  // a positive number is not an error of the kernel
+  std::vector<NetlinkAnswer> accepted(1);
+  NetlinkAnswers(1, accepted)
+      .take(netlink_message(NLMSG_ERROR, NLM_F_CAPPED | NLM_F_ACK_TLVS, 1, netlink_refusal(-5, header, words)));
+  CHECK(accepted[0].is_complete && accepted[0].error == 0 && accepted[0].explanation.empty());
   take(netlink_message(RTM_NEWLINK, NLM_F_MULTI, 2, Bytes(17)));
   take(netlink_message(RTM_NEWLINK, NLM_F_MULTI | NLM_F_DUMP_INTR, 2, Bytes(16)));
   take(netlink_message(NLMSG_DONE, NLM_F_MULTI, 2, Bytes(4)));

@@ -208,7 +208,8 @@ export class ModelRoutes {
 
   #longest(table: number, to: Address, device?: number): Route | undefined {
     const routes = this.#tables.get(table)
-    for (let length = ADDRESS_BITS[this.#family]; routes && length >= 0; length -= 1) {
+    if (!routes) return undefined
+    for (let length = ADDRESS_BITS[this.#family]; length >= 0; length -= 1) {
       const found = routes
         .get(textOf(netAround(to, length)))
         ?.find(({ deviceIndex }) => device === undefined || deviceIndex === device)

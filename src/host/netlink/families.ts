@@ -7,7 +7,7 @@ export const FAMILY_NUMBERS: Readonly<Record<Family, number>> = { ipv4: 2, ipv6:
 /** The family of forwarding entries of bridges and vxlan devices. */
 export const AF_BRIDGE = 7
 
-export const familyOfNumber = (number: number): Family | undefined =>
+const familyOfNumber = (number: number): Family | undefined =>
   number === FAMILY_NUMBERS.ipv4 ? 'ipv4' : number === FAMILY_NUMBERS.ipv6 ? 'ipv6' : undefined
 
 /** Reads the family from the first byte of a message of rtnetlink(7); undefined for a family other than IPv4 and IPv6. */

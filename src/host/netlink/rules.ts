@@ -77,7 +77,7 @@ function headerOf(family: Family, { from, to, table = 0, action = 0 }: HeaderPar
 }
 
 /** Reads a rule from a message; undefined if the message does not describe a rule for IPv4 or IPv6. */
-export function ruleIn(message: ReceivedMessage): PolicyRule | undefined {
+function ruleIn(message: ReceivedMessage): PolicyRule | undefined {
   if (familyIn(message) === undefined) return undefined
   const attributes = message.attributes(HEADER)
   const isL3mdev = attributes.u8(FRA.L3MDEV) === 1

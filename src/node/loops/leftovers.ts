@@ -62,7 +62,7 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
     note(node, found, [...failures, ...back])
   } catch (error) {
     node.signal.throwIfAborted()
-    const why = isWeftError(error) ? describeError(error) : messageOf(error) // such as a parse error of the output of `ip`
+    const why = isWeftError(error) ? describeError(error) : messageOf(error)
     const line = `Cannot check for leftovers of another backend: ${why}`
     // A node that is ready keeps its last findings, so only log this failure.
     if (node.isReady) calmOf(node).warn(line)

@@ -2,10 +2,9 @@
 
 import type { Log } from '../../base/log.ts'
 import type { HostKernel, Link } from '../../host/kernel.ts'
-import { isTunInUse, renamed, type FollowedLink } from '../../host/links.ts'
+import { givenTo, isTunInUse, renamed, type FollowedLink } from '../../host/links.ts'
 import { familyOf, hostNet, netContains, netsOf, type Address, type Net, type Nets } from '../../net/address.ts'
 import { hasBackendName, isNamedBy, KINDS, type Kind } from '../catalog.ts'
-import { givenTo } from './tun-device.ts'
 
 interface FlannelDevice {
   readonly link: Link

@@ -89,7 +89,7 @@ export class IpsecPolicies {
     const superfluous = gone.filter(([selector]) => isFor(selector, network))
     for (const [selector, words] of missing) if (!there.has(selector)) logChange(log, 'Adding', words)
     for (const [, words] of superfluous) logChange(log, 'Deleting', words)
-    const isDone = await runBatch(run, 'ip', [
+    const isDone = await runBatch(run, [
       // Add policies before removing superfluous ones, so that every packet finds either its own policy or the policy
       // that blocks it.
       ...missing.map(([selector, words]) => `xfrm policy update ${selector} ${words}`),
@@ -188,7 +188,6 @@ export async function removePolicies(run: Run, network: string): Promise<void> {
   const selectors = [...(await listPolicies(run)).keys()].filter((selector) => isFor(selector, network))
   await runBatch(
     run,
-    'ip',
     selectors.map((selector) => `xfrm policy delete ${selector}`),
   )
 }

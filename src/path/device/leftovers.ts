@@ -14,7 +14,7 @@ import { filesOf, identityOf, listDaemons } from '../../host/daemons.ts'
 import { wordsOf } from '../../host/ip-words.ts'
 import { isGone, removeAll } from '../../host/kernel-errors.ts'
 import type { Change, HostKernel, Link, Route, RouteQuery } from '../../host/kernel.ts'
-import { deletionOf, hasPolicyRules, USUAL_METRIC } from '../../host/links.ts'
+import { deletionOf, givenTo, hasPolicyRules, USUAL_METRIC } from '../../host/links.ts'
 import {
   familiesOf,
   familyOf,
@@ -34,7 +34,6 @@ import {
 import { isNamedBy } from '../catalog.ts'
 import { listDevices, type Devices } from './flannel-devices.ts'
 import { listPolicies } from './ipsec-policies.ts'
-import { givenTo } from './tun-device.ts'
 import { guardRemovals } from './userspace-guard.ts'
 
 /** The facts by which `findLeftovers` distinguishes leftovers from routes and devices that are in use. */
@@ -350,7 +349,7 @@ export async function findDiverted(kernel: HostKernel, surroundings: Surrounding
 }
 
 /**
- * Returns the senders of the packets whose routes are looked up: this host itself, and a container at each bridge with
+ * Returns the senders of the packets for which `findDiverted` queries routes: this host itself, and a container at each bridge with
  * an address in this node's subnet.
  */
 async function sendersOf(

@@ -8,7 +8,7 @@ import type { Log } from '../../base/log.ts'
 import type { ExternalInterface } from '../../host/external-interface.ts'
 import { applyChanges, removeAll } from '../../host/kernel-errors.ts'
 import type { Device, HostKernel, Link, Route } from '../../host/kernel.ts'
-import { deletionOf, isTunInUse, USUAL_METRIC } from '../../host/links.ts'
+import { deletionOf, givenTo, isTunInUse, USUAL_METRIC } from '../../host/links.ts'
 import {
   ADDRESS_BITS,
   familyOf,
@@ -114,10 +114,6 @@ async function findIdleTun(kernel: HostKernel, name: string): Promise<Link | und
   const link = await kernel.link(name)
   return link?.tun?.mode === 'tun' && !isTunInUse(link) ? link : undefined
 }
-
-/** Returns a device's addresses, except the link-local IPv6 address that the kernel gives to each device. */
-export const givenTo = ({ addresses: { ipv4, ipv6 } }: Link): readonly Address[] =>
-  [...ipv4, ...ipv6.filter(({ address }) => !isLinkLocal(address))].map(({ address }) => address)
 
 const isElsewhere = (networks: Nets, address: Address): boolean => {
   const network = networks[familyOf(address)]

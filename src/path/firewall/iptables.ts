@@ -91,15 +91,11 @@ export function createIptables(options: FirewallOptions): Firewall {
 
 /** Removes the nftables rules that an earlier run of this daemon set in nftables mode; rules of other daemons stay. */
 async function removeNftRules(parts: readonly Part[], run: Run, kernel: HostKernel): Promise<void> {
-  const tables = await kernel.nftTables()
-  const isOwn = ({ family, name }: NftTable): boolean =>
-    FAMILIES.some((each) => WORDS[each].nft === family && WORDS[each].table === name)
-  if (tables && !tables.some(isOwn)) return
   const listings = await Promise.all(
     FAMILIES.map(async (family) => ({
       family,
       ours: parts.find((part) => part.family === family)?.ours ?? new Set<string>(),
-      text: await listNftTable(run, family),
+      text: await listNftTable(run, kernel, family),
     })),
   )
   const input = nftRemoval(listings)

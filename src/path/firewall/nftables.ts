@@ -4,6 +4,7 @@
 import { describeError, isWeftError, prefixed, type WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import { isRefusal, notInstalled, type Run } from '../../host/command.ts'
+import type { HostKernel } from '../../host/kernel.ts'
 import { FAMILIES, formatNet, type Family, type Nets } from '../../net/address.ts'
 import { ensureEach, partsOf, type FamilyWish, type Firewall, type FirewallOptions, type Part } from './families.ts'
 import { WORDS } from './flannel-rules.ts'
@@ -30,7 +31,7 @@ const SAYS = {
 const UNDONE = 'undone'
 
 export function createNftables(options: FirewallOptions): Firewall {
-  const { run, log, masq, forward, plainPorts } = options
+  const { run, kernel, log, masq, forward, plainPorts } = options
   const parts = partsOf(options)
   let probing: Promise<boolean> | undefined
   const randomFully = async (): Promise<boolean> => {
@@ -42,8 +43,8 @@ export function createNftables(options: FirewallOptions): Firewall {
   // Like flanneld, create the tables of both families, even if the network has only one family.
   const others = FAMILIES.filter((family) => !parts.some((part) => part.family === family))
   const beside = others.map(nftTable).join('')
-  const tables = parts.map((part) => ({ ...part, workFor: createTable(part, run, randomFully, beside) }))
-  const removeOther = () => removeIptablesRules(run, new Set(parts.flatMap(({ ours }) => [...ours])), log)
+  const tables = parts.map((part) => ({ ...part, workFor: createTable(part, run, kernel, randomFully, beside) }))
+  const removeOther = () => removeIptablesRules(run, kernel, new Set(parts.flatMap(({ ours }) => [...ours])), log)
   let isOtherToGo = false
   /**
    * Returns the failure that must end the start, because flanneld would exit with it: a failure of a table with
@@ -63,7 +64,7 @@ export function createNftables(options: FirewallOptions): Firewall {
         const input = nftInput({ ...wish, randomFully: false })
         try {
           const words = `${wish.masq ? 'Failed to setup masq rules, ' : ''}${failedWords(family, wish)}`
-          await prefixed(words, answered(listNftTable(run, family)))
+          await prefixed(words, answered(listNftTable(run, kernel, family)))
           await prefixed(words, answered(run('nft', ['-c', '-f', '-'], { input })))
           isUp ||= wish.isOn
         } catch (error) {
@@ -131,13 +132,14 @@ function failedWords(family: Family, { masq, forward }: FamilyWish): string {
 function createTable(
   { family, ours, wishFor }: Part,
   run: Run,
+  kernel: HostKernel,
   isFullyRandom: () => Promise<boolean>,
   /** Input of `nft` that creates the tables of the families that the network lacks. */
   beside: string,
 ): (subnet: Nets) => () => Promise<readonly string[]> {
   const { table } = WORDS[family]
   let shown: string | undefined
-  const read = () => listNftTable(run, family)
+  const read = () => listNftTable(run, kernel, family)
 
   async function ensure(wish: FamilyWish): Promise<readonly string[]> {
     const wanted = `${formatNet(wish.subnet)}\n`
@@ -187,9 +189,14 @@ async function knowsFullyRandom(run: Run, log: Log): Promise<boolean> {
  * Removes the iptables rules that an earlier run in iptables mode left. Only logs failures, because the node can work
  * without the removal.
  */
-async function removeIptablesRules(run: Run, networks: ReadonlySet<string>, log: Log): Promise<void> {
+async function removeIptablesRules(
+  run: Run,
+  kernel: HostKernel,
+  networks: ReadonlySet<string>,
+  log: Log,
+): Promise<void> {
   try {
-    const { remains, unseen } = await findIptablesRemains(run, networks, false)
+    const { remains, unseen } = await findIptablesRemains(run, kernel, networks, false)
     for (const each of remains) {
       await each.remove()
       for (const reason of each.stays) log.warn(`Not removed: ${reason}`)

@@ -1,10 +1,11 @@
 // rule-remains.ts - finds and removes the firewall rules of flannel that are on this host, whether iptables or nft set
 // them.
 
-import { readFile } from 'node:fs/promises'
 import { describeError, isWeftError } from '../../base/errors.ts'
 import { notInstalled, type Run } from '../../host/command.ts'
 import { isIptables162, isNfTables, WAIT } from '../../host/iptables.ts'
+import type { HostKernel } from '../../host/kernel.ts'
+import { FAMILIES } from '../../net/address.ts'
 import type { Remains } from '../remains.ts'
 import {
   findFlannelNftRules,
@@ -42,19 +43,34 @@ const TABLES = FLANNEL_CHAINS.map(({ table }) => table)
  * Finds the rules and chains of flannel for `networks`, in legacy iptables and iptables-nft and in both families. If
  * `discover` is true, also finds the rules for other networks that flannel's own rules name.
  */
-export async function findIptablesRemains(run: Run, networks: ReadonlySet<string>, discover: boolean): Promise<Search> {
+export async function findIptablesRemains(
+  run: Run,
+  kernel: HostKernel,
+  networks: ReadonlySet<string>,
+  discover: boolean,
+): Promise<Search> {
   const listings: Listing[] = []
   const remains: Remains[] = []
   const unseen: string[] = []
-  for (const { nft: family, iptables: command } of Object.values(WORDS)) {
+  const present = await kernel.nftTables()
+  for (const of of FAMILIES) {
+    const { nft: family, iptables: command } = WORDS[of]
+    const hasNft =
+      present?.some((table) => table.family === family && TABLES.some((name) => name === table.name)) ?? true
+    const legacyNames = await kernel.legacyTables(of)
+    const hasLegacy = legacyNames?.some((each) => TABLES.some((name) => name === each)) ?? true
+    if (!hasNft && !hasLegacy) continue
     // Since version 1.8 there are separate commands for legacy iptables and iptables-nft, and `iptables --version`
     // prints which of these two the command `iptables` is. Older versions are always legacy iptables.
     const version = await versionOf(run, command)
     const plain = { name: command, wait: isIptables162(version) ? WAIT : [] }
     const isNft = isNfTables(version)
-    const legacy = await list(run, [{ name: `${command}-legacy`, wait: WAIT }, ...(isNft ? [] : [plain])], unseen)
-    if (legacy) listings.push(legacy)
-    else unseen.push(...(await unseenTables(family, command)))
+    if (hasLegacy) {
+      const legacy = await list(run, [{ name: `${command}-legacy`, wait: WAIT }, ...(isNft ? [] : [plain])], unseen)
+      if (legacy) listings.push(legacy)
+      else unseen.push(...unseenTables(legacyNames ?? [], command))
+    }
+    if (!hasNft) continue
     const nft = await list(run, [{ name: `${command}-nft`, wait: WAIT }, ...(isNft ? [plain] : [])], unseen)
     if (nft) listings.push(nft)
     else remains.push(...(await findByNft(run, family, discover ? undefined : networks)))
@@ -115,9 +131,8 @@ async function list(run: Run, tools: readonly Tool[], unseen: string[]): Promise
  * Describes the legacy tables of this network namespace, whose names the kernel lists (net/netfilter/x_tables.c), for
  * hosts without a tool that can show the tables' rules.
  */
-async function unseenTables(family: string, command: string): Promise<string[]> {
-  const names = await readFile(`/proc/net/${family}_tables_names`, 'utf8').catch(() => '') // the kernel has no legacy iptables
-  const tables = TABLES.filter((table) => names.split('\n').includes(table))
+function unseenTables(names: readonly string[], command: string): string[] {
+  const tables = TABLES.filter((table) => names.includes(table))
   const where = `the legacy kind of ${command} has tables here (${tables.join(', ')})`
   return tables.length === 0 ? [] : [`${where}, and ${command}-legacy, which can show their rules, is not installed`]
 }

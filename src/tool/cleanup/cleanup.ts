@@ -68,7 +68,7 @@ export async function removeRemains(
   const env = parseEnv(await readIfThere(file))
   const networks = netsOf(env, ['FLANNEL_NETWORK', 'FLANNEL_IPV6_NETWORK'])
   const subnets = netsOf(env, ['FLANNEL_SUBNET', 'FLANNEL_IPV6_SUBNET'])
-  const iptables = await findIptablesRemains(run, networks, true)
+  const iptables = await findIptablesRemains(run, kernel, networks, true)
   const published = await findPublishedRoute(lastKnownFile(forFile))
   const remains = [
     ...published,

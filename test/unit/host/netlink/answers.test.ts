@@ -5,6 +5,7 @@ import { endianness } from 'node:os'
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
 import type { Route, RouteFilter } from '../../../../src/host/kernel.ts'
+import { familyIn } from '../../../../src/host/netlink/families.ts'
 import { messagesIn, MessageWriter, ReceivedMessage } from '../../../../src/host/netlink/message.ts'
 import {
   forwardingEntriesIn,
@@ -13,7 +14,7 @@ import {
   neighboursIn,
 } from '../../../../src/host/netlink/neighbours.ts'
 import { lookedUpIn, RouteDump, routeIn, textWithoutLifetime } from '../../../../src/host/netlink/routes.ts'
-import { ruleIn, rulesIn } from '../../../../src/host/netlink/rules.ts'
+import { RTM_NEWRULE, rulesIn } from '../../../../src/host/netlink/rules.ts'
 import { formatAddress, formatNet, parseAddress, parseNet } from '../../../../src/net/address.ts'
 import * as recorded from './recorded.ts'
 
@@ -184,7 +185,7 @@ function readAll(type: number, body: Uint8Array): readonly unknown[] {
   return [
     routeIn(message, nameOf),
     textWithoutLifetime(message),
-    ruleIn(message),
+    rulesIn([new ReceivedMessage(RTM_NEWRULE, 0, message.body)], familyIn(message) ?? 'ipv4'),
     neighbourIn(message),
     forwardingIn(message),
   ]

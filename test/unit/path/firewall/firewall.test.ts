@@ -451,6 +451,20 @@ describe('nftables', () => {
     ])
   })
 
+  it('starts programs for tables of iptables-nft and of flannel only if the kernel has such tables', async () => {
+    const called = async (...names: readonly string[]): Promise<readonly string[]> => {
+      const host = fakeHost({ ...MODERN, ...MODERN_6, 'iptables-nft-save': '', 'ip6tables-nft-save': '' })
+      host.kernel.nft = names.map((name) => ({ family: 'ip', name, objects: 1 }))
+      await createNftables(host.options({})).raise(SUBNET)
+      const programs = host.calls.map(({ file, args }) => [file, ...args].join(' '))
+      return programs.filter((words) => /-nft-save|list table/.test(words))
+    }
+    expect(await called()).toEqual([])
+    expect(await called('mangle', 'own')).toEqual([])
+    expect(await called('nat')).toEqual(['iptables-nft-save'])
+    expect(await called('flannel-ipv4')).toEqual(Array(2).fill('nft -s list table ip flannel-ipv4'))
+  })
+
   it('ends the start without nft, regardless of the wanted rules', async () => {
     for (const wish of [{}, { masq: false }, { masq: false, forward: false }])
       await expect(createNftables(fakeHost({}).options(wish)).raise(SUBNET)).rejects.toMatchObject({
