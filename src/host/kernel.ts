@@ -355,6 +355,8 @@ export interface HostKernel {
   wireguard(device: Device): Promise<WireguardState>
   /** Lists the tables of nftables; undefined if the kernel has no nftables or refuses to list them. */
   nftTables(): Promise<readonly NftTable[] | undefined>
+  /** Lists the names of the tables of legacy iptables; undefined if this process may not list them. */
+  legacyTables(family: Family): Promise<readonly string[] | undefined>
   /**
    * Returns true if the kernel has IPsec policies (ip-xfrm(8)), which may encrypt or drop packets. Returns false on a
    * kernel without IPsec.

@@ -1,14 +1,16 @@
 // firewall-change.test.ts - changes the firewall's flags and configuration from each combination to each other. Afterwards a host has the
 // rules of the last combination only.
 
+import type { ChildProcess } from 'node:child_process'
 import { randomBytes } from 'node:crypto'
 import { afterEach, beforeEach, expect, it } from 'vitest'
 import { output } from '../../lab/command.ts'
 import { run as runHere, type Run } from '../../src/host/command.ts'
-import { hostKernel } from '../../src/host/netlink/host-kernel.ts'
+import type { HostKernel } from '../../src/host/kernel.ts'
 import { onlyOf, netsOf, parseNet, FAMILIES, type Family, type Nets } from '../../src/net/address.ts'
 import { createFirewall } from '../../src/path/firewall/firewall.ts'
 import { HOSTS, needs } from '../support/needs.ts'
+import { kernelOf } from '../support/remote-kernel.ts'
 
 needs(HOSTS, 'iptables', 'nft')
 
@@ -32,23 +34,35 @@ const textOf = ({ tool, masq, forward, families }: Wish): string =>
   `${tool}, ${masq ? 'masquerading' : 'no masquerading'}, ${forward ? 'forwarding' : 'no forwarding'}, ${families.join(' and ')}`
 
 let namespaces: string[]
-beforeEach(() => void (namespaces = []))
+let servers: ChildProcess[]
+beforeEach(() => {
+  namespaces = []
+  servers = []
+})
 afterEach(async () => {
+  for (const server of servers) server.kill()
   for (const name of namespaces) await output(['ip', 'netns', 'del', name])
 })
 
+interface FirewallHost {
+  readonly run: Run
+  readonly kernel: HostKernel
+}
+
 /** Creates a host without rules. */
-async function makeHost(): Promise<Run> {
+async function makeHost(): Promise<FirewallHost> {
   const name = `weft-fw-${process.pid}-${randomBytes(3).toString('hex')}`
   await output(['ip', 'netns', 'add', name])
   namespaces.push(name)
-  return (file, args, options) => runHere('ip', ['netns', 'exec', name, file, ...args], options)
+  const { kernel, server } = kernelOf(name)
+  servers.push(server)
+  return { run: (file, args, options) => runHere('ip', ['netns', 'exec', name, file, ...args], options), kernel }
 }
 
 const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 /** Does what a daemon does from its start to its first check after the previous daemon has ended. */
 async function raise(
-  run: Run,
+  { run, kernel }: FirewallHost,
   { tool, masq, forward, families }: Wish,
   previous: { network: Nets; subnet: Nets },
 ): Promise<void> {
@@ -61,7 +75,7 @@ async function raise(
     blackhole: false,
     previous,
     run,
-    kernel: hostKernel,
+    kernel,
     log,
   }
   const firewall = createFirewall(tool, options)
@@ -117,9 +131,9 @@ it.each(parts.map((part, at) => [at + 1, part] as const))(
       if (!expected.has(wish)) {
         const fresh = await makeHost()
         await raise(fresh, wish, { network: {}, subnet: {} })
-        expected.set(wish, await rulesOf(fresh))
+        expected.set(wish, await rulesOf(fresh.run))
       }
-      expect(await rulesOf(host), `${before ? textOf(before) : 'nothing'}, then ${textOf(wish)}`).toEqual(
+      expect(await rulesOf(host.run), `${before ? textOf(before) : 'nothing'}, then ${textOf(wish)}`).toEqual(
         expected.get(wish),
       )
       before = wish

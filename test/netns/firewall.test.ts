@@ -1,6 +1,6 @@
 // firewall.test.ts - the firewall rules with real iptables of both kinds and with real nft, in a namespace of the test.
 
-import { execFileSync, spawn } from 'node:child_process'
+import { execFileSync, spawn, type ChildProcess } from 'node:child_process'
 import { randomBytes } from 'node:crypto'
 import { existsSync, mkdirSync, readFileSync, rmSync, statSync, copyFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -8,8 +8,6 @@ import { afterEach, beforeEach, describe, expect, test } from 'vitest'
 import { ended, output } from '../../lab/command.ts'
 import { createLab, EVENT_MS, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { run as runHere, type Run } from '../../src/host/command.ts'
-import { isNfTables } from '../../src/host/iptables.ts'
-import { hostKernel } from '../../src/host/netlink/host-kernel.ts'
 import type { Nets } from '../../src/net/address.ts'
 import { parseIpv4Net } from '../../src/net/ipv4.ts'
 import { parseIpv6Net } from '../../src/net/ipv6.ts'
@@ -22,6 +20,7 @@ import { asIpv6 } from '../support/as-ipv6.ts'
 import { countCalls } from '../support/calls.ts'
 import { sound, soundDual } from '../support/facts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
+import { kernelOf, type RemoteKernel } from '../support/remote-kernel.ts'
 
 needs(HOSTS, 'iptables', 'nft', 'ping')
 
@@ -50,6 +49,9 @@ const common = {
 }
 
 let namespace = ''
+/** The kernel of the namespace, and the program through which the tests reach it. */
+let kernel: RemoteKernel
+let server: ChildProcess
 /** Runs commands inside the namespace; `suffix` chooses iptables-legacy or iptables-nft. */
 const inside =
   (suffix = ''): Run =>
@@ -61,8 +63,10 @@ const inside =
 beforeEach(async () => {
   namespace = `weft-fw-${process.pid}-${randomBytes(3).toString('hex')}`
   await runHere('ip', ['netns', 'add', namespace])
+  ;({ kernel, server } = kernelOf(namespace))
 })
 afterEach(async () => {
+  server.kill()
   await runHere('ip', ['netns', 'del', namespace])
 })
 
@@ -118,7 +122,7 @@ describe.each(['nft', 'legacy'])('iptables of the kind %s', (kind) => {
       const rules = (table: string) => rulesBy(run, program, table)
       const repaired = of('FLANNEL-POSTRTG') + (family === 'ipv6' ? ' (IPv6)' : '')
       const golden = of(GOLDEN).split('\n')
-      const options = { ...common, network, run, kernel: hostKernel }
+      const options = { ...common, network, run, kernel }
       const look = (firewall: Firewall, n = 1) => ensured(firewall, subnet(n))
       await run(program, ['-t', 'nat', '-A', 'POSTROUTING', '-s', of('192.0.2.0/24'), '-j', 'ACCEPT'])
       const firewall = createIptables(options)
@@ -179,7 +183,7 @@ describe.each(['nft', 'legacy'])('iptables of the kind %s', (kind) => {
   }) => {
     skip(...lacks(kind))
     const run = inside(kind)
-    const options = { ...common, run, kernel: hostKernel, network: NETWORKS }
+    const options = { ...common, run, kernel, network: NETWORKS }
     const previous = { network: NETWORKS, subnet: SUBNETS }
     /** Rules of another daemon in the shared chains, and rules of an operator. */
     const others = ['-A FLANNEL-FWD -s 10.9.0.0/16 -m comment --comment "flanneld forward" -j ACCEPT']
@@ -203,7 +207,7 @@ describe.each(['nft', 'legacy'])('iptables of the kind %s', (kind) => {
     expect(await all('ip6tables')).toEqual(four.map(asIpv6))
 
     // After IPv6 is disabled all its rules are removed, and the IPv4 rules stay.
-    await createIptables({ ...common, run, kernel: hostKernel, previous }).raise(SUBNET)
+    await createIptables({ ...common, run, kernel, previous }).raise(SUBNET)
     expect(await all('iptables')).toEqual(four)
     expect((await all('ip6tables')).toSorted()).toEqual(left[1])
 
@@ -226,7 +230,7 @@ test('the rules of kube-proxy in nf_tables are not read when weftd checks its ow
     read += text.length
     return text
   }
-  const firewall = createIptables({ ...common, run: counting, kernel: hostKernel })
+  const firewall = createIptables({ ...common, run: counting, kernel })
   await firewall.raise(SUBNET)
   expect(await ensured(firewall)).toEqual([])
   await run('iptables', ['-t', 'nat', '-F', 'FLANNEL-POSTRTG'])
@@ -277,7 +281,7 @@ test.each([
   "nft has flanneld's two tables for %s, and they come back after the ruleset was flushed",
   async (_, network, subnet, first, second, repaired) => {
     const run = inside()
-    const options = { ...common, network, run, kernel: hostKernel }
+    const options = { ...common, network, run, kernel }
     const firewall = createNftables(options)
     expect(await ensured(firewall, subnet)).toEqual([])
     const list = () => run('nft', ['-s', 'list', 'ruleset'])
@@ -298,9 +302,9 @@ test('nft empties the table of a family that is disabled, except for the rules o
   const run = inside()
   const previous = { network: NETWORKS, subnet: SUBNETS }
   const other = { network: net('10.9.0.0/16', 'fd00:9::/48'), subnet: net('10.9.1.0/24', 'fd00:9:0:1::/64') }
-  await createNftables({ ...common, network: NETWORKS, run, kernel: hostKernel }).raise(SUBNETS)
-  await createNftables({ ...common, network: other.network, run, kernel: hostKernel }).raise(other.subnet)
-  await createNftables({ ...common, previous, run, kernel: hostKernel }).raise(SUBNET)
+  await createNftables({ ...common, network: NETWORKS, run, kernel }).raise(SUBNETS)
+  await createNftables({ ...common, network: other.network, run, kernel }).raise(other.subnet)
+  await createNftables({ ...common, previous, run, kernel }).raise(SUBNET)
   const [four, six] = await Promise.all(
     ['ip flannel-ipv4', 'ip6 flannel-ipv6'].map((table) => run('nft', ['-s', 'list', 'table', ...table.split(' ')])),
   )
@@ -316,7 +320,7 @@ test.each([
 ] as const)('by %s the doctor finds the rules of both families, and names the one that has none', async (...it) => {
   const [, kind, create, breaks] = it
   const run = inside(kind)
-  await create({ ...common, network: NETWORKS, run, kernel: hostKernel }).raise(SUBNETS)
+  await create({ ...common, network: NETWORKS, run, kernel }).raise(SUBNETS)
   const found = async () => {
     const [iptables, ip6tables, nft] = await Promise.all([
       run('iptables', ['-S']),
@@ -350,7 +354,7 @@ test('the blackhole route of each family has the lowest priority, so a later bri
     forward: false,
     blackhole: true,
     run,
-    kernel: hostKernel,
+    kernel,
   }
   const firewall = createFirewall('iptables', options)
   // Earlier routes: one for the previous subnet, which is removed, and one of another program.
@@ -444,7 +448,7 @@ test.each([
         program ? Number(/policy DROP (\d+)/.exec(await host(iptables, ['-nvL', 'FORWARD']))![1]) : asked(names.out)
       await unanswered(['ip', 'netns', 'exec', names.pod, ...ping, of('198.51.100.2')], gone)
       await answeredByHost('10.5.2.2')
-      await ensured(create({ ...common, network, run: host, kernel: hostKernel }), subnet(1))
+      await ensured(create({ ...common, network, run: host, kernel }), subnet(1))
       // The outside has no route to the network, so only a masqueraded packet is answered.
       await answered('198.51.100.2')
       await answered('10.5.2.2')
@@ -465,7 +469,7 @@ test('weftd waits for the lock of iptables-legacy', async ({ skip }) => {
     await new Promise((resolve) => holder.stdout.once('data', resolve))
     const run = inside('legacy')
     let done = false
-    const ensuring = ensured(createIptables({ ...common, run, kernel: hostKernel }))
+    const ensuring = ensured(createIptables({ ...common, run, kernel }))
     const settled = ensuring.finally(() => (done = true))
     // In proc_locks(5) a waiting process has an arrow, and the inode is at the end of the fifth column.
     const waits = new RegExp(`-> FLOCK .*:${statSync(lock).ino} `)
@@ -566,12 +570,7 @@ describe('weftd', () => {
   })
 
   test('checks the rules no more often than --iptables-resync says', async () => {
-    // For either kind: with nf_tables each chain is listed separately.
-    const [program, ofLook]: readonly [string, RegExp] = isNfTables(await host.output(['iptables', '--version']))
-      ? ['iptables', /^-t filter -S FLANNEL-FWD$/]
-      : ['iptables-save', /^/]
-    const counted = lab.hosts.map((each) => countCalls(lab, program, each.name))
-    const calls = counted.map(({ env, seen }) => ({ env, seen: () => seen().filter((args) => ofLook.test(args)) }))
+    const calls = lab.hosts.map((each) => countCalls(lab, 'iptables-save', each.name))
     const daemon = await start({}, { args: ['--iptables-resync=3600'], env: calls[0]!.env })
     const other = await start({}, { on: lab.hosts[1]!, args: ['--iptables-resync=1'], env: calls[1]!.env })
     const atStart = calls.map(({ seen }) => seen().length)
@@ -669,6 +668,7 @@ describe('weftd', () => {
 
   test('logs from -v 2 on that the tables of the nftables mode could not be removed', async () => {
     const { options } = binWithout(['ip', 'setpriv'])
+    await host.output(['nft', 'add', 'table', 'ip', 'flannel-ipv4'])
     for (const level of [1, 2]) {
       const args = [`-v=${level}`, '--iptables-forward-rules=false']
       const daemon = await start({}, { ...options, args })

@@ -90,6 +90,8 @@ export class ModelKernel implements HostKernel {
   /** The families that this kernel has. */
   families: readonly Family[] = FAMILIES
   hasPolicyRouting = true
+  /** The tables of legacy iptables; undefined if the kernel does not list them. */
+  legacy: readonly string[] | undefined
   /** The tables of nftables; undefined if the kernel does not list them. */
   nft: readonly NftTable[] | undefined
   hasPolicies = false
@@ -264,6 +266,11 @@ export class ModelKernel implements HostKernel {
   async nftTables(): Promise<readonly NftTable[] | undefined> {
     this.#read('nftTables')
     return this.nft
+  }
+
+  async legacyTables(): Promise<readonly string[] | undefined> {
+    this.#read('legacyTables')
+    return this.legacy
   }
 
   async hasIpsecPolicies(): Promise<boolean> {

@@ -1,5 +1,6 @@
 // remote-kernel.ts - the kernel of a lab's host, for a test that runs outside the host's network namespace.
 
+import { spawn, type ChildProcess } from 'node:child_process'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import type { Writable } from 'node:stream'
@@ -37,6 +38,7 @@ export class RemoteKernel implements HostKernel {
   neighbours: HostKernel['neighbours'] = (...args) => this.#call('neighbours', args)
   forwarding: HostKernel['forwarding'] = (...args) => this.#call('forwarding', args)
   nftTables: HostKernel['nftTables'] = () => this.#call('nftTables', [])
+  legacyTables: HostKernel['legacyTables'] = (...args) => this.#call('legacyTables', args)
   hasIpsecPolicies: HostKernel['hasIpsecPolicies'] = () => this.#call('hasIpsecPolicies', [])
   wireguard = (): Promise<WireguardState> => Promise.reject(new Error('not supported'))
   /** Returns the CPU time and the memory that the kernel server has used. */
@@ -76,6 +78,19 @@ export class RemoteKernel implements HostKernel {
     this.#waiting.get(reply.id)?.(reply)
     this.#waiting.delete(reply.id)
   }
+}
+
+/** Returns the kernel of a network namespace that `ip netns` lists, and its server, which the caller must kill. */
+export function kernelOf(namespace: string): { readonly kernel: RemoteKernel; readonly server: ChildProcess } {
+  const started: ChildProcess[] = []
+  const kernel = new RemoteKernel({
+    spawn(command) {
+      const child = spawn('ip', ['netns', 'exec', namespace, ...command], { stdio: ['pipe', 'pipe', 'inherit'] })
+      started.push(child)
+      return child
+    },
+  })
+  return { kernel, server: started[0]! }
 }
 
 const toError = ({ code, message, remedy, cause }: PlainError): WeftError =>

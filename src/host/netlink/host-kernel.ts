@@ -1,5 +1,6 @@
 // host-kernel.ts - the kernel of this host, read, changed and watched with netlink sockets (netlink(7)).
 
+import { readFile } from 'node:fs/promises'
 import type { NetlinkMonitor } from '../../../native/addon.d.ts'
 import type { WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -145,6 +146,16 @@ export class NetlinkKernel implements HostKernel {
     const { tablesIn, tablesRequest } = await loadRest()
     const [answer] = await this.#netfilter.exchange([tablesRequest()])
     return answer?.errno === 0 ? tablesIn(answer.data) : undefined
+  }
+
+  async legacyTables(family: Family): Promise<readonly string[] | undefined> {
+    try {
+      // net/netfilter/x_tables.c
+      const names = await readFile(`/proc/net/${family === 'ipv4' ? 'ip' : 'ip6'}_tables_names`, 'utf8')
+      return names.split('\n').filter((name) => name !== '')
+    } catch (error) {
+      return (error as NodeJS.ErrnoException).code === 'ENOENT' ? [] : undefined // the kernel has no legacy iptables
+    }
   }
 
   async change(changes: readonly Change[]): Promise<readonly (WeftError | undefined)[]> {

@@ -20,7 +20,9 @@ export function lookUpRequest({ to, from, iif, mark }: RouteQuery, indexOf: Inde
   const writer = new MessageWriter(RTM_GETROUTE, NLM_F.ACK)
   writer.u8(FAMILY_NUMBERS[family]).u8(bits)
   writer.u8(from === undefined ? 0 : bits)
-  writer.raw(new Uint8Array(5)).u32(RTM_F_LOOKUP_TABLE).address(RTA.DST, to)
+  // For IPv6 the kernel refuses this flag, and its answer names the table anyway.
+  const flags = family === 'ipv4' ? RTM_F_LOOKUP_TABLE : 0
+  writer.raw(new Uint8Array(5)).u32(flags).address(RTA.DST, to)
   if (from !== undefined) writer.address(RTA.SRC, from)
   if (index !== undefined) writer.attributeU32(RTA.IIF, index)
   if (mark !== undefined) writer.attributeU32(RTA.MARK, mark)

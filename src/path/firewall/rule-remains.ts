@@ -1,11 +1,11 @@
 // rule-remains.ts - finds and removes the firewall rules of flannel that are on this host, whether iptables or nft set
 // them.
 
-import { readFile } from 'node:fs/promises'
 import { describeError, isWeftError } from '../../base/errors.ts'
 import { notInstalled, type Run } from '../../host/command.ts'
 import { isIptables162, isNfTables, WAIT } from '../../host/iptables.ts'
 import type { HostKernel } from '../../host/kernel.ts'
+import { FAMILIES } from '../../net/address.ts'
 import type { Remains } from '../remains.ts'
 import {
   findFlannelNftRules,
@@ -53,11 +53,12 @@ export async function findIptablesRemains(
   const remains: Remains[] = []
   const unseen: string[] = []
   const present = await kernel.nftTables()
-  for (const { nft: family, iptables: command } of Object.values(WORDS)) {
+  for (const of of FAMILIES) {
+    const { nft: family, iptables: command } = WORDS[of]
     const hasNft =
       present?.some((table) => table.family === family && TABLES.some((name) => name === table.name)) ?? true
-    // A kernel that does not list the tables of nftables may not show its legacy tables either.
-    const hasLegacy = present === undefined || (await legacyTables(family))?.length !== 0
+    const legacyNames = await kernel.legacyTables(of)
+    const hasLegacy = legacyNames?.some((each) => TABLES.some((name) => name === each)) ?? true
     if (!hasNft && !hasLegacy) continue
     // Since version 1.8 there are separate commands for legacy iptables and iptables-nft, and `iptables --version`
     // prints which of these two the command `iptables` is. Older versions are always legacy iptables.
@@ -67,7 +68,7 @@ export async function findIptablesRemains(
     if (hasLegacy) {
       const legacy = await list(run, [{ name: `${command}-legacy`, wait: WAIT }, ...(isNft ? [] : [plain])], unseen)
       if (legacy) listings.push(legacy)
-      else unseen.push(...(await unseenTables(family, command)))
+      else unseen.push(...unseenTables(legacyNames ?? [], command))
     }
     if (!hasNft) continue
     const nft = await list(run, [{ name: `${command}-nft`, wait: WAIT }, ...(isNft ? [plain] : [])], unseen)
@@ -127,24 +128,11 @@ async function list(run: Run, tools: readonly Tool[], unseen: string[]): Promise
 }
 
 /**
- * Returns the names of the legacy tables of this network namespace that may contain rules of flannel; undefined if this
- * process may not read the names.
- */
-async function legacyTables(family: string): Promise<readonly string[] | undefined> {
-  try {
-    const names = await readFile(`/proc/net/${family}_tables_names`, 'utf8')
-    return TABLES.filter((table) => names.split('\n').includes(table))
-  } catch (error) {
-    return (error as NodeJS.ErrnoException).code === 'ENOENT' ? [] : undefined // the kernel has no legacy iptables
-  }
-}
-
-/**
  * Describes the legacy tables of this network namespace, whose names the kernel lists (net/netfilter/x_tables.c), for
  * hosts without a tool that can show the tables' rules.
  */
-async function unseenTables(family: string, command: string): Promise<string[]> {
-  const tables = (await legacyTables(family)) ?? []
+function unseenTables(names: readonly string[], command: string): string[] {
+  const tables = TABLES.filter((table) => names.includes(table))
   const where = `the legacy kind of ${command} has tables here (${tables.join(', ')})`
   return tables.length === 0 ? [] : [`${where}, and ${command}-legacy, which can show their rules, is not installed`]
 }
