@@ -53,6 +53,10 @@ ssize_t receive_one(int fd, SecretBytes& buffer) {
 
 bool is_listing(uint16_t flags) { return (flags & NLM_F_DUMP) == NLM_F_DUMP && !(flags & NLM_F_ACK); }
 
+void set_flag(nlmsghdr& header, uint16_t flag, bool is_set) {
+  header.nlmsg_flags = static_cast<uint16_t>(is_set ? header.nlmsg_flags | flag : header.nlmsg_flags & ~flag);
+}
+
 nlmsghdr header_of(std::span<const uint8_t> message) {
   nlmsghdr header;
   std::memcpy(&header, message.data(), sizeof header);
@@ -120,13 +124,12 @@ void NetlinkAnswers::take(std::span<const uint8_t> bytes) {
 
 void NetlinkAnswers::take_message(const nlmsghdr& header, std::span<const uint8_t> message) {
   const uint32_t at = header.nlmsg_seq - first_;
-  if (at >= answers_.size() || answers_[at].is_complete) return;
+  if (at >= answers_.size() || at < complete_) return;
   NetlinkAnswer& answer = answers_[at];
   if (header.nlmsg_flags & NLM_F_DUMP_INTR) answer.is_interrupted = true;
   if (header.nlmsg_type == NLMSG_ERROR || header.nlmsg_type == NLMSG_DONE) {
     read_end(header, message.subspan(sizeof header), answer);
-    answer.is_complete = true;
-    missing_--;
+    while (complete_ <= at) answers_[complete_++].is_complete = true;
   } else if (header.nlmsg_type >= NLMSG_MIN_TYPE) {
     answer.messages.insert(answer.messages.end(), message.begin(), message.end());
     answer.messages.resize(NLMSG_ALIGN(answer.messages.size()));
@@ -180,7 +183,11 @@ Failure NetlinkSocket::exchange_some(std::span<const std::span<uint8_t>> request
     for (const std::span<uint8_t> request : requests) {
       nlmsghdr header = header_of(request);
       header.nlmsg_seq = ++sequence_;
-      if (!lists) header.nlmsg_flags |= NLM_F_ACK;
+      const bool is_last = request.data() == requests.back().data();
+      // The kernel answers in order, so the acknowledgement of the last change covers the changes before it. The kernel
+      // reports an error of a change even without this flag.
+      const bool is_covered = !is_last && !is_get(protocol_, header.nlmsg_type);
+      if (!lists) set_flag(header, NLM_F_ACK, !is_covered);
       std::memcpy(request.data(), &header, sizeof header);
     }
     const auto* end = requests.back().data() + requests.back().size();

@@ -39,23 +39,24 @@ struct NetlinkAnswer {
   bool is_complete = false;
 };
 
-/// Assigns the messages of the kernel to the requests that they answer, by their sequence numbers.
+/// Assigns the messages of the kernel to the requests that they answer, by their sequence numbers. The kernel answers in
+/// order, so the end of an answer completes all answers before it.
 class NetlinkAnswers {
  public:
   /// The first answer has the sequence number `first`, each further answer the next number.
   NetlinkAnswers(uint32_t first, std::span<NetlinkAnswer> answers)
-      : first_(first), answers_(answers), missing_(answers.size()) {}
+      : first_(first), answers_(answers) {}
 
   /// Takes what one call of recv(2) returned. Ignores malformed messages and messages with other sequence numbers.
   void take(std::span<const uint8_t> bytes);
-  bool is_complete() const { return missing_ == 0; }
+  bool is_complete() const { return complete_ == answers_.size(); }
 
  private:
   void take_message(const nlmsghdr& header, std::span<const uint8_t> message);
 
   uint32_t first_;
   std::span<NetlinkAnswer> answers_;
-  size_t missing_;
+  size_t complete_ = 0;  ///< the number of complete answers; all further answers are incomplete
 };
 
 /// A socket for requests to one subsystem of the kernel. Only one thread may use it at a time.

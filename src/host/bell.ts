@@ -1,4 +1,4 @@
-// bell.ts - wakes a loop that waits for an event, a time limit, or the signal to stop.
+// bell.ts - wakes a loop that waits for an event, a time limit, or the signal to stop, and runs work in sequence.
 
 /** Wakes a waiting loop. If no loop waits when the bell rings, the next wait ends immediately. */
 export interface Bell {
@@ -85,4 +85,18 @@ export async function limited<T>(
 export async function withLatePromise<T>(ms: number, work: (late: Promise<void>) => Promise<T>): Promise<T> {
   const over = new AbortController()
   return work(pause(over.signal, ms).catch(() => {})).finally(() => over.abort())
+}
+
+type Turn = <T>(work: () => Promise<T>) => Promise<T>
+
+/**
+ * Makes a function that runs asynchronous work in sequence: each work starts when all earlier work has ended or failed.
+ */
+export function createTurn(): Turn {
+  let last: Promise<unknown> = Promise.resolve()
+  return (work) => {
+    const done = last.then(work)
+    last = done.catch(() => {})
+    return done
+  }
 }

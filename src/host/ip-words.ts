@@ -3,7 +3,15 @@
 
 import type { Secret } from '../base/secret.ts'
 import { printable } from '../base/text.ts'
-import { formatAddress, formatEndpoint, formatNet, type Family, type Net } from '../net/address.ts'
+import {
+  ADDRESS_BITS,
+  familyOf,
+  formatAddress,
+  formatEndpoint,
+  formatNet,
+  type Family,
+  type Net,
+} from '../net/address.ts'
 import type { Change, NewDevice, PolicyRule, RouteChange, WireguardPeerChange } from './kernel.ts'
 
 /** The changes whose kinds include the kind `K`. */
@@ -211,13 +219,17 @@ export const tableName = (table: number): string => TABLE_NAMES.get(table) ?? St
 
 const ALL_BITS = 0xff_ff_ff_ff
 
+/** Writes a network as `ip` prints it: a single address without its prefix length. */
+const netText = (net: Net): string =>
+  net.prefixLength === ADDRESS_BITS[familyOf(net)] ? formatAddress(net.address) : formatNet(net)
+
 /** Writes a policy rule as `ip rule` prints it, such as `5270: from all lookup 52`. */
 export function ruleText(rule: PolicyRule): string {
   const { priority, table, action, iif, oif, from, to, mark, mask, isInverted } = rule
   const bits = mask === ALL_BITS ? '' : `/0x${mask.toString(16)}`
   return [
-    `${priority}:${isInverted ? ' not' : ''} from ${from ? formatNet(from) : 'all'}`,
-    ...option('to', to && formatNet(to)),
+    `${priority}:${isInverted ? ' not' : ''} from ${from ? netText(from) : 'all'}`,
+    ...option('to', to && netText(to)),
     ...option('fwmark', mark === undefined ? undefined : `0x${mark.toString(16)}${bits}`),
     ...option('iif', iif),
     ...option('oif', oif),

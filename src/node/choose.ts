@@ -7,7 +7,7 @@ import { readSettings } from '../control/config/backend-options.ts'
 import { carryIpv4Alone, type NetworkConfig } from '../control/config/network-config.ts'
 import type { SubnetManager } from '../control/lease/subnet-manager.ts'
 import type { Store } from '../control/store/store.ts'
-import { run } from '../host/command.ts'
+import type { Run } from '../host/command.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
 import type { HostKernel } from '../host/kernel.ts'
 import { storeKindOf, type EngineOptions, type KeyStoreOptions, type StoreOptions } from '../options.ts'
@@ -162,6 +162,9 @@ export async function charonOfHost() {
   const { leaveCharon, listConnections } = await import('../path/backends/ipsec/leave-charon.ts')
   return { leaveCharon, listConnections }
 }
+
+/** Runs a command. Only few backends run commands, so the module is loaded for the first command. */
+const run: Run = async (file, args, options) => (await import('../host/command.ts')).run(file, args, options)
 
 async function makeBackend<T extends BackendType>(type: T, parts: Omit<AllParts<T>, 'settings'>): Promise<Backend> {
   const settings = readSettings(type, parts.config.backend)

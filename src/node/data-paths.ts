@@ -8,10 +8,10 @@ import { setImmediate } from 'node:timers/promises'
 import { describeError, messageOf, prefixed } from '../base/errors.ts'
 import { seldom, type Log } from '../base/log.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../control/lease/lease.ts'
+import { createTurn } from '../host/bell.ts'
 import type { Watched } from '../host/events.ts'
 import { addressChange, mtuChange, seeExternal, type ExternalInterface } from '../host/external-interface.ts'
 import type { HostKernel } from '../host/kernel.ts'
-import { createTurn } from '../host/turn.ts'
 import { FAMILIES, FAMILY_NAMES, onlyOf, type Addresses, type ByFamily, type Family } from '../net/address.ts'
 import type {
   Backend,

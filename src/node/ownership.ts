@@ -12,8 +12,7 @@
 
 import { describeError } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
-import { createBell, type Bell } from '../host/bell.ts'
-import { createTurn } from '../host/turn.ts'
+import { type Bell, createBell, createTurn } from '../host/bell.ts'
 import { closeAll } from '../host/unix-socket.ts'
 import type { OpenPath } from '../path/engine/engine.ts'
 import type { DataPaths } from './data-paths.ts'

@@ -2,6 +2,8 @@
 // `npm run test:soak`. WEFT_SEED=… repeats one seed.
 
 import { expect, it, vi } from 'vitest'
+// The start imports these modules when it needs them. Here they are imported before the virtual time begins.
+import '../../src/node/restart/predecessor.ts'
 import { FATES, simulateSuccession, type Fate } from './succession.ts'
 
 const world = vi.hoisted(() => ({ closeAll: (_fds: readonly number[]): void => {} }))

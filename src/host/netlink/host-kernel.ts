@@ -6,7 +6,6 @@ import type { WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import type { Family } from '../../net/address.ts'
 import { addon } from '../addon.ts'
-import { wordsOf } from '../ip-words.ts'
 import type {
   Change,
   Device,
@@ -27,21 +26,17 @@ import type {
 import type { IndexOf, NameOf } from './interfaces.ts'
 import { addressRequest, getLink, linkRequest, linksIn, listAddresses, listLinks } from './links.ts'
 import { messagesIn, type ReceivedMessage } from './message.ts'
-import { entryRequest, forwardingEntriesIn, forwardingRequest, neighboursIn, neighboursRequest } from './neighbours.ts'
-import { tablesIn, tablesRequest } from './nftables.ts'
-import { countPolicies, hasPoliciesIn } from './policies.ts'
-import { changeError, isMissing, isMissingFamily, NO_DEVICE, readError } from './refusal.ts'
-import { eventOf, groupsOf } from './reports.ts'
-import { lookedUpIn, lookUpRequest, refusalOf, RouteDump, routeRequest } from './routes.ts'
-import { ruleRequest, rulesIn, rulesRequest } from './rules.ts'
-import { KernelSocket, NETLINK, type Answer } from './socket.ts'
-import { readWireguard, setWireguard } from './wireguard.ts'
+import { RouteDump, routeRequest } from './routes.ts'
+import { isMissing, isMissingFamily, KernelSocket, NETLINK, NO_DEVICE, type Answer } from './socket.ts'
 
 /**
  * The number of changes that are sent at a time. The event loop of Node.js is blocked while their requests are built,
  * about 5 ms.
  */
 const CHANGES_AT_ONCE = 1_000
+
+const loadRest = () => import('./rest.ts')
+type Rest = Awaited<ReturnType<typeof loadRest>>
 
 type WireguardChange = Extract<Change, { readonly kind: 'set wireguard' }>
 
@@ -66,7 +61,7 @@ export class NetlinkKernel implements HostKernel {
 
   async links(): Promise<readonly Link[]> {
     const [links, addresses] = await this.#exchange([listLinks(), listAddresses()])
-    return linksIn(dataOf(links, 'interfaces'), dataOf(addresses, 'addresses'))
+    return linksIn(await dataOf(links, 'interfaces'), await dataOf(addresses, 'addresses'))
   }
 
   async link(which: string | number): Promise<Link | undefined> {
@@ -74,12 +69,12 @@ export class NetlinkKernel implements HostKernel {
     if (!request) return undefined
     const [found] = await this.#exchange([request])
     if (found?.errno === NO_DEVICE.errno) return undefined
-    const data = dataOf(found, `the interface ${which}`)
+    const data = await dataOf(found, `the interface ${which}`)
     const [bare] = linksIn(data, Buffer.alloc(0))
     if (!bare) return undefined
     const [addresses] = await this.#exchange([listAddresses(bare.index)])
     if (addresses?.errno === NO_DEVICE.errno) return undefined
-    return linksIn(data, dataOf(addresses, 'addresses'))[0]
+    return linksIn(data, await dataOf(addresses, 'addresses'))[0]
   }
 
   async routes(which: RouteFilter): Promise<readonly Route[]> {
@@ -89,10 +84,11 @@ export class NetlinkKernel implements HostKernel {
     const [answer] = await this.#exchange([dump.request])
     // The kernel has no such table, or no such family.
     if (answer && (isMissing(answer) || isMissingFamily(answer))) return []
-    return dump.routesIn(dataOf(answer, 'routes'), createNames())
+    return dump.routesIn(await dataOf(answer, 'routes'), createNames())
   }
 
   async lookUp(_family: Family, queries: readonly RouteQuery[]): Promise<readonly RouteAnswer[]> {
+    const { lookedUpIn, lookUpRequest, refusalOf } = await loadRest()
     const requests = queries.map((query) => lookUpRequest(query, indexOf))
     const answers = await this.#exchange(requests.filter((request) => request !== undefined))
     const nameOf = createNames()
@@ -104,37 +100,42 @@ export class NetlinkKernel implements HostKernel {
   }
 
   async rules(family: Family): Promise<readonly PolicyRule[] | undefined> {
+    const { rulesIn, rulesRequest } = await loadRest()
     const [answer] = await this.#exchange([rulesRequest(family)])
     if (answer && isMissingFamily(answer)) return undefined
-    return rulesIn(messagesIn(dataOf(answer, 'policy rules')), family)
+    return rulesIn(messagesIn(await dataOf(answer, 'policy rules')), family)
   }
 
   async neighbours(family: Family, device?: Device): Promise<readonly Neighbour[]> {
     const index = device && indexOf(device)
     if (index === 0) return []
+    const { neighboursIn, neighboursRequest } = await loadRest()
     const [answer] = await this.#exchange([neighboursRequest(family, index)])
     if (answer && (isMissing(answer) || isMissingFamily(answer))) return []
-    return neighboursIn(messagesIn(dataOf(answer, 'neighbours')), family, index)
+    return neighboursIn(messagesIn(await dataOf(answer, 'neighbours')), family, index)
   }
 
   async forwarding(device: Device): Promise<readonly Forwarding[]> {
     const index = indexOf(device)
     if (index === 0) return []
+    const { forwardingEntriesIn, forwardingRequest } = await loadRest()
     const [answer] = await this.#exchange([forwardingRequest(index)])
     if (answer && isMissing(answer)) return []
-    return forwardingEntriesIn(messagesIn(dataOf(answer, 'forwarding entries')), index)
+    return forwardingEntriesIn(messagesIn(await dataOf(answer, 'forwarding entries')), index)
   }
 
   async wireguard(device: Device): Promise<WireguardState> {
+    const { readError, readWireguard } = await loadRest()
     const { answer, state } = await readWireguard(this.#generic, device)
     if (state) return state
     throw readError(`the WireGuard device ${device.name}`, answer)
   }
 
   async hasIpsecPolicies(): Promise<boolean> {
+    const { countPolicies, hasPoliciesIn } = await loadRest()
     try {
       const [answer] = await this.#xfrm.exchange([countPolicies()])
-      return hasPoliciesIn(messagesIn(dataOf(answer, 'IPsec policies')))
+      return hasPoliciesIn(messagesIn(await dataOf(answer, 'IPsec policies')))
     } catch (error) {
       if (isWithoutIpsec(error)) return false
       throw error
@@ -142,6 +143,7 @@ export class NetlinkKernel implements HostKernel {
   }
 
   async nftTables(): Promise<readonly NftTable[] | undefined> {
+    const { tablesIn, tablesRequest } = await loadRest()
     const [answer] = await this.#netfilter.exchange([tablesRequest()])
     return answer?.errno === 0 ? tablesIn(answer.data) : undefined
   }
@@ -161,15 +163,19 @@ export class NetlinkKernel implements HostKernel {
     for (const batch of batchesOf(changes)) {
       const answers = await this.#send(batch)
       for (const [at, change] of batch.changes.entries()) {
-        const error = changeError(change, answers[at] ?? NO_DEVICE)
+        const answer = answers[at] ?? NO_DEVICE
+        const error = answer.errno === 0 ? undefined : (await loadRest()).changeError(change, answer)
         errors.push(error)
-        if (this.#log?.v(4)) this.#log.info(error ? error.message : `The kernel accepted \`${wordsOf(change)}\``)
+        if (!this.#log?.v(4)) continue
+        const { wordsOf } = await loadRest()
+        this.#log.info(error ? error.message : `The kernel accepted \`${wordsOf(change)}\``)
       }
     }
     return errors
   }
 
   async watch(topics: readonly Topic[], onEvent: (event: KernelEvent) => void, signal: AbortSignal): Promise<void> {
+    const { eventOf, groupsOf } = await loadRest()
     const { route, xfrm } = groupsOf(topics)
     const monitors: NetlinkMonitor[] = []
     const stop = (): void => monitors.forEach((monitor) => monitor.stop())
@@ -189,8 +195,9 @@ export class NetlinkKernel implements HostKernel {
 
   /** Sends a batch. The answer of a change is undefined if an interface that the change names does not exist. */
   async #send({ changes, isWireguard }: Batch): Promise<readonly (Answer | undefined)[]> {
-    if (isWireguard) return setWireguard(this.#generic, changes as WireguardChange[])
-    const requests = changes.map((change) => requestOf(change, indexOf))
+    if (isWireguard) return (await loadRest()).setWireguard(this.#generic, changes as WireguardChange[])
+    const rest = changes.some(isOfRest) ? await loadRest() : undefined
+    const requests = changes.map((change) => requestOf(change, indexOf, rest))
     const answers = await this.#exchange(requests.filter((request) => request !== undefined))
     let at = 0
     return requests.map((request) => (request ? answers[at++] : undefined))
@@ -259,8 +266,11 @@ function devicesOf(change: Change): readonly Device[] {
   return 'device' in change && change.device ? [change.device] : []
 }
 
+/** Returns true for a change whose request the module rest.ts makes. */
+const isOfRest = ({ kind }: Change): boolean => /rule|neighbour|forwarding/.test(kind)
+
 /** Returns the request that makes a change; undefined if an interface that the change names does not exist. */
-function requestOf(change: Change, indexes: IndexOf): Buffer | undefined {
+function requestOf(change: Change, indexes: IndexOf, rest: Rest | undefined): Buffer | undefined {
   switch (change.kind) {
     case 'add link':
     case 'set link':
@@ -275,12 +285,12 @@ function requestOf(change: Change, indexes: IndexOf): Buffer | undefined {
       return routeRequest(change, indexes)
     case 'add rule':
     case 'delete rule':
-      return ruleRequest(change)
+      return rest?.ruleRequest(change)
     case 'replace neighbour':
     case 'delete neighbour':
     case 'replace forwarding':
     case 'delete forwarding':
-      return entryRequest(change, indexes)
+      return rest?.entryRequest(change, indexes)
     case 'set wireguard':
       return undefined
   }
@@ -301,7 +311,7 @@ function createNames(): NameOf {
 }
 
 /** Returns the messages of an answer. Throws the error of a refused request, which reads the objects `what`. */
-function dataOf(answer: Answer | undefined, what: string): Buffer {
+async function dataOf(answer: Answer | undefined, what: string): Promise<Buffer> {
   if (answer?.errno === 0) return answer.data
-  throw readError(what, answer ?? NO_DEVICE)
+  throw (await loadRest()).readError(what, answer ?? NO_DEVICE)
 }

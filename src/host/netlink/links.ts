@@ -13,9 +13,8 @@ import type {
   TunSettings,
   VxlanSettings,
 } from '../kernel.ts'
-import { FAMILY_NUMBERS } from './families.ts'
 import type { IndexOf } from './interfaces.ts'
-import { messagesIn, MessageWriter, NLM_F, type Attributes, type ReceivedMessage } from './message.ts'
+import { type Attributes, FAMILY_NUMBERS, messagesIn, MessageWriter, NLM_F, type ReceivedMessage } from './message.ts'
 
 export const RTM_LINK = { NEW: 16, DELETE: 17, GET: 18 } as const
 export const RTM_ADDRESS = { NEW: 20, DELETE: 21, GET: 22 } as const

@@ -5,7 +5,7 @@
 // missing or truncated attribute return undefined.
 
 import { endianness } from 'node:os'
-import type { Address } from '../../net/address.ts'
+import type { Address, Family } from '../../net/address.ts'
 
 /** Flags of a request (nlmsg_flags in linux/netlink.h). */
 export const NLM_F = { REQUEST: 1, ACK: 4, DUMP: 0x300, REPLACE: 0x100, EXCL: 0x200, CREATE: 0x400 } as const
@@ -350,3 +350,14 @@ export class Attributes {
     return end - start < bytes ? -1 : start
   }
 }
+
+/** The kernel's numbers of the address families (linux/socket.h). */
+export const FAMILY_NUMBERS: Readonly<Record<Family, number>> = { ipv4: 2, ipv6: 10 }
+/** The family of forwarding entries of bridges and vxlan devices. */
+export const AF_BRIDGE = 7
+
+const familyOfNumber = (number: number): Family | undefined =>
+  number === FAMILY_NUMBERS.ipv4 ? 'ipv4' : number === FAMILY_NUMBERS.ipv6 ? 'ipv6' : undefined
+
+/** Reads the family from the first byte of a message of rtnetlink(7); undefined for a family other than IPv4 and IPv6. */
+export const familyIn = (message: ReceivedMessage): Family | undefined => familyOfNumber(message.u8(0))

@@ -3,9 +3,8 @@
 
 import { familyOf, type Family } from '../../net/address.ts'
 import type { Change, Forwarding, Neighbour } from '../kernel.ts'
-import { AF_BRIDGE, FAMILY_NUMBERS, familyIn } from './families.ts'
 import type { IndexOf } from './interfaces.ts'
-import { MessageWriter, NLM_F, type ReceivedMessage } from './message.ts'
+import { AF_BRIDGE, FAMILY_NUMBERS, familyIn, MessageWriter, NLM_F, type ReceivedMessage } from './message.ts'
 
 export const RTM_NEWNEIGH = 28
 export const RTM_DELNEIGH = 29

@@ -6,20 +6,9 @@ import { NEEDS_NET_ADMIN } from '../command.ts'
 import { wordsOf } from '../ip-words.ts'
 import type { Change, KernelRefusal } from '../kernel.ts'
 import { errnoName, errnoText } from './errno.ts'
-import type { Answer } from './socket.ts'
+import type { Refusal } from './socket.ts'
 
-type Refusal = Pick<Answer, 'errno' | 'explanation'>
-
-const { ENODEV, ENOENT, EAFNOSUPPORT, EOPNOTSUPP, ETIMEDOUT } = constants.errno
-
-/** The answer to a request that names an interface which does not exist. */
-export const NO_DEVICE: Answer = { data: Buffer.alloc(0), errno: ENODEV, explanation: undefined }
-
-/** Returns true if the kernel refused a listing because the interface or the table of the listing does not exist. */
-export const isMissing = ({ errno }: Refusal): boolean => errno === ENODEV || errno === ENOENT
-
-/** Returns true if the kernel refused a listing because it is built without the family or without the kind of object. */
-export const isMissingFamily = ({ errno }: Refusal): boolean => errno === EAFNOSUPPORT || errno === EOPNOTSUPP
+const { EOPNOTSUPP, ETIMEDOUT } = constants.errno
 
 /** Returns the error of a refused request that reads the kernel objects `what`. */
 export const readError = (what: string, refusal: Refusal): WeftError =>

@@ -1,10 +1,9 @@
 // reports.ts - the reports that the kernel sends to rtnetlink's multicast groups when an object changes. Pure.
 
 import type { KernelEvent, Topic } from '../kernel.ts'
-import { familyIn } from './families.ts'
 import type { NameOf } from './interfaces.ts'
 import { addressEventOf, linkEventOf, RTM_ADDRESS, RTM_LINK } from './links.ts'
-import type { ReceivedMessage } from './message.ts'
+import { familyIn, type ReceivedMessage } from './message.ts'
 import { forwardingIn, neighbourIn, RTM_DELNEIGH, RTM_NEWNEIGH } from './neighbours.ts'
 import { isCached, routeIn, RTM_DELROUTE, RTM_NEWROUTE, textWithoutLifetime } from './routes.ts'
 import { RTM_DELRULE, RTM_NEWRULE } from './rules.ts'

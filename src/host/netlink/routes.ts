@@ -14,29 +14,28 @@ import {
   type Family,
   type Net,
 } from '../../net/address.ts'
-import type { Change, Route, RouteAnswer, RouteFilter, RouteQuery, RouteType } from '../kernel.ts'
-import { errnoName, errnoText } from './errno.ts'
-import { FAMILY_NUMBERS, familyIn } from './families.ts'
+import type { Change, Route, RouteFilter, RouteType } from '../kernel.ts'
 import type { IndexOf, NameOf } from './interfaces.ts'
 import {
   addressBytes,
   addressIn,
   type Attributes,
-  MessageWriter,
+  FAMILY_NUMBERS,
+  familyIn,
   messagesIn,
+  MessageWriter,
   NLM_F,
   ReceivedMessage,
 } from './message.ts'
-import type { Answer } from './socket.ts'
 
 export const RTM_NEWROUTE = 24
 export const RTM_DELROUTE = 25
-const RTM_GETROUTE = 26
+export const RTM_GETROUTE = 26
 
 /** The length of `struct rtmsg`. */
 const HEADER = 12
 /** Attributes of a route. */
-const RTA = {
+export const RTA = {
   DST: 1,
   SRC: 2,
   IIF: 3,
@@ -50,10 +49,9 @@ const RTA = {
   MARK: 16,
   VIA: 18,
 } as const
-/** Flags of a route: the gateway is reachable on the link; a copy in the routing cache; the answer names the table. */
+/** Flags of a route: the gateway is reachable on the link; the route is a copy in the routing cache. */
 const RTNH_F_ONLINK = 4
 const RTM_F_CLONED = 0x200
-const RTM_F_LOOKUP_TABLE = 0x1000
 const SCOPES = { global: 0, link: 253, host: 254, nowhere: 255 } as const
 const MAIN_TABLE = 254
 const LOCAL_TABLE = 255
@@ -283,32 +281,3 @@ export class RouteDump {
 }
 
 const addressZero = (family: Family): Address => (family === 'ipv4' ? 0 : 0n)
-
-/** Returns the request that looks up the route of a packet; undefined if the packet's interface does not exist. */
-export function lookUpRequest({ to, from, iif, mark }: RouteQuery, indexOf: IndexOf): Buffer | undefined {
-  const index = iif && indexOf(iif)
-  if (index === 0) return undefined
-  const family = familyOf(to)
-  const bits = ADDRESS_BITS[family]
-  const writer = new MessageWriter(RTM_GETROUTE, NLM_F.ACK)
-  writer.u8(FAMILY_NUMBERS[family]).u8(bits)
-  writer.u8(from === undefined ? 0 : bits)
-  writer.raw(new Uint8Array(5)).u32(RTM_F_LOOKUP_TABLE).address(RTA.DST, to)
-  if (from !== undefined) writer.address(RTA.SRC, from)
-  if (index !== undefined) writer.attributeU32(RTA.IIF, index)
-  if (mark !== undefined) writer.attributeU32(RTA.MARK, mark)
-  return writer.finish()
-}
-
-/** Reads the kernel's answer to a lookup. */
-export function lookedUpIn({ data, errno }: Pick<Answer, 'data' | 'errno'>, nameOf: NameOf): RouteAnswer {
-  if (errno !== 0) return refusalOf(errnoName(errno))
-  for (const message of messagesIn(data)) {
-    const route = message.type === RTM_NEWROUTE ? routeIn(message, nameOf) : undefined
-    if (route) return { route }
-  }
-  return { refused: 'no answer', errno: '' }
-}
-
-/** Returns the answer to a lookup that the kernel refused with this error. */
-export const refusalOf = (errno: string): RouteAnswer => ({ refused: errnoText(errno), errno })

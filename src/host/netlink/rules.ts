@@ -2,8 +2,7 @@
 
 import { netAround, type Address, type Family, type Net } from '../../net/address.ts'
 import type { Change, PolicyRule } from '../kernel.ts'
-import { familyIn, FAMILY_NUMBERS } from './families.ts'
-import { MessageWriter, NLM_F, type ReceivedMessage } from './message.ts'
+import { FAMILY_NUMBERS, familyIn, MessageWriter, NLM_F, type ReceivedMessage } from './message.ts'
 
 export const RTM_NEWRULE = 32
 export const RTM_DELRULE = 33

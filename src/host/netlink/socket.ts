@@ -3,7 +3,7 @@
 import { constants } from 'node:os'
 import type { NetlinkSocket as AddonSocket } from '../../../native/addon.d.ts'
 import { addon } from '../addon.ts'
-import { createTurn } from '../turn.ts'
+import { createTurn } from '../bell.ts'
 
 /** The kernel's answer to one request. */
 export interface Answer {
@@ -16,6 +16,20 @@ export interface Answer {
   /** True if the listed objects changed during each of the attempts to list them; else left out. */
   readonly isInterrupted?: true
 }
+
+/** The part of an answer that says why the kernel refused the request. */
+export type Refusal = Pick<Answer, 'errno' | 'explanation'>
+
+const { ENODEV, ENOENT, EAFNOSUPPORT, EOPNOTSUPP } = constants.errno
+
+/** The answer to a request that names an interface which does not exist. */
+export const NO_DEVICE: Answer = { data: Buffer.alloc(0), errno: ENODEV, explanation: undefined }
+
+/** Returns true if the kernel refused a listing because the interface or the table of the listing does not exist. */
+export const isMissing = ({ errno }: Refusal): boolean => errno === ENODEV || errno === ENOENT
+
+/** Returns true if the kernel refused a listing because it is built without the family or without the kind of object. */
+export const isMissingFamily = ({ errno }: Refusal): boolean => errno === EAFNOSUPPORT || errno === EOPNOTSUPP
 
 /** A socket to one subsystem of the kernel, such as rtnetlink(7). */
 export interface NetlinkSocket {

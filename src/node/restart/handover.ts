@@ -15,8 +15,7 @@
 import { WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import { parseLeaseKey } from '../../control/lease/lease.ts'
-import { pause } from '../../host/bell.ts'
-import { createTurn } from '../../host/turn.ts'
+import { createTurn, pause } from '../../host/bell.ts'
 import { closeAll } from '../../host/unix-socket.ts'
 import { FAMILIES, familyOfText, formatNet, type Nets } from '../../net/address.ts'
 import { hasBackendName, isNamedBy } from '../../path/catalog.ts'
@@ -24,7 +23,7 @@ import type { OpenPath } from '../../path/engine/engine.ts'
 import type { EarlierRun } from './earlier-run.ts'
 import { serveSuccessors, type Lender } from './lender.ts'
 import { fdsOf } from './open-path.ts'
-import { predecessorAt, type Predecessor } from './predecessor.ts'
+import type { Predecessor } from './predecessor.ts'
 import type { About } from './protocol.ts'
 import type { Lock, Rendezvous } from './rendezvous.ts'
 
@@ -318,6 +317,8 @@ export class Handover {
       })
     }
     if (!connection) return undefined
+    // Import this module only if a predecessor runs, because otherwise no packets pass until this start is done.
+    const { predecessorAt } = await import('./predecessor.ts')
     const found = predecessorAt(connection)
     if (this.lock) return found
     const about = await found.about()

@@ -12,7 +12,6 @@ import type { Log } from '../../base/log.ts'
 import { decodeLease } from '../../control/lease/decode.ts'
 import { encodeLeaseValue, type Lease } from '../../control/lease/lease.ts'
 import { externalText, readExternalText, type ExternalInterface } from '../../host/external-interface.ts'
-import { replaceFile } from '../../host/replace-file.ts'
 import { eventsFile, interfaceWishes, storeKindOf, type NodeOptions, type StoreOptions } from '../../options.ts'
 
 /** The number of leases that weftd formats without a pause, which takes about two milliseconds. */
@@ -92,6 +91,7 @@ export function storeNameOf(
 export async function writeLastKnown(path: string, known: ToWrite): Promise<void> {
   // Only weftd's user may read and write the file, because a user who can write it determines where weftd sends
   // packets.
+  const { replaceFile } = await import('../../host/replace-file.ts') // a start only reads the file
   await replaceFile(path, textOf(known), 0o600)
 }
 

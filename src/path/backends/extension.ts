@@ -19,9 +19,9 @@ import {
   type LeaseAttrs,
   type OwnLease,
 } from '../../control/lease/lease.ts'
+import { createTurn } from '../../host/bell.ts'
 import type { Run } from '../../host/command.ts'
 import { currentExternal } from '../../host/external-interface.ts'
-import { createTurn } from '../../host/turn.ts'
 import { FAMILIES, familiesOf, formatAddress, formatNet, netText, type Family, type Net } from '../../net/address.ts'
 import type { Settings } from '../catalog.ts'
 import type { Backend, BackendParts, DataPath, PathPeer } from '../contract.ts'

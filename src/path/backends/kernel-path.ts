@@ -5,8 +5,8 @@
 // to each peer's subnet. The file of a backend adds the backend's device and next hops.
 
 import type { Lease } from '../../control/lease/lease.ts'
+import { createTurn } from '../../host/bell.ts'
 import type { FollowedLink } from '../../host/links.ts'
-import { createTurn } from '../../host/turn.ts'
 import type { Addresses, Family } from '../../net/address.ts'
 import type { DataPath, PathPeer, Probing } from '../contract.ts'
 import type { PeerFilter } from '../tunnel/peer-filter.ts'

@@ -7,7 +7,7 @@ import type { HostKernel } from '../../host/kernel.ts'
 import type { FollowedLink } from '../../host/links.ts'
 import { formatAddress, formatNet, type Family, type Net } from '../../net/address.ts'
 import type { PathPeer, PathSide } from '../contract.ts'
-import { RouteSync, type NextHop, type NextHops } from '../device/route-sync.ts'
+import { partOf, RouteSync, type NextHop } from '../device/route-sync.ts'
 import { DirectHops } from '../tunnel/direct-routing.ts'
 import type { PeerFilter } from '../tunnel/peer-filter.ts'
 import { KernelPath } from './kernel-path.ts'
@@ -35,9 +35,9 @@ export abstract class RoutedPath extends KernelPath {
   readonly #routes: RouteSync
   /** The next hops of the peers on the same link; undefined without direct routing. */
   readonly #direct: DirectHops | undefined
-  #hops: NextHops = new Map()
+  #hops = new Map<string, NextHop>()
   /** The peers without a direct route, whose packets use the tunnel, by subnet. */
-  protected tunnelled: ReadonlyMap<string, Lease> = new Map()
+  protected tunnelled = new Map<string, Lease>()
 
   constructor({ family, network, device, probeSource, filter, directRouting, kernel, log }: RoutedParts) {
     super({
@@ -99,7 +99,7 @@ export abstract class RoutedPath extends KernelPath {
 
   /**
    * Gives the wanted next hops to the routes to `subnets`, or to all routes if `subnets` is left out. `before` has the
-   * peers that were in `tunnelled` before the change.
+   * peers of these subnets that were in `tunnelled` before the change.
    */
   protected async setRoutes(
     subnets: ReadonlySet<string> | undefined,
@@ -111,12 +111,12 @@ export abstract class RoutedPath extends KernelPath {
   /** Chooses the next hops of the peers in `changed`, or of all peers if `changed` is left out. */
   async #assign(changed: ReadonlyMap<string, Lease | undefined> | undefined): Promise<void> {
     const peers = this.#filter.peers()
-    const before = this.tunnelled
-    const hops = new Map(changed && this.#hops)
-    const tunnelled = new Map(changed && before)
     const subnets = new Set<string>()
     for (const [key, was] of changed ?? [])
       for (const peer of [was, peers.get(key)]) if (peer) subnets.add(this.#subnetOf(peer))
+    const before = changed ? partOf(this.tunnelled, subnets) : this.tunnelled
+    const hops = changed ? this.#hops : new Map<string, NextHop>()
+    const tunnelled = changed ? this.tunnelled : new Map<string, Lease>()
     for (const subnet of subnets) {
       hops.delete(subnet)
       tunnelled.delete(subnet)

@@ -70,6 +70,16 @@ const deletion = (destination: string, gateway: string, device: Device): Change 
   device,
 })
 
+/** Returns the entries of `all` whose keys are in `keys`. */
+export function partOf<T>(all: ReadonlyMap<string, T>, keys: Iterable<string>): Map<string, T> {
+  const part = new Map<string, T>()
+  for (const key of keys) {
+    const value = all.get(key)
+    if (value !== undefined) part.set(key, value)
+  }
+  return part
+}
+
 const devicesOf = (hops: NextHops): ReadonlySet<FollowedLink> => new Set([...hops.values()].map(({ device }) => device))
 
 /**
@@ -85,7 +95,7 @@ export class RouteSync {
   readonly #ownDevice: Device | undefined
   readonly #kernel: HostKernel
   readonly #log: Log
-  #wanted: NextHops = new Map()
+  #wanted = new Map<string, NextHop>()
   /** The wanted routes that the kernel refused. */
   #refused: NextHops = new Map()
   /**
@@ -109,10 +119,17 @@ export class RouteSync {
   async apply(hops: NextHops, touched?: ReadonlySet<string>): Promise<void> {
     if (touched?.size === 0) return
     const known = this.#wanted
-    this.#wanted = hops
-    await this.#noteDevices()
-    if (touched && !this.#isFirst) await this.#applySome(known, touched)
-    else await this.#applyAll(known)
+    if (!touched || this.#isFirst) {
+      this.#wanted = new Map(hops)
+      await this.#noteDevices(hops)
+      return this.#applyAll(known)
+    }
+    const before = partOf(known, touched)
+    const now = partOf(hops, touched)
+    for (const destination of before.keys()) this.#wanted.delete(destination)
+    for (const [destination, hop] of now) this.#wanted.set(destination, hop)
+    await this.#noteDevices(now)
+    await this.#applySome(before, touched)
   }
 
   /**
@@ -245,8 +262,8 @@ export class RouteSync {
   }
 
   /** Stores the index of each interface now, while the interface still has the given name. */
-  async #noteDevices(): Promise<void> {
-    for (const device of devicesOf(this.#wanted)) if (device.index === undefined) await device.find(this.#kernel)
+  async #noteDevices(hops: NextHops): Promise<void> {
+    for (const device of devicesOf(hops)) if (device.index === undefined) await device.find(this.#kernel)
   }
 
   /** Lists the wanted routes to `destinations` that the kernel lacks and that weftd may set. */

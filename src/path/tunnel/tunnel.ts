@@ -22,10 +22,10 @@ import type { Log } from '../../base/log.ts'
 import type { NetworkConfig } from '../../control/config/network-config.ts'
 import { sideOf, type Lease, type OwnLease } from '../../control/lease/lease.ts'
 import { addon } from '../../host/addon.ts'
+import { createTurn } from '../../host/bell.ts'
 import type { ExternalInterface } from '../../host/external-interface.ts'
 import { removeAll } from '../../host/kernel-errors.ts'
 import { renamed, type Named } from '../../host/links.ts'
-import { createTurn } from '../../host/turn.ts'
 import {
   FAMILIES,
   familiesOf,

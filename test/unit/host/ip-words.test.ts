@@ -2,7 +2,7 @@
 
 import { expect, it } from 'vitest'
 import { Secret } from '../../../src/base/secret.ts'
-import { wordsOf } from '../../../src/host/ip-words.ts'
+import { ruleText, wordsOf } from '../../../src/host/ip-words.ts'
 import type { Change } from '../../../src/host/kernel.ts'
 import { parseAddress, parseNet, type Address, type Net } from '../../../src/net/address.ts'
 import { parseIpv4 } from '../../../src/net/ipv4.ts'
@@ -163,4 +163,26 @@ it('quotes names of interfaces that a shell or a terminal would misread', () => 
   expect(named('a;reboot')).toBe("ip link del dev 'a;reboot'")
   expect(named("it's")).toBe(String.raw`ip link del dev 'it'\''s'`)
   expect(named('\u001b[2J')).toBe(String.raw`ip link del dev '\u001b[2J'`)
+})
+
+it('writes policy rules as `ip rule` prints them', () => {
+  const rule = {
+    priority: 5270,
+    table: 52,
+    action: 'lookup',
+    iif: undefined,
+    oif: undefined,
+    from: undefined,
+    to: undefined,
+    mark: undefined,
+    mask: 0xffffffff,
+    isInverted: false,
+  }
+  expect(ruleText(rule)).toBe('5270: from all lookup 52')
+  expect(ruleText({ ...rule, table: 254, from: net('10.5.0.0/16'), to: net('10.6.0.1/32'), iif: 'a', oif: 'b' })).toBe(
+    '5270: from 10.5.0.0/16 to 10.6.0.1 iif a oif b lookup main',
+  )
+  expect(ruleText({ ...rule, table: undefined, action: 'prohibit', mark: 16, mask: 255, isInverted: true })).toBe(
+    '5270: not from all fwmark 0x10/0xff prohibit',
+  )
 })

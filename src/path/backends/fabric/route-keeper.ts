@@ -7,8 +7,7 @@
 
 import { describeError, isWeftError, messageOf, WeftError } from '../../../base/errors.ts'
 import { seldom, type Log } from '../../../base/log.ts'
-import { limited, pause } from '../../../host/bell.ts'
-import { createTurn } from '../../../host/turn.ts'
+import { createTurn, limited, pause } from '../../../host/bell.ts'
 import { familyOf, formatNet, netContains, parseNet, type Net } from '../../../net/address.ts'
 import type { FabricRoute, Publisher, RouteTable } from './publisher.ts'
 

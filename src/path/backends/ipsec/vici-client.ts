@@ -5,8 +5,7 @@
 
 import { createConnection, type Socket } from 'node:net'
 import { isWeftError, messageOf, WeftError } from '../../../base/errors.ts'
-import { limited } from '../../../host/bell.ts'
-import { createTurn } from '../../../host/turn.ts'
+import { createTurn, limited } from '../../../host/bell.ts'
 import { decodeMessage, encodeMessage, name, type ViciSection } from './vici-message.ts'
 
 /** The packet types of VICI (README.md, "Packet types"). */

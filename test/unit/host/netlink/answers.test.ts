@@ -5,15 +5,15 @@ import { endianness } from 'node:os'
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
 import type { Route, RouteFilter } from '../../../../src/host/kernel.ts'
-import { familyIn } from '../../../../src/host/netlink/families.ts'
-import { messagesIn, MessageWriter, ReceivedMessage } from '../../../../src/host/netlink/message.ts'
+import { familyIn, messagesIn, MessageWriter, ReceivedMessage } from '../../../../src/host/netlink/message.ts'
 import {
   forwardingEntriesIn,
   forwardingIn,
   neighbourIn,
   neighboursIn,
 } from '../../../../src/host/netlink/neighbours.ts'
-import { lookedUpIn, RouteDump, routeIn, textWithoutLifetime } from '../../../../src/host/netlink/routes.ts'
+import { lookedUpIn } from '../../../../src/host/netlink/route-lookups.ts'
+import { RouteDump, routeIn, textWithoutLifetime } from '../../../../src/host/netlink/routes.ts'
 import { RTM_NEWRULE, rulesIn } from '../../../../src/host/netlink/rules.ts'
 import { formatAddress, formatNet, parseAddress, parseNet } from '../../../../src/net/address.ts'
 import * as recorded from './recorded.ts'

@@ -2,7 +2,8 @@
 
 import { expect, it } from 'vitest'
 import type { Change } from '../../../../src/host/kernel.ts'
-import { changeError, isMissing, isMissingFamily, readError } from '../../../../src/host/netlink/refusal.ts'
+import { changeError, readError } from '../../../../src/host/netlink/refusal.ts'
+import { isMissing, isMissingFamily } from '../../../../src/host/netlink/socket.ts'
 
 const UP: Change = { kind: 'set link', device: { name: 'eth0' }, up: true }
 const ADD: Change = { kind: 'add link', link: { name: 'i0', type: 'ipip' } }

@@ -4,7 +4,9 @@ import { endianness } from 'node:os'
 import { describe, expect, it } from 'vitest'
 import { wordsOf } from '../../../../src/host/ip-words.ts'
 import type { Change, Device } from '../../../../src/host/kernel.ts'
+import { messagesIn } from '../../../../src/host/netlink/message.ts'
 import { entryRequest, type EntryChange } from '../../../../src/host/netlink/neighbours.ts'
+import { lookUpRequest } from '../../../../src/host/netlink/route-lookups.ts'
 import { routeRequest, type RouteRequest } from '../../../../src/host/netlink/routes.ts'
 import { ruleRequest, type RuleChange } from '../../../../src/host/netlink/rules.ts'
 import { parseAddress, parseNet, type Address, type Net } from '../../../../src/net/address.ts'
@@ -86,4 +88,13 @@ it('is not made for an interface that does not exist', () => {
   expect(requestOf({ kind: 'add route', destination: net('10.5.0.0/16'), device })).toBeUndefined()
   expect(requestOf({ kind: 'delete neighbour', address: at('10.5.0.0'), device })).toBeUndefined()
   expect(requestOf({ kind: 'delete forwarding', host: at('10.5.0.0'), mac, device })).toBeUndefined()
+})
+
+it('for a lookup has the flag RTM_F_LOOKUP_TABLE only for IPv4, because the kernel refuses the flag for IPv6', () => {
+  const flags = (to: string): number | undefined =>
+    messagesIn(lookUpRequest({ to: at(to) }, indexOf)!)
+      .next()
+      .value?.u32(8)
+  expect([flags('10.5.2.9'), flags('fd00:5:2::9')]).toEqual([0x1000, 0])
+  expect(lookUpRequest({ to: at('10.5.2.9'), iif: { name: 'gone' } }, indexOf)).toBeUndefined()
 })

@@ -1,0 +1,43 @@
+// route-lookups.ts - the requests that look up the route of a packet, and the kernel's answers. Pure.
+
+import { ADDRESS_BITS, familyOf } from '../../net/address.ts'
+import type { RouteAnswer, RouteQuery } from '../kernel.ts'
+import { errnoName, errnoText } from './errno.ts'
+import type { IndexOf, NameOf } from './interfaces.ts'
+import { FAMILY_NUMBERS, messagesIn, MessageWriter, NLM_F } from './message.ts'
+import { routeIn, RTA, RTM_GETROUTE, RTM_NEWROUTE } from './routes.ts'
+import type { Answer } from './socket.ts'
+
+/** Asks the kernel to name the routing table of the route in its answer. */
+const RTM_F_LOOKUP_TABLE = 0x1000
+
+/** Returns the request that looks up the route of a packet; undefined if the packet's interface does not exist. */
+export function lookUpRequest({ to, from, iif, mark }: RouteQuery, indexOf: IndexOf): Buffer | undefined {
+  const index = iif && indexOf(iif)
+  if (index === 0) return undefined
+  const family = familyOf(to)
+  const bits = ADDRESS_BITS[family]
+  const writer = new MessageWriter(RTM_GETROUTE, NLM_F.ACK)
+  writer.u8(FAMILY_NUMBERS[family]).u8(bits)
+  writer.u8(from === undefined ? 0 : bits)
+  // For IPv6 the kernel refuses this flag, and its answer names the table anyway.
+  const flags = family === 'ipv4' ? RTM_F_LOOKUP_TABLE : 0
+  writer.raw(new Uint8Array(5)).u32(flags).address(RTA.DST, to)
+  if (from !== undefined) writer.address(RTA.SRC, from)
+  if (index !== undefined) writer.attributeU32(RTA.IIF, index)
+  if (mark !== undefined) writer.attributeU32(RTA.MARK, mark)
+  return writer.finish()
+}
+
+/** Reads the kernel's answer to a lookup. */
+export function lookedUpIn({ data, errno }: Pick<Answer, 'data' | 'errno'>, nameOf: NameOf): RouteAnswer {
+  if (errno !== 0) return refusalOf(errnoName(errno))
+  for (const message of messagesIn(data)) {
+    const route = message.type === RTM_NEWROUTE ? routeIn(message, nameOf) : undefined
+    if (route) return { route }
+  }
+  return { refused: 'no answer', errno: '' }
+}
+
+/** Returns the answer to a lookup that the kernel refused with this error. */
+export const refusalOf = (errno: string): RouteAnswer => ({ refused: errnoText(errno), errno })
