@@ -32,6 +32,7 @@ it.each([{ iface: ['--iface', 'eth0'] }, { iface: [] }])(
     const next = host.startDaemon({ args: ['--lease-dir', leases], iface, env })
     await next.line(/Forwarding to 0 peers as last known/)
     await next.line(/flannel is ready/)
-    expect(calls.flatMap(({ seen }) => seen())).toEqual([])
+    const own = calls.flatMap(({ seen }) => seen()).filter((words) => !words.startsWith('netns exec')) // the lab's start
+    expect(own).toEqual([])
   },
 )
