@@ -107,7 +107,8 @@ function peerIn(fields: ReadonlyMap<string, readonly string[]>): WireguardPeerSt
   }
 }
 
-const { change: changeByKernel, wireguard: stateByKernel } = NetlinkKernel.prototype
+const changeByKernel = Reflect.get(NetlinkKernel.prototype, 'change')
+const stateByKernel = Reflect.get(NetlinkKernel.prototype, 'wireguard')
 
 async function makeOne(kernel: NetlinkKernel, change: Change): Promise<WeftError | undefined> {
   if (change.kind === 'set wireguard' && isHere(change.device))

@@ -44,10 +44,10 @@ const unnamed = (external: ExternalInterface | undefined): Partial<ExternalInter
  */
 function isSameConfig(known: NetworkConfig, config: NetworkConfig): boolean {
   const isPlaceholder = (value: unknown): boolean => value instanceof Secret && value.isPlaceholder
-  const secrets = Object.keys(known.backend).filter((name) => isPlaceholder(known.backend[name]))
+  const secrets = new Set(Object.keys(known.backend).filter((name) => isPlaceholder(known.backend[name])))
   const compared = ({ backend, ...rest }: NetworkConfig): unknown => [
     rest,
-    Object.entries(backend).map(([name, value]) => [name, secrets.includes(name) ? String(value) : value]),
+    Object.entries(backend).map(([name, value]) => [name, secrets.has(name) ? String(value) : value]),
   ]
   return isDeepStrictEqual(compared(known), compared(config))
 }
@@ -80,7 +80,8 @@ export async function openNode(
   const open = async (): Promise<DataPaths> => {
     const { backend, config } = facts
     const networks = { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network }
-    for (const left of handover.tunNames) if (!goesOnWith(backend, left)) await removeIdleTun(node.kernel, left, networks)
+    for (const left of handover.tunNames)
+      if (!goesOnWith(backend, left)) await removeIdleTun(node.kernel, left, networks)
     await clear()
     const dataPath = await openPath(node, { ...facts, attrs }, known?.others)
     Object.assign(node, facts, { attrs, pathLease: facts.lease })

@@ -1,6 +1,6 @@
 // service-manager.test.ts - the notices that a service manager gets from a daemon, and the detection of a thread that hangs.
 
-import { existsSync, mkdirSync, readdirSync, readFileSync, readlinkSync, writeFileSync } from 'node:fs'
+import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
@@ -36,10 +36,15 @@ function leaseDirectory(): string[] {
   return ['--lease-dir', folder]
 }
 
-const start = (socket: string, args: readonly string[], on = host): Daemon =>
+const start = (
+  socket: string,
+  args: readonly string[],
+  on = host,
+  env: Readonly<Record<string, string>> = {},
+): Daemon =>
   on.startDaemon({
     args: ['--healthz-ip', '127.0.0.1', '--healthz-port', '8471', ...args],
-    env: { NOTIFY_SOCKET: socket, WATCHDOG_USEC: String(WATCHDOG_MS * 1000) },
+    env: { NOTIFY_SOCKET: socket, WATCHDOG_USEC: String(WATCHDOG_MS * 1000), ...env },
   })
 
 /** Returns the first line of /livez, for example `200 weftd is alive`. */
@@ -53,18 +58,13 @@ async function isServed(manager: ServiceManager): Promise<void> {
   for (let times = 0; times < 4; times++) await manager.nextNotice(/^WATCHDOG=1$/)
 }
 
-/** Returns the environment of each child of a process that has executed its own program. */
-function childEnvironments(pid: number): string[] {
-  const program = readlinkSync(`/proc/${pid}/exe`)
-  return readdirSync('/proc').flatMap((entry) => {
-    try {
-      if (!new RegExp(`^PPid:\t${pid}$`, 'm').test(readFileSync(`/proc/${entry}/status`, 'utf8'))) return []
-      if (readlinkSync(`/proc/${entry}/exe`) === program) return []
-      return [readFileSync(`/proc/${entry}/environ`, 'utf8')]
-    } catch {
-      return [] // the process is gone or about to end
-    }
-  })
+/** Puts a program in front of iptables-save that records its environment. Returns the PATH, and a function that reads the record. */
+async function recordEnvironments(): Promise<{ readonly PATH: string; readonly recorded: () => string }> {
+  const [folder, list] = [join(lab.folder, 'recording'), join(lab.folder, 'environments')]
+  const real = (await host.output(['sh', '-c', 'command -v iptables-save'])).trim()
+  mkdirSync(folder)
+  writeFileSync(join(folder, 'iptables-save'), `#!/bin/sh\nenv >> '${list}'\nexec '${real}' "$@"\n`, { mode: 0o755 })
+  return { PATH: `${folder}:${process.env['PATH']}`, recorded: () => readFileSync(list, 'utf8') }
 }
 
 describe('a service manager', () => {
@@ -72,7 +72,8 @@ describe('a service manager', () => {
     const socket = kind === 'path' ? join(lab.folder, 'notify') : `@${lab.id}`
     etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
     const manager = await startServiceManager(host, socket)
-    const daemon = start(socket, ['--etcd-endpoints', etcd.endpoint])
+    const { PATH, recorded } = await recordEnvironments()
+    const daemon = start(socket, ['--etcd-endpoints', etcd.endpoint], host, { PATH })
 
     // weftd is not ready without a configuration; subnet.env exists when it reports ready.
     await manager.notice(/^STATUS=starting; waiting for the network configuration in the etcd store$/)
@@ -86,9 +87,8 @@ describe('a service manager', () => {
     await manager.notice(/^STATUS=subnet 10\.5\.\d+\.0\/24, 0 peers, etcd store reachable$/)
 
     // No command that the daemon runs may get the socket and notify in its name.
-    const environments = childEnvironments(daemon.process.pid!)
-    expect(environments.length).toBeGreaterThan(0)
-    expect(environments.filter((text) => /NOTIFY_SOCKET|WATCHDOG/.test(text))).toEqual([])
+    expect(recorded()).toMatch(/^PATH=/m)
+    expect(recorded()).not.toMatch(/NOTIFY_SOCKET|WATCHDOG/)
 
     await isServed(manager)
 

@@ -3,6 +3,7 @@
 
 import { expect, it, vi } from 'vitest'
 // The start imports these modules when it needs them. Here they are imported before the virtual time begins.
+// oxlint-disable-next-line no-unassigned-import -- only the import itself matters
 import '../../src/node/restart/predecessor.ts'
 import { FATES, simulateSuccession, type Fate } from './succession.ts'
 

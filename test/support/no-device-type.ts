@@ -7,7 +7,7 @@ import { changeError } from '../../src/host/netlink/refusal.ts'
 
 const EOPNOTSUPP = 95
 const MISSING = (process.env['WITHOUT_DEVICE_TYPES'] ?? '').split(' ')
-const { change: changeByKernel } = NetlinkKernel.prototype
+const changeByKernel = Reflect.get(NetlinkKernel.prototype, 'change')
 
 NetlinkKernel.prototype.change = async function change(changes) {
   const errors: (WeftError | undefined)[] = []

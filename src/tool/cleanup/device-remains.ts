@@ -14,9 +14,7 @@ import type { Remains } from '../../path/remains.ts'
 export async function findDeviceRemains(kernel: HostKernel): Promise<Remains[]> {
   const remains: Remains[] = []
   for (const { link } of await findDevices(kernel)) {
-    const through = await Promise.all(
-      FAMILIES.map((family) => kernel.routes({ family, device: link, table: 'all' })),
-    )
+    const through = await Promise.all(FAMILIES.map((family) => kernel.routes({ family, device: link, table: 'all' })))
     const routes = through.flat().filter(({ protocol }) => protocol !== 'kernel')
     remains.push({
       things: [...routes.map(textOf), `device ${link.name} (${link.type})`],

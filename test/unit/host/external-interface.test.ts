@@ -288,8 +288,8 @@ describe('preferredAddress', () => {
     temporary: fc.constant(false),
     tentative: fc.constant(false),
   })
-  const rank = ({ address: at, prefixLength }: LinkAddress<number>): number =>
-    (formatIpv4(at).startsWith('169.254.') ? 2 : 0) + (prefixLength === 32 ? 1 : 0)
+  const rank = ({ address: own, prefixLength }: LinkAddress<number>): number =>
+    (formatIpv4(own).startsWith('169.254.') ? 2 : 0) + (prefixLength === 32 ? 1 : 0)
 
   it('is the first of the best usable addresses', () => {
     fc.assert(
@@ -734,7 +734,7 @@ describe('the choice of IPv6 addresses', () => {
             withAddresses(
               index + 1,
               `l${index}`,
-              [...of.ipv4s.map((text) => at(text)), ...of.entries.map(toLinkAddress)],
+              [...of.ipv4s.map((each) => at(each)), ...of.entries.map(toLinkAddress)],
               of.mtu,
             ),
           )
@@ -992,7 +992,7 @@ describe('an address that disappears and returns', () => {
         withAddresses(
           2,
           'eth0',
-          parts.map(([text, length]) => at(text, Number(length))),
+          parts.map(([part, length]) => at(part, Number(length))),
         ),
       ],
       [],

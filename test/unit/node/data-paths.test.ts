@@ -4,7 +4,6 @@ import { expect, it } from 'vitest'
 import { WeftError } from '../../../src/base/errors.ts'
 import type { Lease, OwnLease } from '../../../src/control/lease/lease.ts'
 import { currentExternal, type ExternalInterface } from '../../../src/host/external-interface.ts'
-import type { HostKernel } from '../../../src/host/kernel.ts'
 import { FAMILIES, formatAddress, parseAddress, type Family } from '../../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
 import { parseIpv6, parseIpv6Net } from '../../../src/net/ipv6.ts'
@@ -60,7 +59,7 @@ function rig(lease = LEASE, more: (family: Family) => Partial<DataPath> = () => 
     model.addLink({ name: host.name, index: 1, mtu: host.mtu }, addresses)
     return model
   }
-  const kernel = { ...kernelNow(), link: (which: string | number) => kernelNow().link(which) } as unknown as HostKernel
+  const kernel = Object.assign(new ModelKernel(), { link: (which: string | number) => kernelNow().link(which) })
   /** Does the same as a backend's `prepare` followed by `renew`. */
   async function again(path: DataPaths): Promise<void> {
     external = await currentExternal(kernel, external)

@@ -41,10 +41,10 @@ let whileListing: () => void | Promise<void>
 beforeEach(() => {
   whileListing = () => {}
   kernel.addLink({ name: 'eth0' })
-  const { links } = kernel
+  const links = kernel.links.bind(kernel)
   kernel.links = async () => {
     await whileListing()
-    return links.call(kernel)
+    return links()
   }
 })
 const noPrograms = (): Promise<never> => Promise.reject(new Error('no program may be started'))

@@ -15,7 +15,10 @@ const HOST6 = parseIpv6('fd00::1')!
 const DEVICE = { name: 'flannel.ipip' }
 
 /** A host that has the device of an earlier run, with the outer source address `local`, unless `local` is null. */
-async function opened({ local = HOST as Ipv4 | null, kernel = new ModelKernel() } = {}) {
+async function opened({
+  local = HOST,
+  kernel = new ModelKernel(),
+}: { readonly local?: Ipv4 | null; readonly kernel?: ModelKernel } = {}) {
   const infos: string[] = []
   const log = { info: (line: string) => void infos.push(line), warn: () => {}, error: () => {}, v: () => false }
   kernel.addLink({ name: 'eth0', index: 2 }, [

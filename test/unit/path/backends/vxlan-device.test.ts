@@ -41,7 +41,7 @@ describe('the device of vxlan', () => {
   it('is created for IPv6 with the same options as for IPv4, so that the kernel requires checksums', async () => {
     await open()
     kernel.act({ kind: 'delete link', device: { name: NAME } })
-    await open(parseIpv4('192.0.2.1')!)
+    await open(parseIpv4('192.0.2.1'))
     expect(kernel.changes).toEqual([made('fd00::1'), made('192.0.2.1')])
   })
 

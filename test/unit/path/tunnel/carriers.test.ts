@@ -33,10 +33,10 @@ beforeEach(() => {
   kernel.addRoute('ipv4', { destination: 'default', gateway: '192.0.2.254', device: 'eth0' })
   queried = []
   lines.length = 0
-  const { lookUp } = kernel
+  const lookUp = kernel.lookUp.bind(kernel)
   kernel.lookUp = (family, queries) => {
     queried.push(...queries.map(({ to }) => formatAddress(to)))
-    return lookUp.call(kernel, family, queries)
+    return lookUp(family, queries)
   }
 })
 const toPeers = (): string[] => kernel.routesAsText().filter((route) => !route.startsWith('default'))

@@ -38,14 +38,14 @@ beforeEach(() => {
 /** Returns the model kernel of this test, whose reads of routes and changes become events. */
 function kernel(): HostKernel {
   const { kernel: model } = host
-  const { routes, change } = model
+  const [routes, change] = [model.routes.bind(model), model.change.bind(model)]
   model.routes = (which) => {
     events.push(which.exactly ? FOREIGN : 'list the routes in the network')
-    return routes.call(model, which)
+    return routes(which)
   }
   model.change = (changes) => {
     events.push(...changes.map(wordsOf))
-    return change.call(model, changes)
+    return change(changes)
   }
   return model
 }
