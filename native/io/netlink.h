@@ -39,13 +39,12 @@ struct NetlinkAnswer {
   bool is_complete = false;
 };
 
-/// Assigns the messages of the kernel to the requests that they answer, by their sequence numbers. The kernel answers in
-/// order, so the end of an answer completes all answers before it.
+/// Assigns the messages of the kernel to the requests that they answer, by their sequence numbers. The kernel answers
+/// in order, so the end of an answer completes all answers before it.
 class NetlinkAnswers {
  public:
   /// The first answer has the sequence number `first`, each further answer the next number.
-  NetlinkAnswers(uint32_t first, std::span<NetlinkAnswer> answers)
-      : first_(first), answers_(answers) {}
+  NetlinkAnswers(uint32_t first, std::span<NetlinkAnswer> answers) : first_(first), answers_(answers) {}
 
   /// Takes what one call of recv(2) returned. Ignores malformed messages and messages with other sequence numbers.
   void take(std::span<const uint8_t> bytes);

@@ -102,7 +102,7 @@ interface Plan {
   readonly kind: 'tun' | 'kernel'
   /** The version of the protocol. */
   readonly version: number
-  /** What AppArmor or SELinux forbids the process: to connect to other processes, or to receive descriptors. */
+  /** The operation that AppArmor or SELinux forbids the process: connections, or the receipt of descriptors. */
   readonly denied: 'connection' | 'descriptors' | undefined
 }
 

@@ -7,7 +7,7 @@ import { join } from 'node:path'
 import type { Lab } from '../../lab/lab.ts'
 import { eventually } from './event.ts'
 
-export interface Calls {
+interface Calls {
   /** The environment of the daemon whose calls are counted. */
   readonly env: { readonly PATH: string }
   /** Returns the arguments of every call so far. */

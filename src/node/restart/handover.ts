@@ -98,7 +98,7 @@ export class Handover {
   /** The task that tries to forward with the last known state, until the node opens its own data path. */
   private standing: Promise<void> = Promise.resolve()
   private wasSuccessor = false
-  /** True if the predecessor has been asked, with the message `release`, to close its data paths and end. */
+  /** True after the message `release`, which tells the predecessor to close its data paths and to end. */
   private isReleased = false
   /** True if an attempt to forward with the last known state failed and will be repeated. */
   private isUnresumed = false
