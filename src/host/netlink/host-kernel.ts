@@ -189,6 +189,7 @@ export class NetlinkKernel implements HostKernel {
       // A kernel without IPsec has no policies to report.
       if (isWithoutIpsec(error)) return
       stop()
+      signal.removeEventListener('abort', stop) // the caller may try again many times
       throw error
     }
   }

@@ -1,5 +1,6 @@
 // host-kernel.test.ts - how changes are sent in batches, logged and answered, with a kernel that accepts everything.
 
+import { getEventListeners } from 'node:events'
 import { beforeEach, expect, it, vi } from 'vitest'
 import type { Change, Device, KernelEvent } from '../../../../src/host/kernel.ts'
 import { hostKernel } from '../../../../src/host/netlink/host-kernel.ts'
@@ -107,6 +108,8 @@ it('watches routes on a kernel without IPsec, and watches nothing after another 
   await hostKernel.watch(['routes', 'ipsec policies'], () => {}, signal)
   expect(kernel.stopped).toBe(0)
   kernel.refuse = refusing('EMFILE')
+  const listeners = getEventListeners(signal, 'abort')
   await expect(hostKernel.watch(['routes', 'ipsec policies'], () => {}, signal)).rejects.toThrow('EMFILE')
+  expect(getEventListeners(signal, 'abort')).toEqual(listeners)
   expect(kernel.stopped).toBe(1)
 })
