@@ -39,7 +39,10 @@ beforeEach(async () => {
     'address add fd00:5:1::/128 dev vx nodad',
   ])
   // The kernel adds a local route when duplicate address detection of a link-local address ends, which would be between two listings.
-  await eventually(async () => expect(await host.output('ip -6 address show tentative'.split(' '))).toBe(''))
+  await eventually(async () => {
+    const tentative = await host.output('ip -6 address show tentative'.split(' '))
+    if (tentative !== '') throw new Error(`addresses are still tentative:\n${tentative}`)
+  })
 })
 afterEach(() => lab.close())
 
