@@ -213,7 +213,21 @@ export function addressIn(bytes: Buffer, from = 0, end = bytes.length): Address 
 }
 
 const macBytes = (mac: string): Buffer => Buffer.from(mac.replaceAll(':', ''), 'hex')
-const macText = (bytes: Buffer): string => bytes.toString('hex').match(/../g)?.join(':') ?? ''
+
+const HEX_DIGITS = Buffer.from('0123456789abcdef')
+const COLON = 0x3a
+
+/** Formats a link-layer address. A text of one piece is faster to find in a map than a text of joined parts. */
+function macText(bytes: Buffer): string {
+  const text = Buffer.allocUnsafe(3 * bytes.length)
+  for (let at = 0; at < bytes.length; at++) {
+    const byte = bytes[at] ?? 0
+    text[3 * at] = HEX_DIGITS[byte >> 4] ?? 0
+    text[3 * at + 1] = HEX_DIGITS[byte & 15] ?? 0
+    text[3 * at + 2] = COLON
+  }
+  return text.toString('latin1', 0, Math.max(0, text.length - 1))
+}
 
 /** A message that the kernel sent. The readers of its fixed header return 0 beyond the end of the message. */
 export class ReceivedMessage {
