@@ -431,15 +431,18 @@ export interface Handshakes {
   unknownKeys(): readonly UnknownKey[]
 }
 
-/** The state of a FastPath: the kernel's programs that carry packets in place of weftd's engine. */
+/** The state of a FastPath: eBPF programs in the kernel that carry packets in place of weftd's engine. */
 export interface FastPath {
-  /** True if the programs are attached, so that peers can be promoted. */
+  /** True if the eBPF programs are attached, so that they can carry packets to peers. */
   readonly isActive: boolean
-  /** Why the programs are not attached; null if they are. */
+  /** Why the eBPF programs are not attached; null if they are. */
   readonly reason: string | null
-  /** The number of peers' subnets to which the kernel carries the packets now. */
+  /** The number of peers' subnets to which the eBPF programs carry the packets now. */
   readonly promoted: number
-  /** How often weftd took a subnet back, and the last such case. The engine carries the packets to such a subnet again. */
+  /**
+   * How often the engine began to carry the packets to a subnet again in place of the eBPF programs. `lastTakenBack` is
+   * the last of these cases.
+   */
   readonly takenBack: number
   readonly lastTakenBack: { readonly subnet: string; readonly reason: string } | null
 }

@@ -262,7 +262,7 @@ class FamilyChains {
   async #ensureChain(chain: IptablesChain, all: ReadTables, subnet: Nets): Promise<boolean> {
     if (this.#isModern === undefined) {
       const tables = await this.#tables()
-      // A listing of rules names the version too.
+      // Reading all rules also finds out the version, so `--version` need not run.
       if (tables?.length !== 0 && hasFewChains(tables)) await all()
     }
     if (this.#isModern === undefined) this.#setVersion(await this.#run(this.#program, ['--version']))

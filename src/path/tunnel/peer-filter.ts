@@ -78,7 +78,7 @@ export interface PeerFilterOptions<N extends Net = Net> {
  * virtual machine and its clone may, one host would get the packets of both.
  */
 interface Identity {
-  /** The name of the property for messages, such as `MAC`. */
+  /** The name of the property, such as `MAC`, as messages show it. */
   readonly name: string
   /** The value of the property that this node has. */
   readonly own: string
@@ -103,9 +103,9 @@ function isNewer(a: Lease, b: Lease): boolean {
 
 /** Groups leases by a value that should be unique, such as the subnet, and finds the newest lease of each group. */
 class LeaseConflicts<Value, L extends Lease> {
-  /** The newest lease of each group, which wins the conflict. */
+  /** For each value, the newest of the leases that have the value. This lease wins the conflict. */
   readonly #newest = new Map<Value, L>()
-  /** For each group, the leases that lose the conflict. A group of one lease has no entry. */
+  /** For each value that several leases have, all of these leases except the newest. */
   readonly #others = new Map<Value, readonly L[]>()
 
   newest(value: Value): L | undefined {

@@ -23,7 +23,7 @@ export class TunnelPeers {
   readonly #slots: TrafficSlots
   /** The engine that gets the records; undefined until the engine runs. */
   #engine: Engine | undefined
-  /** The kernel's programs, which get each peer's record too; undefined if there are none. */
+  /** The eBPF programs, which get each peer's record too; undefined if there are none. */
   #kernelWay: Pick<KernelWay, 'setPeers' | 'change' | 'traffic'> | undefined
   /** Logs the senders of refused packets; undefined until the tunnel is open. */
   #unknownSenders: UnknownSenderLog | undefined
@@ -65,7 +65,10 @@ export class TunnelPeers {
     this.#slots.counted = (slot) => engine.traffic(slot)
   }
 
-  /** Gives the records of all peers, and all further changes, to the kernel's programs too. Their traffic is added to the engine's. */
+  /**
+   * Gives the records of all peers, and all further changes, to the eBPF programs too. Adds the programs' traffic to
+   * that of the engine.
+   */
   followKernelWay(to: Pick<KernelWay, 'setPeers' | 'change' | 'traffic'>): void {
     this.#kernelWay = to
     to.setPeers(this.#all())

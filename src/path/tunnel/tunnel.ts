@@ -159,7 +159,7 @@ function engineConfig(
   }
 }
 
-/** The state of a FastPath whose programs are not loaded yet. */
+/** The state of a FastPath whose eBPF programs are not loaded yet. */
 const NOT_OPEN: FastPath = {
   isActive: false,
   reason: 'the programs are not loaded yet',
@@ -216,7 +216,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   #isUnapplied = false
   /** The name of the TUN device as of the last `resync`. */
   #knownName: string
-  /** The kernel's programs that carry packets for promoted peers; undefined if the configuration does not allow them. */
+  /** The eBPF programs that carry packets to some peers; undefined if the configuration does not allow them. */
   #kernelWay: KernelWay | undefined
   /** True after `close` was called. */
   #isClosing = false
@@ -404,14 +404,14 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     return this.#kernelWay?.state ?? (this.#kind.fastPath ? NOT_OPEN : undefined)
   }
 
-  /** Describes how packets reach a peer: through the engine, through the kernel's programs, or by a direct route. */
+  /** Describes how packets reach a peer: through the engine, through the eBPF programs, or by a direct route. */
   #sideOf(inner: InnerFamily, peer: Lease): PathSide {
     const side = inner.pathSide(peer)
     const isByKernel = side.way === 'tunnel' && this.#kernelWay?.carries(sideOf(peer, inner.family).subnet)
     return isByKernel ? { ...side, way: 'kernel' } : side
   }
 
-  /** Loads the code of the kernel's programs, and gives them the peers. */
+  /** Loads kernel-way.ts and its eBPF programs, and gives the peers to the programs. */
   async #openKernelWay(): Promise<void> {
     if (this.#isClosing) return
     const { KernelWay: Way } = await import('./kernel-way.ts')

@@ -137,8 +137,8 @@ export class Underlay {
   }
 
   /**
-   * Returns the length in bytes of the longest packet that the kernel sends to the peer, without the limits of the
-   * search for the path MTU.
+   * Returns the length in bytes of the longest packet to the peer according to the kernel's path MTU. Ignores the
+   * limits that weftd's own search for the path MTU found.
    */
   knownMtu(peer: Lease, inner: Family): number {
     const { mtu, overhead, overheadOf = () => overhead } = this.#kind
