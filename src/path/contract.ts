@@ -132,8 +132,8 @@ interface ExternalUse {
    */
   readonly families: readonly Family[]
   /**
-   * True if the node must open the data path again when an address of these families changes. If false, the node only
-   * publishes the changed address to the peers.
+   * True if the node must open the data path again when the interface's address in one of `families` changes. If false,
+   * the node only publishes the changed address to the peers.
    */
   readonly isBound: boolean
 }
@@ -145,7 +145,10 @@ interface ExternalUse {
 export interface NeededPart {
   readonly ports?: readonly NeededPort[]
   readonly device?: NeededDevice
-  /** The families that this part carries. The part is available if at least one of these families can be carried. */
+  /**
+   * The families of inner packets that use these ports and this device. weftd can open the data path if at least one of
+   * these families can be carried.
+   */
   readonly sides?: readonly NeededSide[]
 }
 
@@ -293,8 +296,8 @@ interface Carrier {
 /** The part of a data path that serves the search for the longest packet to a peer (docs/path-mtu.md). */
 export interface PathSearching {
   /**
-   * The number of bytes that the encapsulation adds to a packet to a peer. If it is left out, the search uses the
-   * backend's overhead with an outer header of the packet's own family.
+   * The number of bytes that the encapsulation adds to a packet to a peer. If it is left out, the path MTU search uses
+   * the backend's overhead with an outer header of the packet's own family.
    */
   readonly overhead?: number
   /**

@@ -14,8 +14,8 @@
 // 7. The session manager begins: it sends handshakes, and answers the handshakes of peers.
 // 8. It configures the TUN: MTU, address, route. Packets flow through a new TUN from this step on.
 // 9. It loads the code that logs unknown senders.
-// 10. If the configuration allows it, it begins to load the kernel's programs (kernel-way.ts). It does not wait for
-// them.
+// 10. If the configuration allows FastPath, it begins to load the eBPF programs (kernel-way.ts), and does not wait
+// until they are loaded.
 
 import { messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
