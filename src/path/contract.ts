@@ -306,8 +306,8 @@ export interface PathSearching {
    */
   knownMtu(key: string, family: Family): number | undefined
   /**
-   * Limits packets to each peer to the length in bytes that the search found, by lease key. Left out if the data path
-   * must not use the search's results.
+   * Limits packets to each peer to the length in bytes that the path MTU search found, by lease key. Left out if the
+   * data path must not use the search's results.
    */
   limit?(bytes: ReadonlyMap<string, number>, family: Family): void
 }

@@ -141,7 +141,7 @@ class FamilyChains {
     this.#program = WORDS[family].iptables
   }
 
-  /** Returns a function that reads all tables at its first call, and returns the same rules again at each later call. */
+  /** Returns a function that reads all tables at its first call, and returns the same rules at each later call. */
   reading(): ReadTables {
     let reading: Promise<Tables> | undefined
     return () => (reading ??= this.#readAll())

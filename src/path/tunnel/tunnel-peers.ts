@@ -1,4 +1,5 @@
-// tunnel-peers.ts - the peers of a tunnel: judges the leases, and gives the peers' records to the engine.
+// tunnel-peers.ts - the peers of a tunnel: decides which leases are usable peers, and gives the peers' records to the
+// engine.
 
 import { sideOf, type Lease } from '../../control/lease/lease.ts'
 import { familyOf, type Family } from '../../net/address.ts'
@@ -40,7 +41,7 @@ export class TunnelPeers {
     this.#slots = slots
   }
 
-  /** Judges the leases that are known before the engine runs. */
+  /** Decides which of the leases that are known before the engine runs are usable peers. */
   takeFirst(leases: ReadonlyMap<string, Lease>, ownKey: string): void {
     for (const { filter } of this.#innerFamilies.all) filter.take(leases, ownKey)
     this.#slots.keep(this.#innerFamilies.keys())

@@ -3,7 +3,7 @@
 //
 // `Tunnel.open` has these steps. Until step 3 an earlier process may forward.
 // 1. It refuses a network that is already routed to a foreign device.
-// 2. It judges the known leases, and gives a traffic slot to each peer.
+// 2. It decides which of the known leases are usable peers, and gives a traffic slot to each peer.
 // 3. It takes over the open descriptors of the predecessor, if there is a predecessor. From this step on no process
 // forwards, and packets wait in the descriptors.
 // 4. The session manager continues the predecessor's sessions, and gets the peers.
@@ -199,7 +199,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   readonly #innerFamilies: InnerFamilies
   /** The outer family, the endpoint and the path MTU for each peer. */
   readonly #underlay: Underlay
-  /** The object that judges the leases, and gives the peers' records to the engine. */
+  /** The object that decides which leases are usable peers, and gives the peers' records to the engine. */
   readonly #peers: TunnelPeers
   /** For each family of inner packets, the object that configures the TUN device and repairs its configuration. */
   readonly #devices: ReadonlyMap<Family, TunDevice>

@@ -128,7 +128,9 @@ export function whereOf({ method, url }: Pick<ApiRequest, 'method' | 'url'>): st
  */
 const SECRET_HEADER = /authorization|token|credential|cookie|secret|key/i
 
-/** Replaces secrets in a text that a server sent, also if the server percent-encoded the secrets or wrote them as JSON. */
+/**
+ * Replaces secrets in a text that a server sent, also if the server percent-encoded the secrets or wrote them as JSON.
+ */
 export function hideIn(text: string, secrets: readonly string[]): string {
   const forms = secrets.flatMap((secret) => {
     const inJson = JSON.stringify(secret).slice(1, -1)
