@@ -12,8 +12,7 @@ export const IS_LITTLE = new Uint8Array(Uint16Array.of(1).buffer)[0] === 1
 
 const [HASH_PER_CPU, ARRAY, ARRAY_PER_CPU, LPM_TRIE] = [5, 2, 6, 11]
 /**
- * The flag BPF_F_NO_PREALLOC: the kernel allocates an entry of the map when the entry is set. A trie requires this
- * flag.
+ * Returns this host's IPv4 address, to which the engine is bound; undefined if the engine is bound to no IPv4 address.
  */
 const ALLOCATED_LATER = 1
 const MOST_PEERS = 65_536

@@ -21,8 +21,8 @@ import { PROOF_BYTES, ProofConnection, type ProofFailure } from './kernel-way-pr
 /** weftd tests a peer if the engine has sent it at least this number of packets between two calls of `look`. */
 const BUSY_PACKETS = 10
 /**
- * The maximum number of promoted peers. MOST_PROOFS is the maximum number of test connections that run at the same
- * time.
+ * The maximum number of peers whose packets the eBPF programs carry. MOST_PROOFS is the maximum number of simultaneous
+ * test connections.
  */
 const MOST_PROMOTED = 1_024
 const MOST_PROOFS = 4
@@ -30,18 +30,18 @@ const MOST_PROOFS = 4
 const RETRY_MS = 10_000
 const MOST_RETRY_MS = 600_000
 /**
- * How long, in ms, a promoted peer may leave questions unanswered while packets arrive from it. SILENT_MS is the limit
- * while no packets arrive. The first limit is longer, because the kernel of a daemon that is stopped for some seconds
- * continues to carry packets.
+ * How long, in ms, the eBPF programs carry packets to a peer that answers no `?`, while packets arrive from the peer.
+ * SILENT_MS is the time while no packets arrive. The first time is longer, because the kernel of a daemon that is
+ * stopped for some seconds continues to carry packets.
  */
 const UNANSWERED_MS = 20_000
 const SILENT_MS = 6_000
 /**
- * How long, in ms, a peer stays promoted after the connection to its daemon ended without a `bye`. The time is shorter
- * than UNCONFIRMED_MS, after which the peer's eBPF programs carry no packets.
+ * How long, in ms, the eBPF programs carry packets to a peer after the connection to the peer's daemon ended without a
+ * `bye`. The time is shorter than UNCONFIRMED_MS, after which the peer's own eBPF programs carry no packets.
  */
 const ORPHANED_MS = 45_000
-/** A peer without packets for this time, in ms, is no longer promoted. */
+/** After this time, in ms, without packets to or from a peer, the engine carries the peer's packets again. */
 const IDLE_MS = 300_000
 /** The length in bytes of the outer IPv4 and UDP headers. */
 const OUTER_BYTES = 28
@@ -184,7 +184,10 @@ export class KernelWayPeers {
     }
   }
 
-  /** Ends the promotion of peers that do not answer, and tests the peers to which the engine sends many packets. */
+  /**
+   * Makes the engine carry the packets to peers that do not answer, and tests the peers to which the engine sends many
+   * packets.
+   */
   look(): void {
     const now = performance.now()
     const sent = this.#parts.engine.traffic()
@@ -210,8 +213,8 @@ export class KernelWayPeers {
   }
 
   /**
-   * Ends the promotion of peers whose hosts the kernel now reaches through another interface, because the eBPF programs
-   * send only through the external interface.
+   * If the kernel now reaches a peer's host through another interface, makes the engine carry the packets to that peer,
+   * because the eBPF programs send only through the external interface.
    */
   async checkRoutes(): Promise<void> {
     const promoted = [...this.#peers.values()].filter(({ state }) => state === 'kernel')
@@ -238,8 +241,8 @@ export class KernelWayPeers {
   }
 
   /**
-   * Opens a test connection to a peer, and promotes the peer if the test succeeds. A failed test does not end the
-   * promotion of a promoted peer.
+   * Opens a test connection to a peer. If the test succeeds, the eBPF programs begin to carry the packets to the peer.
+   * A failed test does not stop them if they carry the packets already.
    */
   async #prove(each: WayPeer, host: Address): Promise<void> {
     const { log, port, kernel, subnets } = this.#parts
@@ -280,7 +283,7 @@ export class KernelWayPeers {
   }
 
   /**
-   * Returns true if the peer may still be promoted: the peer has not been removed or replaced, and the eBPF programs
+   * Returns true if the result of a test still counts: the peer has not been removed or replaced, and the eBPF programs
    * are attached.
    */
   #isCurrent(each: WayPeer): boolean {
@@ -302,8 +305,8 @@ export class KernelWayPeers {
   }
 
   /**
-   * Ends the promotion of a peer that no longer answers or has no packets, and updates the longest packet in the peer's
-   * map entry.
+   * Makes the engine carry the packets again if the peer no longer answers or has no packets. Updates the longest
+   * packet in the peer's map entry.
    */
   #watch(each: WayPeer, now: number): void {
     const { connection } = each
@@ -328,9 +331,9 @@ export class KernelWayPeers {
   }
 
   /**
-   * Watches a promoted peer whose daemon ended without a `bye`. The peer's kernel continues for a minute, and the
-   * peer's next daemon must pass a test connection. If the engine of the next daemon sends packets, but the test fails,
-   * that daemon has no FastPath, so the promotion ends.
+   * Watches a peer whose daemon ended without a `bye`. The peer's eBPF programs continue for a minute. Meanwhile the
+   * peer's next daemon must pass a test connection. If the next daemon's engine sends packets but the test fails, the
+   * next daemon has no FastPath, so this host's engine carries the packets again.
    */
   #watchOrphan(each: WayPeer, silentMs: number): void {
     const received = this.#parts.engine.traffic(each.peer.slot ?? 0)[2] ?? 0

@@ -24,7 +24,7 @@ import { createServer, connect, type Server, type Socket } from 'node:net'
  */
 export const PROOF_BYTES = 256 << 10
 const MOST_BYTES = 1 << 20
-/** The time in ms after which an unfinished test has failed. */
+/** A test that takes longer than this time, in ms, has failed. */
 const PROOF_MS = 5_000
 const MOST_CONNECTIONS = 1_024
 /** The maximum number of connections from one peer, so that one peer cannot use up MOST_CONNECTIONS. */

@@ -38,7 +38,7 @@ interface Hooks {
   readonly tunnel: number
 }
 
-/** The properties of the external interface. If one changes, each peer must be tested again. */
+/** The properties of the external interface. If one of them changes, each peer must be tested again. */
 interface Uplink {
   readonly index: number
   readonly mtu: number
@@ -118,8 +118,8 @@ export class KernelWay {
   }
 
   /**
-   * Writes the map `config`, ends the promotion of peers that do not answer, and tests further peers. weftd calls it
-   * every two seconds. An error detaches the eBPF programs, but never ends weftd.
+   * Writes the map `config`, makes the engine carry the packets to peers that do not answer, and tests further peers.
+   * weftd calls it every two seconds. An error detaches the eBPF programs, but never ends weftd.
    */
   look(): void {
     if (!this.#hooks || this.#isPaused) return
@@ -204,7 +204,7 @@ export class KernelWay {
     await this.check()
   }
 
-  /** Ends the promotion of all peers, and detaches the eBPF programs. */
+  /** Makes the engine carry all packets again, and detaches the eBPF programs. */
   async close(): Promise<void> {
     if (this.#hooks && !this.#isPaused) await this.#end('weftd stops')
     else if (!this.#isPaused) await this.#ending
@@ -292,8 +292,8 @@ export class KernelWay {
   }
 
   /**
-   * Ends the promotion of all peers, sends `bye` to the connected peers, and detaches the eBPF programs. Does not
-   * reject. Resolves after the programs are detached.
+   * Makes the engine carry all packets again, sends `bye` to the connected peers, and detaches the eBPF programs. Does
+   * not reject. Resolves after the programs are detached.
    */
   #end(reason: string): Promise<void> {
     const hooks = this.#hooks
@@ -406,8 +406,8 @@ export class KernelWay {
     const programs = this.#programs
     if (!programs) return
     const isChanged = this.#joinChoice.take(programs.counters())
-    // Without the eBPF program at the veth devices, or without these devices, the kernel would drop all TCP packets of
-    // promoted peers.
+    // Without the eBPF program at the veth devices, or without these devices, the kernel would drop all TCP packets
+    // that are sent to these devices.
     const isLost = this.#join && !areAttached(bpf, [{ index: this.#join[1], isEgress: false }])
     if (isLost) {
       this.#join = undefined
