@@ -4,8 +4,7 @@
 // Usage: node native/bpf/build.mjs OUTPUT
 //
 // clang compiles the programs for both byte orders, and the addon uses the one of its machine. If no clang can compile
-// the programs, the header has no bytes: the addon then has everything except the kernel's way
-// (docs/design/kernel-way.md).
+// the programs, the header has no bytes, and the addon lacks only FastPath (docs/design/kernel-way.md).
 
 import { spawnSync } from 'node:child_process'
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'

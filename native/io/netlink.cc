@@ -14,7 +14,7 @@ namespace {
 
 /// The size of the receive buffers in the kernel. With CAP_NET_ADMIN it may exceed the limit net.core.rmem_max.
 constexpr int kReceiveBytes = 4 << 20;
-/// The longest wait for a message of the kernel, which answers at once unless it hangs.
+/// The longest wait for a message of the kernel, which answers immediately unless it hangs.
 constexpr timeval kPatience = {10, 0};
 /// The limits of one send: its bytes must fit into the default send buffer (net.core.wmem_default, 212,992 bytes), and
 /// the answers into the smallest receive buffer (twice that). An acknowledgement takes about 800 bytes of the buffer,

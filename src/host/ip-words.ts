@@ -70,7 +70,7 @@ function verbOf(kind: Change['kind']): string {
   return verb === 'delete' ? 'del' : verb
 }
 
-/** Returns a word and its value as they follow each other; none if the value is undefined. */
+/** Returns a word and its value as two words of a command line; an empty list if the value is undefined. */
 const option = (word: string, value: string | number | undefined): readonly string[] =>
   value === undefined ? [] : [word, String(value)]
 

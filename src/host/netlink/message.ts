@@ -132,7 +132,9 @@ export class MessageWriter {
     return this.nestedRaw(type | NESTED, write)
   }
 
-  /** As `nested`, but without the flag NLA_F_NESTED, which some older attributes must not have. */
+  /**
+   * Works like `nested`, but does not set the flag NLA_F_NESTED, because some older attributes must not have the flag.
+   */
   nestedRaw(type: number, write: (inner: this) => void): this {
     const value = this.#attribute(type, 0)
     write(this)
