@@ -46,8 +46,8 @@ export class JoinChoice {
   #quiet = QUIET_CHECKS
 
   /**
-   * Compares the eBPF programs' counters with those of the last call. `long` counts superpackets; `lone` counts long
-   * packets that are no superpackets. Returns true if `isOn` has changed.
+   * Compares the eBPF programs' counters with those of the last call. `long` counts TCP superpackets; `lone` counts all
+   * other TCP packets of more than 1,000 bytes. Returns true if `isOn` has changed.
    */
   take({ long, lone }: { readonly long: bigint; readonly lone: bigint }): boolean {
     const [newLong, newLone] = [long - this.#long, lone - this.#lone]
