@@ -44,8 +44,8 @@ const ruleChange = (kind: 'add rule' | 'delete rule', network: Net, device: stri
 })
 
 /**
- * Lists the devices for which a rule that this file made drops packets within the network. The list is empty on a
- * kernel without policy routing.
+ * Lists the devices for which a rule of UserspaceGuard drops packets within the network. The list is empty on a kernel
+ * without policy routing.
  */
 async function ruleDevices(kernel: HostKernel, network: Net): Promise<readonly string[]> {
   const whole = formatNet(network)

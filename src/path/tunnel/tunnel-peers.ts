@@ -88,8 +88,8 @@ export class TunnelPeers {
   }
 
   /**
-   * Makes the peers equal to the usable leases of `leases`. If `touched` is given, only leases with a key in it differ
-   * from the last call.
+   * Makes the peers equal to the usable leases of `leases`. If `touched` is given, only leases whose key is in
+   * `touched` differ from the last call.
    */
   async apply(leases: ReadonlyMap<string, Lease>, ownKey: string, touched?: ReadonlySet<string>): Promise<void> {
     const changes = this.#innerFamilies.all.map((inner) => [inner, inner.filter.take(leases, ownKey, touched)] as const)

@@ -89,8 +89,8 @@ export function checkNetwork(config: NetworkConfig, own: Addresses, log: Log): v
     if (!range || address === undefined || !netContains(range.network, address)) continue
     const last = netAround(range.subnetMax, range.subnetLength)
     const mayLease = address >= range.subnetMin && (address < range.subnetMax || netContains(last, address))
-    // Warn, because such a network works only if all peers are on links of this host: the kernel prefers a link's route
-    // to the network's route, because the link's prefix is longer.
+    // Warn, because a network with this node's own address works only if all peers are on links of this host: the
+    // kernel prefers a link's route to the network's route, because the link's prefix is longer.
     log.warn(
       `the network ${formatNet(range.network)} contains this node's own address ${formatAddress(address)}` +
         `${mayLease ? ', and may lease it to containers' : ''}: datagrams to peers behind a router go into the tunnel; ` +

@@ -175,7 +175,7 @@ export class RouteKeeper {
 
   /**
    * Adds the route to one table if the table lacks it. Returns true if the route was added. Throws WeftError FABRIC if
-   * another route is in the way.
+   * a live route to this node's subnet leads to another target.
    */
   async #ensure(table: RouteTable, signal: AbortSignal): Promise<boolean> {
     if (table.isBlind) return this.#putBlindly(table, signal)

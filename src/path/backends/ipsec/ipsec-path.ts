@@ -89,7 +89,7 @@ export class IpsecPath extends KernelPath implements Counting {
   #keys: ReadonlyMap<string, PeerKeys> = new Map()
   /**
    * For each peer without keys, by lease key: the time since which the keys are missing, in ms of performance.now(),
-   * and whether that is logged.
+   * and whether weftd has logged that they are missing.
    */
   readonly #missing = new Map<string, { readonly since: number; isLogged: boolean }>()
   #timer: NodeJS.Timeout | undefined
