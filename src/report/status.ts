@@ -277,7 +277,7 @@ export interface NodeReport extends State {
     readonly engine: string | null
     readonly features: readonly string[]
     /**
-     * The state of the kernel's programs that carry packets in place of the engine; null if the configuration does not
+     * The state of the eBPF programs that carry packets in place of the engine; null if the configuration does not
      * allow them.
      */
     readonly fastPath: {
