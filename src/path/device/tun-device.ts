@@ -188,7 +188,7 @@ const LEAST = { ipv4: 68, ipv6: LEAST_MTU } as const
 export function checkFamily(family: Family, mtu: number, external: ExternalInterface): void {
   if (external.address[family] === undefined)
     throw new WeftError('ADDRESS', `${external.name} has no ${FAMILY_NAMES[family]} address`, {
-      remedy: 'give the interface an address of that family',
+      remedy: 'give the interface an address of that family, or choose another interface with --iface',
     })
   checkMtu(family, mtu, external.name)
 }
