@@ -329,8 +329,18 @@ const FAULTS: readonly Fault[] = [
     name: 'a link is down',
     isOfHost: true,
     async strike(host) {
+      // Linux removes the IPv6 addresses and the default routes of an interface that goes down. A host's network
+      // manager restores them.
+      await inside(host, 'sysctl', '-q', '-w', 'net.ipv6.conf.eth0.keep_addr_on_down=1')
+      const flags = families.map((family) => (family === 'ipv4' ? '-4' : '-6'))
+      const routes = await Promise.all(flags.map((flag) => inside(host, 'ip', flag, 'route', 'show', 'default')))
       await inside(host, 'ip', 'link', 'set', 'eth0', 'down')
-      return () => inside(host, 'ip', 'link', 'set', 'eth0', 'up')
+      return async () => {
+        await inside(host, 'ip', 'link', 'set', 'eth0', 'up')
+        for (const [index, flag] of flags.entries())
+          for (const route of routes[index]!.split('\n').filter((line) => line !== ''))
+            await inside(host, 'ip', flag, 'route', 'replace', ...route.trim().split(/\s+/))
+      }
     },
   },
   {
