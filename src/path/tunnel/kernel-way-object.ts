@@ -34,7 +34,7 @@ export function programsIn(object: Buffer, isLittle: boolean): ReadonlyMap<strin
     return bytes === 4 ? view.getUint32(at, isLittle) : Number(view.getBigUint64(at, isLittle))
   }
   const textAt = (bytes: Buffer, at: number): string => bytes.toString('latin1', at, bytes.indexOf(0, at))
-  if (view.getUint32(0) !== 0x7f454c46) throw new Error('the object file of the kernel programs is not an ELF file')
+  if (view.getUint32(0) !== 0x7f454c46) throw new Error('the object file of the eBPF programs is not an ELF file')
   const [sectionsAt, count, namesIn] = [number(40, 8), number(60, 2), number(62, 2)]
   const rowAt = (index: number): number => sectionsAt + index * SECTION_BYTES
   const bytesOf = (index: number): Buffer => {
@@ -81,7 +81,7 @@ export function instructionsOf(
   const linked = Buffer.from(instructions)
   for (const [at, name] of references) {
     const fd = maps[name]
-    if (fd === undefined) throw new Error(`the kernel programs refer to an unknown map ${name}`)
+    if (fd === undefined) throw new Error(`the eBPF programs refer to an unknown map ${name}`)
     // The source and destination registers share a byte. The source register is the byte's upper half on a
     // little-endian machine, and its lower half on a big-endian machine.
     const registers = linked.readUInt8(at + 1)

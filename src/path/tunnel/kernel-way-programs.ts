@@ -77,7 +77,7 @@ export class KernelPrograms {
       const found = programsIn(object, IS_LITTLE)
       const programs = PROGRAMS.map((name) => {
         const program = found.get(`tc/${name}`)
-        if (!program) throw new Error(`the object file of the kernel programs lacks ${name}`)
+        if (!program) throw new Error(`the object file of the eBPF programs lacks ${name}`)
         return [name, keep(bpf.loadProgram(instructionsOf(program, this.#maps, IS_LITTLE), `weft_${name}`))] as const
       })
       this.#programs = Object.fromEntries(programs) as Record<ProgramName, number>

@@ -309,7 +309,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     tunnel.#logStart()
     if (kind.fastPath)
       tunnel.#inTurn(() => tunnel.#openKernelWay()).catch((error: unknown) =>
-        parts.log.error(`FastPath: the kernel's programs cannot be used: ${messageOf(error)}`),
+        parts.log.error(`FastPath: the eBPF programs cannot be used: ${messageOf(error)}`),
       )
     return tunnel
   }
