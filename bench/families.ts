@@ -18,7 +18,7 @@ import type { Progress } from '../scripts/progress.mjs'
 import type { Family } from '../src/net/address.ts'
 import type { Part, Series } from './result.ts'
 
-export const FAMILIES_SECONDS_A_ROUND = 180
+export const FAMILIES_SECONDS_A_ROUND = 600
 const NODES = [5_000, 10_000] as const
 const CHANGES = 20
 /** How long after the start the measurement of a change begins, in ms. Until then weftd writes its state to files. */

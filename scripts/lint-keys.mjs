@@ -4,8 +4,9 @@
 // the addresses of hosts that are each `::1` of a network. A map with 10,000 such keys takes quadratic time. The
 // function addressKey of src/net/address.ts makes a key from an address.
 //
-// `lint-keys.mjs [FOLDER]` checks the project FOLDER/tsconfig.json. The types come from the compiler, so the program also finds a set whose type is not written out. TypeScript 7 has no
-// stable interface for programs yet; package-lock.json fixes its version.
+// `lint-keys.mjs [FOLDER]` checks the project FOLDER/tsconfig.json. The types come from the compiler, so the program
+// also finds a set whose type is not written out. TypeScript 7 has no stable interface for programs yet, so a new
+// version of TypeScript may need changes in this file.
 
 import { dirname, join, relative, resolve } from 'node:path'
 import { fileURLToPath } from 'node:url'

@@ -273,7 +273,10 @@ export function* messagesIn(buffer: Buffer): Generator<ReceivedMessage, void> {
   }
 }
 
-/** The attributes in a buffer, from a position on. If an attribute occurs several times, its last occurrence counts, as in the kernel. */
+/**
+ * The attributes in a buffer, from a position on. If an attribute occurs several times, its last occurrence counts, as
+ * in the kernel.
+ */
 export class Attributes {
   readonly #buffer: Buffer
   /** The type, the beginning and the end of the value of each attribute, one after another. */

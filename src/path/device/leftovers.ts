@@ -240,10 +240,9 @@ function sideOf(family: Family, { networks, subnets, leases }: Surroundings): Si
   const own = subnet && netKey(subnet)
   for (const lease of leases) {
     const net = lease.subnet[family]
-    const key = net && netKey(net)
-    if (key === undefined || key === own) continue
-    peers.push(net as Net)
-    hosts.set(key, lease.attrs.publicIp[family])
+    if (!net || netKey(net) === own) continue
+    peers.push(net)
+    hosts.set(netKey(net), lease.attrs.publicIp[family])
   }
   return {
     family,
@@ -268,8 +267,8 @@ function isOfThisNode(
   sides: readonly Side[],
   { networks, subnets, earlier }: Surroundings,
 ): boolean {
-  const ours = [...listed(subnets), ...listed(earlier)].map(({ address }) => address)
-  if (addresses.some((address) => ours.includes(address))) return true
+  const ours = new Set([...listed(subnets), ...listed(earlier)].map(({ address }) => addressKey(address)))
+  if (addresses.some((address) => ours.has(addressKey(address)))) return true
   const leads = via.some(({ family, route: { destination } }) =>
     sides.some(
       (side) =>
