@@ -355,6 +355,11 @@ export interface HostKernel {
   wireguard(device: Device): Promise<WireguardState>
   /** Lists the tables of nftables; undefined if the kernel has no nftables or refuses to list them. */
   nftTables(): Promise<readonly NftTable[] | undefined>
+  /**
+   * Returns the generation of nftables' rules. Each change of a table, chain or rule raises the number, whether nft or
+   * iptables-nft makes the change. Returns undefined if the kernel has no nftables or refuses the request.
+   */
+  nftGeneration(): Promise<number | undefined>
   /** Lists the names of the tables of legacy iptables; undefined if this process may not list them. */
   legacyTables(family: Family): Promise<readonly string[] | undefined>
   /**

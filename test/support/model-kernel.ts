@@ -94,6 +94,8 @@ export class ModelKernel implements HostKernel {
   legacy: readonly string[] | undefined
   /** The tables of nftables; undefined if the kernel does not list them. */
   nft: readonly NftTable[] | undefined
+  /** The generation of nftables' rules; undefined if the kernel refuses the request. */
+  generation: number | undefined
   hasPolicies = false
   readonly #links = new Map<number, ModelLink>()
   readonly #routes: Readonly<Record<Family, ModelRoutes>>
@@ -266,6 +268,11 @@ export class ModelKernel implements HostKernel {
   async nftTables(): Promise<readonly NftTable[] | undefined> {
     this.#read('nftTables')
     return this.nft
+  }
+
+  async nftGeneration(): Promise<number | undefined> {
+    this.#read('nftGeneration')
+    return this.generation
   }
 
   async legacyTables(): Promise<readonly string[] | undefined> {

@@ -38,6 +38,7 @@ export class RemoteKernel implements HostKernel {
   neighbours: HostKernel['neighbours'] = (...args) => this.#call('neighbours', args)
   forwarding: HostKernel['forwarding'] = (...args) => this.#call('forwarding', args)
   nftTables: HostKernel['nftTables'] = () => this.#call('nftTables', [])
+  nftGeneration: HostKernel['nftGeneration'] = () => this.#call('nftGeneration', [])
   legacyTables: HostKernel['legacyTables'] = (...args) => this.#call('legacyTables', args)
   hasIpsecPolicies: HostKernel['hasIpsecPolicies'] = () => this.#call('hasIpsecPolicies', [])
   wireguard = (): Promise<WireguardState> => Promise.reject(new Error('not supported'))

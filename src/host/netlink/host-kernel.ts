@@ -137,15 +137,21 @@ export class NetlinkKernel implements HostKernel {
       const [answer] = await this.#xfrm.exchange([countPolicies()])
       return hasPoliciesIn(messagesIn(await dataOf(answer, 'IPsec policies')))
     } catch (error) {
-      if (isWithoutIpsec(error)) return false
+      if (isWithoutProtocol(error)) return false
       throw error
     }
   }
 
   async nftTables(): Promise<readonly NftTable[] | undefined> {
     const { tablesIn, tablesRequest } = await loadRest()
-    const [answer] = await this.#netfilter.exchange([tablesRequest()])
-    return answer?.errno === 0 ? tablesIn(answer.data) : undefined
+    const data = await this.#nftData(tablesRequest())
+    return data && tablesIn(data)
+  }
+
+  async nftGeneration(): Promise<number | undefined> {
+    const { generationIn, generationRequest } = await loadRest()
+    const data = await this.#nftData(generationRequest())
+    return data && generationIn(data)
   }
 
   async legacyTables(family: Family): Promise<readonly string[] | undefined> {
@@ -187,7 +193,7 @@ export class NetlinkKernel implements HostKernel {
         monitors.push(watchGroups(NETLINK.XFRM, xfrm, () => ({ of: 'ipsec policies' }), onEvent, signal))
     } catch (error) {
       // A kernel without IPsec has no policies to report.
-      if (isWithoutIpsec(error)) return
+      if (isWithoutProtocol(error)) return
       stop()
       signal.removeEventListener('abort', stop) // the caller may try again many times
       throw error
@@ -204,6 +210,17 @@ export class NetlinkKernel implements HostKernel {
     return requests.map((request) => (request ? answers[at++] : undefined))
   }
 
+  /** Returns the kernel's answer to a request to nftables; undefined if the kernel has no nftables or refuses it. */
+  async #nftData(request: Buffer): Promise<Buffer | undefined> {
+    try {
+      const [answer] = await this.#netfilter.exchange([request])
+      return answer?.errno === 0 ? answer.data : undefined
+    } catch (error) {
+      if (isWithoutProtocol(error)) return undefined
+      throw error
+    }
+  }
+
   async #exchange(requests: readonly Buffer[]): Promise<readonly Answer[]> {
     const answers = await this.#route.exchange(requests)
     if (this.#log?.v(4) && answers.some(({ isInterrupted }) => isInterrupted))
@@ -212,8 +229,8 @@ export class NetlinkKernel implements HostKernel {
   }
 }
 
-/** Returns true for the error of opening a socket of NETLINK_XFRM on a kernel that is built without IPsec. */
-const isWithoutIpsec = (error: unknown): boolean => (error as NodeJS.ErrnoException).code === 'EPROTONOSUPPORT'
+/** Returns true for the error of opening a netlink socket on a kernel that is built without the socket's subsystem. */
+const isWithoutProtocol = (error: unknown): boolean => (error as NodeJS.ErrnoException).code === 'EPROTONOSUPPORT'
 
 /**
  * Calls `onEvent` for the reports of these groups of a subsystem, unless `signal` has aborted. `read` returns the event

@@ -11,6 +11,7 @@ import { WORDS } from './flannel-rules.ts'
 import { listNftTable } from './nft-listing.ts'
 import { findIptablesRemains } from './rule-remains.ts'
 import { nftInput, nftTable, splitNftTable } from './rules.ts'
+import { UnchangedRules } from './unchanged-rules.ts'
 
 /** The texts of flanneld's log lines for each family, which must stay the same. */
 const SAYS = {
@@ -45,6 +46,7 @@ export function createNftables(options: FirewallOptions): Firewall {
   const beside = others.map(nftTable).join('')
   const tables = parts.map((part) => ({ ...part, workFor: createTable(part, run, kernel, randomFully, beside) }))
   const removeOther = () => removeIptablesRules(run, kernel, new Set(parts.flatMap(({ ours }) => [...ours])), log)
+  const unchanged = new UnchangedRules(kernel)
   let isOtherToGo = false
   /**
    * Returns the failure that must end the start, because flanneld would exit with it: a failure of a table with
@@ -75,12 +77,16 @@ export function createNftables(options: FirewallOptions): Firewall {
       const fatal = fatalOf(failures, isUp)
       if (fatal) throw fatal
     },
-    async ensure(subnet) {
-      if (isOtherToGo) await removeOther()
-      isOtherToGo = false
-      return ensureEach(tables.map(({ workFor }) => workFor(subnet)))
+    ensure: (subnet) =>
+      unchanged.unless(subnet, true, async () => {
+        if (isOtherToGo) await removeOther()
+        isOtherToGo = false
+        return ensureEach(tables.map(({ workFor }) => workFor(subnet)))
+      }),
+    lookAgain() {
+      isOtherToGo = true
+      unchanged.forget()
     },
-    lookAgain: () => void (isOtherToGo = true),
     async raise(subnet) {
       log.info('Cleaning-up unused traffic manager rules')
       log.info('Cleaning-up iptables rules...')

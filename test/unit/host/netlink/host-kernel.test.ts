@@ -17,14 +17,15 @@ const kernel = vi.hoisted(() => ({
 
 vi.mock('../../../../src/host/addon.ts', () => ({
   addon: {
-    openNetlink: () => ({
-      exchange: (requests: Buffer) => {
+    openNetlink: (protocol: number) => ({
+      exchange: async (requests: Buffer) => {
+        kernel.refuse(protocol)
         const all = [...messagesIn(Buffer.from(requests))]
         kernel.sent.push(Buffer.from(requests))
         // The name of an interface is known after the request that adds it.
         for (const message of all)
           if (message.flags & 0x400 && message.type === 16) kernel.indexes.set(message.attributes(16).text(3) ?? '', 9)
-        return Promise.resolve(all.map(() => undefined))
+        return all.map(() => undefined)
       },
     }),
     interfaceIndex: (name: string) => kernel.indexes.get(name) ?? 0,
@@ -112,4 +113,11 @@ it('watches routes on a kernel without IPsec, and watches nothing after another 
   await expect(hostKernel.watch(['routes', 'ipsec policies'], () => {}, signal)).rejects.toThrow('EMFILE')
   expect(getEventListeners(signal, 'abort')).toEqual(listeners)
   expect(kernel.stopped).toBe(1)
+})
+
+it('reads neither tables nor the generation on a kernel without nftables', async () => {
+  kernel.refuse = (protocol) => {
+    if (protocol === 12) throw Object.assign(new Error('no'), { code: 'EPROTONOSUPPORT' })
+  }
+  expect([await hostKernel.nftTables(), await hostKernel.nftGeneration()]).toEqual([undefined, undefined])
 })
