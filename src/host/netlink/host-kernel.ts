@@ -11,10 +11,10 @@ import type {
   Device,
   Forwarding,
   HostKernel,
-  KernelEvent,
   Link,
   Neighbour,
   NftTable,
+  OnKernelEvent,
   PolicyRule,
   Route,
   RouteAnswer,
@@ -180,7 +180,7 @@ export class NetlinkKernel implements HostKernel {
     return errors
   }
 
-  async watch(topics: readonly Topic[], onEvent: (event: KernelEvent) => void, signal: AbortSignal): Promise<void> {
+  async watch(topics: readonly Topic[], onEvent: OnKernelEvent, signal: AbortSignal): Promise<void> {
     const { eventOf, groupsOf } = await loadRest()
     const { route, xfrm } = groupsOf(topics)
     const monitors: NetlinkMonitor[] = []
@@ -188,9 +188,14 @@ export class NetlinkKernel implements HostKernel {
     if (signal.aborted) return
     signal.addEventListener('abort', stop, { once: true })
     try {
-      if (route.length > 0) monitors.push(watchGroups(NETLINK.ROUTE, route, eventOf, onEvent, signal))
+      const take = (report: ReceivedMessage, nameOf: NameOf): void => {
+        const event = eventOf(report, nameOf)
+        if (event) onEvent(event, this.#route.hasCaused(report))
+      }
+      const lost = (): void => onEvent({ of: 'anything' }, false)
+      if (route.length > 0) monitors.push(watchGroups(NETLINK.ROUTE, route, take, lost, signal))
       if (xfrm.length > 0)
-        monitors.push(watchGroups(NETLINK.XFRM, xfrm, () => ({ of: 'ipsec policies' }), onEvent, signal))
+        monitors.push(watchGroups(NETLINK.XFRM, xfrm, () => onEvent({ of: 'ipsec policies' }, false), lost, signal))
     } catch (error) {
       // A kernel without IPsec has no policies to report.
       if (isWithoutProtocol(error)) return
@@ -233,24 +238,21 @@ export class NetlinkKernel implements HostKernel {
 const isWithoutProtocol = (error: unknown): boolean => (error as NodeJS.ErrnoException).code === 'EPROTONOSUPPORT'
 
 /**
- * Calls `onEvent` for the reports of these groups of a subsystem, unless `signal` has aborted. `read` returns the event
- * that a report describes.
+ * Calls `take` with each report of these groups of a subsystem, and `lost` if reports were lost, unless `signal` has
+ * aborted.
  */
 const watchGroups = (
   protocol: number,
   groups: readonly number[],
-  read: (report: ReceivedMessage, nameOf: NameOf) => KernelEvent | undefined,
-  onEvent: (event: KernelEvent) => void,
+  take: (report: ReceivedMessage, nameOf: NameOf) => void,
+  lost: () => void,
   signal: AbortSignal,
 ): NetlinkMonitor =>
   addon.watchNetlink(protocol, groups, (reports, isLossy) => {
-    if (isLossy) onEvent({ of: 'anything' })
+    if (isLossy) lost()
     const nameOf = createNames()
-    for (const report of messagesIn(reports)) {
-      // A callback before this report may have aborted the signal.
-      const event = signal.aborted ? undefined : read(report, nameOf)
-      if (event) onEvent(event)
-    }
+    // A callback before a report may have aborted the signal.
+    for (const report of messagesIn(reports)) if (!signal.aborted) take(report, nameOf)
   })
 
 /** The kernel of this host, in the network namespace of this process. */
