@@ -60,9 +60,9 @@ class ExchangeWorker : public Napi::AsyncWorker {
 class SocketHandle : public Napi::ObjectWrap<SocketHandle> {
  public:
   static Napi::Function define(Napi::Env env) {
-    return DefineClass(env, "NetlinkSocket",
-                       {InstanceMethod<&SocketHandle::exchange>("exchange"),
-                        InstanceAccessor<&SocketHandle::port>("port")});
+    return DefineClass(
+        env, "NetlinkSocket",
+        {InstanceMethod<&SocketHandle::exchange>("exchange"), InstanceAccessor<&SocketHandle::port>("port")});
   }
   explicit SocketHandle(const Napi::CallbackInfo& info)
       : ObjectWrap(info), socket_(std::make_shared<NetlinkSocket>(info[0].As<Napi::Number>().Int32Value())) {}
