@@ -1,21 +1,27 @@
-// kernel-peers.ts - measures the CPU time that a data path in the kernel needs to set PEERS dual-stack peers, and to
-// change one of them. Run it in an empty network namespace, which it fills:
+// kernel-peers.ts - measures the CPU time that a data path in the kernel needs to set PEERS dual-stack peers, to change
+// one of them, and to remove or add one peer with the check that the kernel's reports may cause. Run it in an empty
+// network namespace, which it fills:
 // `unshare --net node dist/bench/kernel-peers.js vxlan|host-gw PEERS` prints one line of JSON.
 //
 // The CPU time includes the kernel's work and the commands that weftd runs; systemS is the kernel's part of it without
 // the commands. Other programs that share the caches of the CPU raise both figures.
 
 import { readFileSync } from 'node:fs'
+import { setTimeout as delay } from 'node:timers/promises'
 import { readSettings } from '../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../src/control/config/network-config.ts'
 import type { Lease, OwnLease } from '../src/control/lease/lease.ts'
 import { run } from '../src/host/command.ts'
+import { changesOf, watchHost } from '../src/host/events.ts'
 import { hostKernel } from '../src/host/netlink/host-kernel.ts'
+import { FAMILIES } from '../src/net/address.ts'
 import { openDataPaths } from '../src/node/data-paths.ts'
 import { createHostGwBackend } from '../src/path/backends/host-gw.ts'
 import { createVxlanBackend } from '../src/path/backends/vxlan.ts'
 
 const CHANGES = 200
+/** The time in ms in which the kernel's reports of a change arrive. */
+const SETTLE_MS = 200
 const [, , type = '', count = ''] = process.argv
 const peers = Number(count)
 if ((type !== 'vxlan' && type !== 'host-gw') || !Number.isInteger(peers)) throw new Error('vxlan or host-gw, and PEERS')
@@ -127,10 +133,30 @@ const one = { cpuMs: (cpuMs() - changeCpu) / CHANGES, ms: (performance.now() - c
 const checkCpu = cpuMs()
 const repaired = await dataPath.resync()
 const check = { cpuMs: cpuMs() - checkCpu, repaired: repaired.length }
+// A peer leaves or joins, and weftd checks all peers if the kernel's reports of the change require a check.
+const FOLLOWED = 10
+let rang = false
+for (const watched of [changesOf(() => FAMILIES), ...dataPath.watched])
+  void watchHost(hostKernel, () => (rang = true), log, signal, watched)
+await delay(SETTLE_MS)
+let checks = 0
+const followedCpu = cpuMs()
+for (let change = 1; change <= FOLLOWED; change++) {
+  rang = false
+  const each = lease(Math.ceil(change / 2), 1)
+  if (change % 2 === 1) leases.delete(each.key)
+  else leases.set(each.key, each)
+  await dataPath.apply(leases, own.key, new Set([each.key]))
+  await delay(SETTLE_MS)
+  if (!rang) continue
+  checks++
+  await dataPath.resync()
+}
+const followed = { cpuMs: (cpuMs() - followedCpu) / FOLLOWED, checks: checks / FOLLOWED }
 const round = (value: number): number => Number(value.toPrecision(3))
 const rounded = (values: Readonly<Record<string, number>>): object =>
   Object.fromEntries(Object.entries(values).map(([name, value]) => [name, round(value)]))
 process.stdout.write(
-  `${JSON.stringify({ type, peers, all: rounded(all), one: rounded(one), check: rounded(check), set: dataPath.peers().length })}\n`,
+  `${JSON.stringify({ type, peers, all: rounded(all), one: rounded(one), check: rounded(check), followed: rounded(followed), set: dataPath.peers().length })}\n`,
 )
 process.exit(0)

@@ -307,6 +307,11 @@ export interface NetlinkSocket {
    * caller must await an exchange before the next one.
    */
   exchange(requests: Uint8Array): Promise<(NetlinkAnswer | undefined)[]>
+  /**
+   * The port number of the socket; 0 if the socket is not open. The kernel's report of a change has the port of the
+   * socket that requested the change.
+   */
+  readonly port: number
 }
 
 export interface NetlinkMonitor {

@@ -35,6 +35,17 @@ void enlarge_receive_buffer(int fd) {
     set_option(fd, SOL_SOCKET, SO_RCVBUF, kReceiveBytes);
 }
 
+/// Binds a netlink socket to a port that the kernel chooses, and stores the socket's address in `own`.
+Failure bind_to_free_port(int fd, sockaddr_nl& own) {
+  own = {};
+  own.nl_family = AF_NETLINK;
+  socklen_t length = sizeof own;
+  if (bind(fd, reinterpret_cast<const sockaddr*>(&own), sizeof own) < 0) return SystemError{"bind AF_NETLINK", errno};
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length) < 0)
+    return SystemError{"getsockname AF_NETLINK", errno};
+  return {};
+}
+
 /// Receives one message of any length, and makes `buffer` larger if necessary. Returns the number of its bytes; 0 for a
 /// message that another process sent. Returns -1 if recv(2) fails.
 ssize_t receive_one(int fd, SecretBytes& buffer) {
@@ -145,8 +156,16 @@ Failure NetlinkSocket::open() {
   // A kernel without these options (Linux before 4.12, for strict checks before 4.20) works without them.
   for (const int option : {NETLINK_EXT_ACK, NETLINK_CAP_ACK, NETLINK_GET_STRICT_CHK})
     set_option(fd.get(), SOL_NETLINK, option, 1);
+  sockaddr_nl own = {};
+  if (Failure failure = bind_to_free_port(fd.get(), own)) return failure;
   fd_ = std::move(fd);
+  port_ = own.nl_pid;
   return {};
+}
+
+void NetlinkSocket::close() {
+  port_ = 0;
+  fd_.reset();
 }
 
 Failure NetlinkSocket::exchange(std::span<uint8_t> bytes, std::vector<NetlinkAnswer>& answers) {
@@ -165,7 +184,7 @@ Failure NetlinkSocket::exchange(std::span<uint8_t> bytes, std::vector<NetlinkAns
     const Failure failure = exchange_some(left.first(count), std::span(answers).subspan(at, count));
     if (failure) {
       // Answers may still arrive, and a listing may still run, so the next exchange needs a new socket.
-      fd_.reset();
+      close();
       for (NetlinkAnswer& answer : std::span(answers).subspan(at))
         if (!answer.is_complete) answer.error = failure->number;
       break;
@@ -221,9 +240,7 @@ Failure NetlinkReports::open(int protocol, std::span<const int> groups) {
   // The kernel sends its reports to all ports but number 0, which is that of a socket without an address
   // (net/netlink/af_netlink.c, do_one_broadcast).
   sockaddr_nl own = {};
-  own.nl_family = AF_NETLINK;
-  if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&own), sizeof own) < 0)
-    return SystemError{"bind AF_NETLINK", errno};
+  if (Failure failure = bind_to_free_port(fd.get(), own)) return failure;
   for (const int group : groups) {
     if (setsockopt(fd.get(), SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, &group, sizeof group) < 0)
       return SystemError{"setsockopt NETLINK_ADD_MEMBERSHIP", errno};

@@ -5,6 +5,7 @@
 #include <linux/netlink.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <span>
@@ -58,7 +59,7 @@ class NetlinkAnswers {
   size_t complete_ = 0;  ///< the number of complete answers; all further answers are incomplete
 };
 
-/// A socket for requests to one subsystem of the kernel. Only one thread may use it at a time.
+/// A socket for requests to one subsystem of the kernel. Only one thread may use it at a time, except for `port`.
 class NetlinkSocket {
  public:
   /// `protocol` is a protocol of netlink(7), such as NETLINK_ROUTE.
@@ -69,15 +70,21 @@ class NetlinkSocket {
   /// kernel does not answer a request, that request and all later requests have the error as their answer. Fails, and
   /// sends nothing, only if the socket cannot be opened or if the bytes are not a list of requests.
   Failure exchange(std::span<uint8_t> requests, std::vector<NetlinkAnswer>& answers);
+  /// The port number of the socket, which no other socket of the network namespace and protocol has; 0 if the socket is
+  /// not open. The kernel's report of a change has the port of the socket that requested the change (nlmsg_pid). Any
+  /// thread may call this function.
+  uint32_t port() const { return port_; }
 
  private:
   Failure open();
+  void close();
   /// Sends one batch of requests, and waits for all answers.
   Failure exchange_some(std::span<const std::span<uint8_t>> requests, std::span<NetlinkAnswer> answers);
   Failure receive(NetlinkAnswers& answers);
 
   int protocol_;
   Fd fd_;
+  std::atomic<uint32_t> port_ = 0;
   uint32_t sequence_ = 0;  ///< the sequence number of the last request
   SecretBytes buffer_;
 };

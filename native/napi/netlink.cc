@@ -60,7 +60,9 @@ class ExchangeWorker : public Napi::AsyncWorker {
 class SocketHandle : public Napi::ObjectWrap<SocketHandle> {
  public:
   static Napi::Function define(Napi::Env env) {
-    return DefineClass(env, "NetlinkSocket", {InstanceMethod<&SocketHandle::exchange>("exchange")});
+    return DefineClass(
+        env, "NetlinkSocket",
+        {InstanceMethod<&SocketHandle::exchange>("exchange"), InstanceAccessor<&SocketHandle::port>("port")});
   }
   explicit SocketHandle(const Napi::CallbackInfo& info)
       : ObjectWrap(info), socket_(std::make_shared<NetlinkSocket>(info[0].As<Napi::Number>().Int32Value())) {}
@@ -72,6 +74,7 @@ class SocketHandle : public Napi::ObjectWrap<SocketHandle> {
     worker->Queue();
     return worker->promise();
   }
+  Napi::Value port(const Napi::CallbackInfo& info) { return Napi::Number::New(info.Env(), socket_->port()); }
   std::shared_ptr<NetlinkSocket> socket_;  // shared with the ExchangeWorker, which may outlive this object
 };
 

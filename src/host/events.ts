@@ -13,7 +13,10 @@ import type { HostKernel, KernelEvent, Topic } from './kernel.ts'
 const RETRY_MIN_MS = 200
 const RETRY_MAX_MS = 5_000
 
-/** The reports of the kernel that weftd receives, and a filter for them. Without a filter every report is a change. */
+/**
+ * The reports of the kernel that weftd receives, and a filter for them. Without a filter every report is a change,
+ * except for reports about changes that this process requested.
+ */
 export interface Watched {
   readonly topics: readonly Topic[]
   readonly matters?: (event: KernelEvent) => boolean
@@ -109,8 +112,9 @@ export class HostWatch {
 }
 
 /**
- * Calls `onChange` when the host changed, or may have changed because the kernel's reports were lost or cannot be
- * received. The caller must find out what changed. Resolves when `signal` aborts.
+ * Calls `onChange` when another program or the kernel itself changed the host, or may have changed the host because the
+ * kernel's reports were lost or cannot be received. The caller must find out what changed. Resolves when `signal`
+ * aborts.
  */
 export async function watchHost(
   kernel: HostKernel,
@@ -119,8 +123,9 @@ export async function watchHost(
   signal: AbortSignal,
   { topics, matters = () => true }: Watched,
 ): Promise<void> {
-  const onEvent = (event: KernelEvent): void => {
-    if (event.of === 'anything' || matters(event)) onChange()
+  const onEvent = (event: KernelEvent, isOwn: boolean): void => {
+    // Pass this process's own changes to the filter too, because it compares each report with the report before.
+    if (event.of === 'anything' || (matters(event) && !isOwn)) onChange()
   }
   let failures = 0
   while (!signal.aborted) {

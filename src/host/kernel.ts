@@ -344,6 +344,13 @@ export type KernelEvent =
   /** Reports were lost (ENOBUFS), or the subscription was renewed: everything must be read again. */
   | { readonly of: 'anything' }
 
+/**
+ * Receives a report of the kernel. `isOwn` is true if the kernel names this process as the one that requested the
+ * change. The kernel names no process for forwarding entries and IPv6 addresses, nor for changes that follow from
+ * another change.
+ */
+export type OnKernelEvent = (event: KernelEvent, isOwn: boolean) => void
+
 export interface HostKernel {
   /** Lists all interfaces with their addresses. */
   links(): Promise<readonly Link[]>
@@ -362,6 +369,11 @@ export interface HostKernel {
   wireguard(device: Device): Promise<WireguardState>
   /** Lists the tables of nftables; undefined if the kernel has no nftables or refuses to list them. */
   nftTables(): Promise<readonly NftTable[] | undefined>
+  /**
+   * Returns the generation of nftables' rules. Each change of a table, chain or rule raises the number, whether nft or
+   * iptables-nft makes the change. Returns undefined if the kernel has no nftables or refuses the request.
+   */
+  nftGeneration(): Promise<number | undefined>
   /** Lists the names of the tables of legacy iptables; undefined if this process may not list them. */
   legacyTables(family: Family): Promise<readonly string[] | undefined>
   /**
@@ -379,7 +391,7 @@ export interface HostKernel {
    * Calls `onEvent` for each change that the kernel reports on these topics, until `signal` aborts. Resolves when the
    * kernel reports changes; changes before that moment are not reported.
    */
-  watch(topics: readonly Topic[], onEvent: (event: KernelEvent) => void, signal: AbortSignal): Promise<void>
+  watch(topics: readonly Topic[], onEvent: OnKernelEvent, signal: AbortSignal): Promise<void>
 }
 
 /** The kernel's answer to a request that it refused. */

@@ -765,7 +765,8 @@ void test_netlink_socket() {
   Bytes requests;
   for (const Bytes& each : {request_for(NLM_F_ACK, 1), request_for(NLM_F_DUMP, 0), request_for(NLM_F_ACK, INT32_MAX)})
     requests.insert(requests.end(), each.begin(), each.end());
-  NetlinkSocket socket(NETLINK_ROUTE);
+  NetlinkSocket socket(NETLINK_ROUTE), other(NETLINK_ROUTE);
+  CHECK(socket.port() == 0);
   std::vector<NetlinkAnswer> answers;
   for (int round = 0; round < 2; round++) {
     CHECK(!socket.exchange(requests, answers) && answers.size() == 3);
@@ -774,6 +775,8 @@ void test_netlink_socket() {
     CHECK(answers[2].error == ENODEV && answers[2].messages.empty());
   }
   CHECK(socket.exchange(std::span(requests).first(40), answers)->number == EINVAL);
+  CHECK(!other.exchange(requests, answers));
+  CHECK(socket.port() != 0 && other.port() != 0 && socket.port() != other.port());
 }
 
 }  // namespace

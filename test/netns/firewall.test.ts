@@ -575,19 +575,48 @@ describe('weftd', () => {
     const other = await start({}, { on: lab.hosts[1]!, args: ['--iptables-resync=1'], env: calls[1]!.env })
     const atStart = calls.map(({ seen }) => seen().length)
     await host.output(['iptables', '-F', 'FLANNEL-FWD'])
+    /** Changes the generation of nftables, without which weftd does not list the rules. */
+    const touch = (on: Host): Promise<string> => on.output(['nft', 'add table ip other; delete table ip other'])
     // subnet.env is checked every 5 s, like the rules by default: twice in the time that this takes.
     for (const number of [1, 2]) {
       rmSync(host.subnetFile)
       await daemon.line(new RegExp(`Repaired: .*subnet\\.env was gone or changed \\(repair ${number} `))
       await expect.poll(() => existsSync(host.subnetFile)).toBe(true)
+      await touch(host)
+      await touch(lab.hosts[1]!)
+      await expect.poll(() => calls[1]!.seen().length - atStart[1]!).toBeGreaterThanOrEqual(number)
     }
     const looks = calls.map(({ seen }, index) => seen().length - atStart[index]!)
     console.log(`looks at the rules: ${looks.join(', ')}`)
     expect(looks[0]).toBe(0)
-    expect(looks[1]).toBeGreaterThan(2)
     expect(lines(daemon, 'Repaired: rules')).toBe(0)
     expect(lines(other, 'Repaired')).toBe(0)
     expect(await rules('iptables-save')).not.toContain('-A FLANNEL-FWD')
+  })
+
+  test.each([
+    ['iptables-save', {}, ['iptables', '-F', 'FLANNEL-FWD'], 'Repaired: rules of FLANNEL-FWD'],
+    ['nft', { EnableNFTables: true }, ['nft', 'flush', 'ruleset'], 'Repaired: the table flannel-ipv4'],
+  ])('starts no program while no rule changes, and repairs a change: %s', async (program, config, flush, repaired) => {
+    const calls = countCalls(lab, program)
+    const daemon = await start(config, { args: ['--ip-masq', '--ip-blackhole-route'], env: calls.env })
+    /** Waits for two checks. Each check also restores the blackhole route. The second check begins after the first. */
+    const checks = async (): Promise<void> => {
+      const gone = 'the blackhole route'
+      for (const number of [1, 2].map((each) => each + lines(daemon, gone))) {
+        await host.output(['ip', 'route', 'flush', 'type', 'blackhole'])
+        await expect.poll(() => lines(daemon, gone)).toBe(number)
+      }
+    }
+    await checks()
+    const idle = calls.seen().length
+    await checks()
+    expect(calls.seen()).toHaveLength(idle)
+    await host.output(flush)
+    await expect.poll(() => lines(daemon, repaired)).toBe(1)
+    await checks()
+    expect(calls.seen().length).toBeGreaterThan(idle)
+    expect(lines(daemon, repaired)).toBe(1)
   })
 
   test('repairs the table of the nftables mode', async () => {

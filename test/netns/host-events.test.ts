@@ -386,7 +386,15 @@ describe('rules that others add next to ours', () => {
     const iptables = (...args: string[]): Promise<string> => host.output(['iptables', '-w', '-t', 'nat', ...args])
     await iptables('-I', 'POSTROUTING', '-s', '198.51.100.1/32', '-j', 'ACCEPT')
     await iptables('-A', 'POSTROUTING', '-s', '198.51.100.2/32', '-j', 'ACCEPT')
-    await calls.more(2) // when the second check starts, the first has ended
+    /** Waits until weftd has checked the present rules. When a second check starts, the first has ended. */
+    const checked = async (): Promise<void> => {
+      for (const chain of ['-N', '-X']) {
+        const check = calls.more(1)
+        await iptables(chain, 'OTHER') // without a change weftd does not list the rules
+        await check
+      }
+    }
+    await checked()
     const beside = ['-A POSTROUTING -s 198.51.100.1/32 -j ACCEPT', '-A POSTROUTING -s 198.51.100.2/32 -j ACCEPT']
     expect(await nat()).toEqual([beside[0], jump, beside[1], ...ours.filter((line) => line !== jump)])
     expect(count(daemon, /Repaired/)).toBe(0)
@@ -398,7 +406,7 @@ describe('rules that others add next to ours', () => {
     const after = await nat()
     expect(after.filter((line) => !beside.includes(line))).toEqual(ours)
     expect(after.filter((line) => beside.includes(line))).toEqual(beside)
-    await calls.more(2)
+    await checked()
     expect(count(daemon, /Repaired/)).toBe(1)
   })
 })

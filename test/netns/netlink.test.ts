@@ -4,7 +4,7 @@ import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { createLab, type Host, type Lab } from '../../lab/lab.ts'
 import { errnoOf } from '../../src/host/kernel-errors.ts'
 import type { Change, KernelEvent, Link, NewDevice } from '../../src/host/kernel.ts'
-import { formatAddress, formatNet, parseAddress } from '../../src/net/address.ts'
+import { formatAddress, formatNet, parseAddress, parseNet } from '../../src/net/address.ts'
 import { ipv4Net, parseIpv4 } from '../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../src/net/ipv6.ts'
 import { eventually } from '../support/event.ts'
@@ -260,13 +260,19 @@ describe('a refused change', () => {
 
 describe('the reports of the kernel', () => {
   let events: KernelEvent[]
+  /** The events about changes that the process of `kernel` requested. */
+  let own: Set<KernelEvent>
   let over: AbortController
   const watch = async (): Promise<void> => {
     events = []
+    own = new Set()
     over = new AbortController()
     await kernel.watch(
       ['links', 'addresses', 'routes', 'rules', 'neighbours'],
-      (event) => void events.push(event),
+      (event, isOwn) => {
+        events.push(event)
+        if (isOwn) own.add(event)
+      },
       over.signal,
     )
   }
@@ -334,6 +340,46 @@ describe('the reports of the kernel', () => {
     await ip('route add 10.5.3.0/24 dev eth0')
     await kernel.routes({ family: 'ipv4' })
     expect(events).toHaveLength(before)
+  })
+
+  it('name the process that requested a change of a route, a neighbour or an IPv4 address', async () => {
+    await ip('link add vx type vxlan id 1 local 192.168.77.1 dstport 8472 nolearning')
+    await ip('link set vx up')
+    await watch()
+    const device = { name: 'vx' }
+    for (const [host, subnet] of [
+      ['10.5.1.0', '10.5.2.0/24'],
+      ['fd00:5::1', 'fd00:6::/64'],
+    ] as const) {
+      const address = parseAddress(host)!
+      const prefixLength = host.includes(':') ? 128 : 32
+      const route = { destination: parseNet(subnet)!, device }
+      const [, ...errors] = await kernel.change([
+        { kind: 'delete route', ...route },
+        { kind: 'replace address', device, address, prefixLength, noDad: true },
+        { kind: 'replace neighbour', device, address: parseNet(subnet)!.address, mac: '02:00:00:00:00:02' },
+        { kind: 'add route', ...route },
+        { kind: 'delete route', ...route },
+        { kind: 'replace route', ...route },
+      ])
+      expect(errors).toEqual(Array(5).fill(undefined))
+      await ip(`route del ${subnet} dev vx`)
+      await ip(`neigh del ${subnet.split('/')[0]} dev vx`)
+      await ip(`address del ${host}/${prefixLength} dev vx`)
+      await expectEvents([`-address ${host}/${prefixLength}`])
+      expect(events.filter((event) => own.has(event)).map(textOf)).toEqual([
+        ...(prefixLength === 32 ? [`+address ${host}/${prefixLength}`] : []), // the kernel names no process for IPv6
+        `+neighbour ${subnet.split('/')[0]} 02:00:00:00:00:02`,
+        `+route ${subnet} vx`,
+        `-route ${subnet} vx`,
+        `+route ${subnet} vx`,
+      ])
+      const others = events.filter((event) => !own.has(event)).map(textOf)
+      expect(others).toEqual(expect.arrayContaining([`-route ${subnet} vx`, `-address ${host}/${prefixLength}`]))
+      expect(others).not.toContain(`+route ${subnet} vx`)
+      events.length = 0
+    }
+    over.abort()
   })
 
   it('are not lost in a storm, or their loss is reported', async () => {

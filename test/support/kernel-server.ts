@@ -28,7 +28,7 @@ export interface PlainError {
 export type KernelReply =
   | { readonly id: number; readonly value: unknown }
   | { readonly id: number; readonly error: PlainError | string }
-  | { readonly id: number; readonly event: unknown }
+  | { readonly id: number; readonly event: unknown; readonly isOwn: boolean }
 
 /** The CPU time in ms and the memory in bytes that the program has used. */
 export interface Usage {
@@ -50,7 +50,7 @@ async function answer({ id, method, args }: KernelRequest): Promise<unknown> {
   if (method === 'watch') {
     const over = new AbortController()
     watches.set(id, over)
-    return hostKernel.watch(args[0] as never, (event) => reply({ id, event }), over.signal)
+    return hostKernel.watch(args[0] as never, (event, isOwn) => reply({ id, event, isOwn }), over.signal)
   }
   const call = hostKernel[method] as (...args: unknown[]) => Promise<unknown>
   const value = await call.apply(hostKernel, [...args])

@@ -17,6 +17,7 @@ import type {
   Neighbour,
   NewDevice,
   NftTable,
+  OnKernelEvent,
   PolicyRule,
   Route,
   RouteAnswer,
@@ -94,10 +95,14 @@ export class ModelKernel implements HostKernel {
   legacy: readonly string[] | undefined
   /** The tables of nftables; undefined if the kernel does not list them. */
   nft: readonly NftTable[] | undefined
+  /** The generation of nftables' rules; undefined if the kernel refuses the request. */
+  generation: number | undefined
   hasPolicies = false
   readonly #links = new Map<number, ModelLink>()
   readonly #routes: Readonly<Record<Family, ModelRoutes>>
-  readonly #watchers = new Set<{ readonly topics: readonly Topic[]; readonly onEvent: (event: KernelEvent) => void }>()
+  readonly #watchers = new Set<{ readonly topics: readonly Topic[]; readonly onEvent: OnKernelEvent }>()
+  /** The change that the code under test asked for and that the model makes now. */
+  #requested: Change | undefined
   #lastIndex = 0
 
   constructor() {
@@ -268,6 +273,11 @@ export class ModelKernel implements HostKernel {
     return this.nft
   }
 
+  async nftGeneration(): Promise<number | undefined> {
+    this.#read('nftGeneration')
+    return this.generation
+  }
+
   async legacyTables(): Promise<readonly string[] | undefined> {
     this.#read('legacyTables')
     return this.legacy
@@ -287,16 +297,19 @@ export class ModelKernel implements HostKernel {
         if (!this.isPermitted) throw new Refused('EPERM')
         const errno = this.refuses(words, change)
         if (errno !== undefined) throw new Refused(errno)
+        this.#requested = change
         this.#make(change)
         return undefined
       } catch (error) {
         if (error instanceof Refused) return errorOf(change, error)
         throw error
+      } finally {
+        this.#requested = undefined
       }
     })
   }
 
-  async watch(topics: readonly Topic[], onEvent: (event: KernelEvent) => void, signal: AbortSignal): Promise<void> {
+  async watch(topics: readonly Topic[], onEvent: OnKernelEvent, signal: AbortSignal): Promise<void> {
     if (signal.aborted) return
     const watcher = { topics, onEvent }
     this.#watchers.add(watcher)
@@ -574,9 +587,13 @@ export class ModelKernel implements HostKernel {
 
   /** Reports an event to the watchers of its topic after the current change, as the kernel does. */
   #emit(event: KernelEvent): void {
+    // The kernel names the requesting process for the changed object itself, but not for changes that follow from the
+    // change, nor for forwarding entries and IPv6 addresses.
+    const isUnnamed = event.of === 'forwarding' || (event.of === 'address' && familyOf(event.address) === 'ipv6')
+    const isOwn = !isUnnamed && this.#requested?.kind.endsWith(` ${event.of}`) === true
     for (const watcher of this.#watchers)
       if (event.of === 'anything' || watcher.topics.includes(TOPIC_OF[event.of]))
-        queueMicrotask(() => this.#watchers.has(watcher) && watcher.onEvent(event))
+        queueMicrotask(() => this.#watchers.has(watcher) && watcher.onEvent(event, isOwn))
   }
 }
 

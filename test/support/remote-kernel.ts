@@ -7,7 +7,7 @@ import type { Writable } from 'node:stream'
 import { deserialize, serialize } from 'node:v8'
 import { packageRoot, type Place } from '../../lab/lab.ts'
 import { WeftError } from '../../src/base/errors.ts'
-import type { Change, HostKernel, KernelEvent, Topic, WireguardState } from '../../src/host/kernel.ts'
+import type { Change, HostKernel, KernelEvent, OnKernelEvent, Topic, WireguardState } from '../../src/host/kernel.ts'
 import type { KernelReply, KernelRequest, PlainError, Usage } from './kernel-server.ts'
 
 /**
@@ -17,7 +17,7 @@ import type { KernelReply, KernelRequest, PlainError, Usage } from './kernel-ser
 export class RemoteKernel implements HostKernel {
   readonly #requests: Writable
   readonly #waiting = new Map<number, (reply: KernelReply) => void>()
-  readonly #watchers = new Map<number, (event: KernelEvent) => void>()
+  readonly #watchers = new Map<number, OnKernelEvent>()
   #last = 0
 
   constructor(place: Pick<Place, 'spawn'>) {
@@ -38,6 +38,7 @@ export class RemoteKernel implements HostKernel {
   neighbours: HostKernel['neighbours'] = (...args) => this.#call('neighbours', args)
   forwarding: HostKernel['forwarding'] = (...args) => this.#call('forwarding', args)
   nftTables: HostKernel['nftTables'] = () => this.#call('nftTables', [])
+  nftGeneration: HostKernel['nftGeneration'] = () => this.#call('nftGeneration', [])
   legacyTables: HostKernel['legacyTables'] = (...args) => this.#call('legacyTables', args)
   hasIpsecPolicies: HostKernel['hasIpsecPolicies'] = () => this.#call('hasIpsecPolicies', [])
   wireguard = (): Promise<WireguardState> => Promise.reject(new Error('not supported'))
@@ -49,7 +50,7 @@ export class RemoteKernel implements HostKernel {
     return errors.map((error) => error && toError(error))
   }
 
-  async watch(topics: readonly Topic[], onEvent: (event: KernelEvent) => void, signal: AbortSignal): Promise<void> {
+  async watch(topics: readonly Topic[], onEvent: OnKernelEvent, signal: AbortSignal): Promise<void> {
     const id = this.#last + 1
     this.#watchers.set(id, onEvent)
     await this.#call('watch', [topics])
@@ -74,7 +75,7 @@ export class RemoteKernel implements HostKernel {
   }
 
   #take(reply: KernelReply): void {
-    if ('event' in reply) return void this.#watchers.get(reply.id)?.(reply.event as KernelEvent)
+    if ('event' in reply) return void this.#watchers.get(reply.id)?.(reply.event as KernelEvent, reply.isOwn)
     this.#waiting.get(reply.id)?.(reply)
     this.#waiting.delete(reply.id)
   }

@@ -11,10 +11,10 @@ import type {
   Device,
   Forwarding,
   HostKernel,
-  KernelEvent,
   Link,
   Neighbour,
   NftTable,
+  OnKernelEvent,
   PolicyRule,
   Route,
   RouteAnswer,
@@ -137,15 +137,21 @@ export class NetlinkKernel implements HostKernel {
       const [answer] = await this.#xfrm.exchange([countPolicies()])
       return hasPoliciesIn(messagesIn(await dataOf(answer, 'IPsec policies')))
     } catch (error) {
-      if (isWithoutIpsec(error)) return false
+      if (isWithoutProtocol(error)) return false
       throw error
     }
   }
 
   async nftTables(): Promise<readonly NftTable[] | undefined> {
     const { tablesIn, tablesRequest } = await loadRest()
-    const [answer] = await this.#netfilter.exchange([tablesRequest()])
-    return answer?.errno === 0 ? tablesIn(answer.data) : undefined
+    const data = await this.#nftData(tablesRequest())
+    return data && tablesIn(data)
+  }
+
+  async nftGeneration(): Promise<number | undefined> {
+    const { generationIn, generationRequest } = await loadRest()
+    const data = await this.#nftData(generationRequest())
+    return data && generationIn(data)
   }
 
   async legacyTables(family: Family): Promise<readonly string[] | undefined> {
@@ -174,7 +180,7 @@ export class NetlinkKernel implements HostKernel {
     return errors
   }
 
-  async watch(topics: readonly Topic[], onEvent: (event: KernelEvent) => void, signal: AbortSignal): Promise<void> {
+  async watch(topics: readonly Topic[], onEvent: OnKernelEvent, signal: AbortSignal): Promise<void> {
     const { eventOf, groupsOf } = await loadRest()
     const { route, xfrm } = groupsOf(topics)
     const monitors: NetlinkMonitor[] = []
@@ -182,12 +188,17 @@ export class NetlinkKernel implements HostKernel {
     if (signal.aborted) return
     signal.addEventListener('abort', stop, { once: true })
     try {
-      if (route.length > 0) monitors.push(watchGroups(NETLINK.ROUTE, route, eventOf, onEvent, signal))
+      const take = (report: ReceivedMessage, nameOf: NameOf): void => {
+        const event = eventOf(report, nameOf)
+        if (event) onEvent(event, this.#route.hasCaused(report))
+      }
+      const lost = (): void => onEvent({ of: 'anything' }, false)
+      if (route.length > 0) monitors.push(watchGroups(NETLINK.ROUTE, route, take, lost, signal))
       if (xfrm.length > 0)
-        monitors.push(watchGroups(NETLINK.XFRM, xfrm, () => ({ of: 'ipsec policies' }), onEvent, signal))
+        monitors.push(watchGroups(NETLINK.XFRM, xfrm, () => onEvent({ of: 'ipsec policies' }, false), lost, signal))
     } catch (error) {
       // A kernel without IPsec has no policies to report.
-      if (isWithoutIpsec(error)) return
+      if (isWithoutProtocol(error)) return
       stop()
       signal.removeEventListener('abort', stop) // the caller may try again many times
       throw error
@@ -204,6 +215,17 @@ export class NetlinkKernel implements HostKernel {
     return requests.map((request) => (request ? answers[at++] : undefined))
   }
 
+  /** Returns the kernel's answer to a request to nftables; undefined if the kernel has no nftables or refuses it. */
+  async #nftData(request: Buffer): Promise<Buffer | undefined> {
+    try {
+      const [answer] = await this.#netfilter.exchange([request])
+      return answer?.errno === 0 ? answer.data : undefined
+    } catch (error) {
+      if (isWithoutProtocol(error)) return undefined
+      throw error
+    }
+  }
+
   async #exchange(requests: readonly Buffer[]): Promise<readonly Answer[]> {
     const answers = await this.#route.exchange(requests)
     if (this.#log?.v(4) && answers.some(({ isInterrupted }) => isInterrupted))
@@ -212,28 +234,25 @@ export class NetlinkKernel implements HostKernel {
   }
 }
 
-/** Returns true for the error of opening a socket of NETLINK_XFRM on a kernel that is built without IPsec. */
-const isWithoutIpsec = (error: unknown): boolean => (error as NodeJS.ErrnoException).code === 'EPROTONOSUPPORT'
+/** Returns true for the error of opening a netlink socket on a kernel that is built without the socket's subsystem. */
+const isWithoutProtocol = (error: unknown): boolean => (error as NodeJS.ErrnoException).code === 'EPROTONOSUPPORT'
 
 /**
- * Calls `onEvent` for the reports of these groups of a subsystem, unless `signal` has aborted. `read` returns the event
- * that a report describes.
+ * Calls `take` with each report of these groups of a subsystem, and `lost` if reports were lost, unless `signal` has
+ * aborted.
  */
 const watchGroups = (
   protocol: number,
   groups: readonly number[],
-  read: (report: ReceivedMessage, nameOf: NameOf) => KernelEvent | undefined,
-  onEvent: (event: KernelEvent) => void,
+  take: (report: ReceivedMessage, nameOf: NameOf) => void,
+  lost: () => void,
   signal: AbortSignal,
 ): NetlinkMonitor =>
   addon.watchNetlink(protocol, groups, (reports, isLossy) => {
-    if (isLossy) onEvent({ of: 'anything' })
+    if (isLossy) lost()
     const nameOf = createNames()
-    for (const report of messagesIn(reports)) {
-      // A callback before this report may have aborted the signal.
-      const event = signal.aborted ? undefined : read(report, nameOf)
-      if (event) onEvent(event)
-    }
+    // A callback before a report may have aborted the signal.
+    for (const report of messagesIn(reports)) if (!signal.aborted) take(report, nameOf)
   })
 
 /** The kernel of this host, in the network namespace of this process. */

@@ -237,11 +237,14 @@ export class ReceivedMessage {
   readonly flags: number
   /** The message without its `struct nlmsghdr`. */
   readonly body: Buffer
+  /** The port of the socket whose request caused the message (nlmsg_pid); 0 if no request caused it. */
+  readonly port: number
 
-  constructor(type: number, flags: number, body: Buffer) {
+  constructor(type: number, flags: number, body: Buffer, port = 0) {
     this.type = type
     this.flags = flags
     this.body = body
+    this.port = port
   }
 
   u8(at: number): number {
@@ -268,7 +271,7 @@ export function* messagesIn(buffer: Buffer): Generator<ReceivedMessage, void> {
     const length = readU32(buffer, at)
     if (length < MESSAGE_HEADER || at + length > buffer.length) return
     const body = buffer.subarray(at + MESSAGE_HEADER, at + length)
-    yield new ReceivedMessage(readU16(buffer, at + 4), readU16(buffer, at + 6), body)
+    yield new ReceivedMessage(readU16(buffer, at + 4), readU16(buffer, at + 6), body, readU32(buffer, at + 12))
     at += aligned(length)
   }
 }

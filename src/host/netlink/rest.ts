@@ -3,7 +3,7 @@
 
 export { wordsOf } from '../ip-words.ts'
 export { entryRequest, forwardingEntriesIn, forwardingRequest, neighboursIn, neighboursRequest } from './neighbours.ts'
-export { tablesIn, tablesRequest } from './nftables.ts'
+export { generationIn, generationRequest, tablesIn, tablesRequest } from './nftables.ts'
 export { countPolicies, hasPoliciesIn } from './policies.ts'
 export { changeError, readError } from './refusal.ts'
 export { eventOf, groupsOf } from './reports.ts'

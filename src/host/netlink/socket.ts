@@ -4,6 +4,7 @@ import { constants } from 'node:os'
 import type { NetlinkSocket as AddonSocket } from '../../../native/addon.d.ts'
 import { addon } from '../addon.ts'
 import { createTurn } from '../bell.ts'
+import type { ReceivedMessage } from './message.ts'
 
 /** The kernel's answer to one request. */
 export interface Answer {
@@ -64,6 +65,11 @@ export class KernelSocket implements NetlinkSocket {
 
   constructor(protocol: number) {
     this.#protocol = protocol
+  }
+
+  /** Returns true if the message is about a request that this socket sent. */
+  hasCaused({ port }: ReceivedMessage): boolean {
+    return port !== 0 && port === this.#socket?.port
   }
 
   exchange(requests: readonly Buffer[]): Promise<readonly Answer[]> {

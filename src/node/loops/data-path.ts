@@ -154,6 +154,8 @@ async function lookAfter(
       const gone = dataPath.gone()
       logGone(gone)
       for (const each of repaired) repairs.add(each)
+      // Check soon whether the repair is complete, because the kernel's reports of weftd's own changes start no check.
+      if (repaired.length > 0) ownership.recheck.ring()
       // Check again soon if the kernel reported a change, because another report may have been lost. Also check again
       // soon while an address is missing, because the node gives up the address only after some time.
       isCalm = !rang && repaired.length === 0 && familiesOf(gone).length === 0

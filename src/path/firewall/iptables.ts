@@ -20,6 +20,7 @@ import {
 } from './flannel-rules.ts'
 import { listNftTable } from './nft-listing.ts'
 import { iptablesRules, nftRemoval, oursIn, restoreInput } from './rules.ts'
+import { UnchangedRules } from './unchanged-rules.ts'
 
 /** The texts of flanneld's log lines for each family, which must stay the same. */
 const SAYS = {
@@ -62,17 +63,22 @@ export function createIptables(options: FirewallOptions): Firewall {
   const { run, kernel, log, masq, forward } = options
   const parts = partsOf(options)
   const families = parts.map((part) => new FamilyChains(part, options))
+  const unchanged = new UnchangedRules(kernel)
   let isOtherToGo = false
   return {
     lookAgain() {
       isOtherToGo = true
+      unchanged.forget()
       for (const family of families) family.lookAgain()
     },
-    async ensure(subnet) {
-      if (isOtherToGo) await removeNftRules(parts, run, kernel).catch(() => {}) // as `raise` does
-      isOtherToGo = false
-      const works = families.flatMap((family) => family.works(subnet))
-      return ensureEach(works.map((work) => () => prefixed('Failed to ensure iptables rules: ', work())))
+    ensure(subnet) {
+      const isInNftables = families.every((family) => family.isInNftables(subnet))
+      return unchanged.unless(subnet, isInNftables, async () => {
+        if (isOtherToGo) await removeNftRules(parts, run, kernel).catch(() => {}) // as `raise` does
+        isOtherToGo = false
+        const works = families.flatMap((family) => family.works(subnet))
+        return ensureEach(works.map((work) => () => prefixed('Failed to ensure iptables rules: ', work())))
+      })
     },
     async raise(subnet) {
       log.info('Cleaning-up unused traffic manager rules')
@@ -147,6 +153,11 @@ class FamilyChains {
     return () => (reading ??= this.#readAll())
   }
 
+  /** Returns true if nftables has all rules that `works` checks. */
+  isInNftables(subnet: Nets): boolean {
+    return this.#isByChain === true || this.#chainsToCheck(subnet, FLANNEL_CHAINS).length === 0
+  }
+
   /**
    * Returns one function for each chain that must be checked or removed, and a last function that reads the chains that
    * were set. All functions except the last share one reading of the tables.
@@ -161,24 +172,28 @@ class FamilyChains {
     ]
   }
 
+  /** Returns the chains of `chains` that must be set, or that may have to be removed. */
+  #chainsToCheck(subnet: Nets, chains: readonly IptablesChain[]): readonly IptablesChain[] {
+    const wish = this.#wishFor(subnet)
+    return chains.filter((chain) => wish[chain.wish] || this.#shown.has(chain.chain) || !this.#tidy.has(chain))
+  }
+
   #chainWorks(
     subnet: Nets,
     chains: readonly IptablesChain[],
     all: ReadTables,
   ): readonly (() => Promise<readonly string[]>)[] {
     const wish = this.#wishFor(subnet)
-    return chains
-      .filter((chain) => wish[chain.wish] || this.#shown.has(chain.chain) || !this.#tidy.has(chain))
-      .map((chain) => async () => {
-        const isRepaired = await this.#ensureChain(chain, all, subnet).catch((error: unknown) => {
-          // If iptables is not installed, this run has set no rules and cannot remove those of an earlier run, so the
-          // failure is not an error.
-          if (wish[chain.wish] || this.#shown.has(chain.chain) || notInstalled(error) === undefined) throw error
-          return false
-        })
-        this.#tidy.add(chain)
-        return isRepaired ? [`rules of ${chain.chain}${this.#family === 'ipv6' ? ' (IPv6)' : ''}`] : []
+    return this.#chainsToCheck(subnet, chains).map((chain) => async () => {
+      const isRepaired = await this.#ensureChain(chain, all, subnet).catch((error: unknown) => {
+        // If iptables is not installed, this run has set no rules and cannot remove those of an earlier run, so the
+        // failure is not an error.
+        if (wish[chain.wish] || this.#shown.has(chain.chain) || notInstalled(error) === undefined) throw error
+        return false
       })
+      this.#tidy.add(chain)
+      return isRepaired ? [`rules of ${chain.chain}${this.#family === 'ipv6' ? ' (IPv6)' : ''}`] : []
+    })
   }
 
   /** Sets the rules of one chain for the first time. Only logs failures, because `works` tries again later. */

@@ -11,6 +11,7 @@ import { WORDS } from './flannel-rules.ts'
 import { listNftTable } from './nft-listing.ts'
 import { findIptablesRemains } from './rule-remains.ts'
 import { nftInput, nftTable, splitNftTable } from './rules.ts'
+import { UnchangedRules } from './unchanged-rules.ts'
 
 /** The texts of flanneld's log lines for each family, which must stay the same. */
 const SAYS = {
@@ -33,19 +34,28 @@ const UNDONE = 'undone'
 export function createNftables(options: FirewallOptions): Firewall {
   const { run, kernel, log, masq, forward, plainPorts } = options
   const parts = partsOf(options)
-  let probing: Promise<boolean> | undefined
-  const randomFully = async (): Promise<boolean> => {
-    if (plainPorts) return false
-    probing ??= knowsFullyRandom(run, log)
-    probing.catch(() => (probing = undefined)) // nft gave no answer, so probe again
-    return probing
-  }
+  const ports = new MasqueradePorts(!plainPorts, log)
   // Like flanneld, create the tables of both families, even if the network has only one family.
   const others = FAMILIES.filter((family) => !parts.some((part) => part.family === family))
   const beside = others.map(nftTable).join('')
-  const tables = parts.map((part) => ({ ...part, workFor: createTable(part, run, kernel, randomFully, beside) }))
+  const tables = parts.map((part) => ({ ...part, workFor: createTable(part, run, kernel, ports, beside) }))
   const removeOther = () => removeIptablesRules(run, kernel, new Set(parts.flatMap(({ ours }) => [...ours])), log)
+  const unchanged = new UnchangedRules(kernel)
   let isOtherToGo = false
+  /** True if nft has accepted the rules, which shows that nft is installed and works. */
+  let isNftSound = false
+  /**
+   * Returns the wanted rules of a family. This node's subnet is not known yet. So the rules have the network instead,
+   * because the kernel accepts or refuses a network in the same way as a subnet.
+   */
+  const preliminary = ({ family, network, wishFor }: Part) => wishFor({ [family]: network })
+  const inputOf = (part: Part): string => nftInput({ ...preliminary(part), randomFully: false })
+  /** Makes nft list the tables that exist, and check the rules of all families. */
+  const tryAll = async (): Promise<void> => {
+    for (const { family } of parts) await listNftTable(run, kernel, family)
+    await run('nft', ['-c', '-f', '-'], { input: parts.map(inputOf).join('') })
+    isNftSound = true
+  }
   /**
    * Returns the first failure if weftd must exit: flanneld exits if masquerading is enabled and the table of no family
    * could be set. Returns undefined if weftd can continue.
@@ -54,18 +64,21 @@ export function createNftables(options: FirewallOptions): Firewall {
     isUp || (forward && !masq) ? undefined : failures[0]
   return {
     async check() {
+      try {
+        return await answered(tryAll())
+      } catch (error) {
+        if (!isWeftError(error)) throw error
+      }
       await prefixed('no nftables support: ', answered(run('nft', ['--version'])))
       const failures: WeftError[] = []
       let isUp = false
-      for (const { family, network, wishFor } of parts) {
-        // This node's subnet is not known yet. So check with the network instead, because the kernel accepts or refuses
-        // a network in the same way as a subnet.
-        const wish = wishFor({ [family]: network })
-        const input = nftInput({ ...wish, randomFully: false })
+      for (const part of parts) {
+        const { family } = part
+        const wish = preliminary(part)
         try {
           const words = `${wish.masq ? 'Failed to setup masq rules, ' : ''}${failedWords(family, wish)}`
           await prefixed(words, answered(listNftTable(run, kernel, family)))
-          await prefixed(words, answered(run('nft', ['-c', '-f', '-'], { input })))
+          await prefixed(words, answered(run('nft', ['-c', '-f', '-'], { input: inputOf(part) })))
           isUp ||= wish.isOn
         } catch (error) {
           if (!isWeftError(error)) throw error
@@ -75,18 +88,22 @@ export function createNftables(options: FirewallOptions): Firewall {
       const fatal = fatalOf(failures, isUp)
       if (fatal) throw fatal
     },
-    async ensure(subnet) {
-      if (isOtherToGo) await removeOther()
-      isOtherToGo = false
-      return ensureEach(tables.map(({ workFor }) => workFor(subnet)))
+    ensure: (subnet) =>
+      unchanged.unless(subnet, true, async () => {
+        if (isOtherToGo) await removeOther()
+        isOtherToGo = false
+        return ensureEach(tables.map(({ workFor }) => workFor(subnet)))
+      }),
+    lookAgain() {
+      isOtherToGo = true
+      unchanged.forget()
     },
-    lookAgain: () => void (isOtherToGo = true),
     async raise(subnet) {
       log.info('Cleaning-up unused traffic manager rules')
       log.info('Cleaning-up iptables rules...')
       await removeOther()
       log.info('Starting flannel in nftables mode...')
-      await prefixed('no nftables support: ', run('nft', ['--version']))
+      if (!isNftSound) await prefixed('no nftables support: ', run('nft', ['--version']))
       for (const rules of ['masq', 'forward'] as const)
         for (const { family, wishFor } of parts) if (wishFor(subnet)[rules]) log.info(SAYS[family][rules])
       const failures: WeftError[] = []
@@ -133,7 +150,7 @@ function createTable(
   { family, ours, wishFor }: Part,
   run: Run,
   kernel: HostKernel,
-  isFullyRandom: () => Promise<boolean>,
+  ports: MasqueradePorts,
   /** Input of `nft` that creates the tables of the families that the network lacks. */
   beside: string,
 ): (subnet: Nets) => () => Promise<readonly string[]> {
@@ -141,17 +158,31 @@ function createTable(
   let shown: string | undefined
   const read = () => listNftTable(run, kernel, family)
 
+  /** Sets the rules that `inputFor` returns. Returns the input that nft accepted. */
+  async function put(inputFor: (randomFully: boolean) => string, randomFully: boolean): Promise<string> {
+    const input = inputFor(randomFully)
+    const write = (all: string): Promise<string> => run('nft', ['-f', '-'], { input: all })
+    try {
+      await write(input + beside)
+    } catch (error) {
+      if (!isRefusal(error)) throw error
+      if (randomFully && !(await knowsFullyRandom(run))) {
+        const plain = await put(inputFor, false)
+        ports.giveUpRandom()
+        return plain
+      }
+      if (beside === '') throw error
+      await write(input) // a kernel without the other family cannot have its table
+    }
+    return input
+  }
+
   async function ensure(wish: FamilyWish): Promise<readonly string[]> {
     const wanted = `${formatNet(wish.subnet)}\n`
     const { own, others } = splitNftTable(await read(), ours)
-    const randomFully = await isFullyRandom() // nft works, since it listed the table: a refusal means an unknown option
     if (shown === wanted + own) return []
-    const input = nftInput({ ...wish, randomFully }, others)
-    const put = (all: string): Promise<string> => run('nft', ['-f', '-'], { input: all })
-    await put(input + beside).catch((error: unknown) => {
-      if (beside === '' || !isRefusal(error)) throw error
-      return put(input) // a kernel without the other family cannot have its table
-    })
+    const inputFor = (randomFully: boolean): string => nftInput({ ...wish, randomFully }, others)
+    const input = await put(inputFor, wish.masq && ports.areRandom)
     const now = splitNftTable(await read(), ours)
     const rules = countNftRules(now.own) + now.others.postrtg.length + now.others.forward.length
     const repaired = shown?.startsWith(wanted) ? [`the table ${table}`] : []
@@ -168,11 +199,33 @@ function createTable(
 const countNftRules = (text: string): number =>
   text.match(/^\s+(ip6?|meta) .*(return|accept|masquerade.*)$/gm)?.length ?? 0
 
+/** How the masquerading rules of both families choose source ports. */
+class MasqueradePorts {
+  readonly #log: Log
+  #areRandom: boolean
+
+  constructor(areRandom: boolean, log: Log) {
+    this.#areRandom = areRandom
+    this.#log = log
+  }
+
+  /** True to choose ports fully at random. */
+  get areRandom(): boolean {
+    return this.#areRandom
+  }
+
+  /** Makes `areRandom` false, because nft does not support the option `fully-random`. */
+  giveUpRandom(): void {
+    if (this.#areRandom) this.#log.warn('nftables: random fully unsupported')
+    this.#areRandom = false
+  }
+}
+
 /**
- * Returns true if nft supports the option `fully-random`. Like flanneld, tests that with an IPv4 table and uses the
- * result for both families. Rejects if nft does not answer.
+ * Returns true if nft supports the option `fully-random`. Like flanneld, tests the option with an IPv4 table for both
+ * families. Rejects if nft does not answer.
  */
-async function knowsFullyRandom(run: Run, log: Log): Promise<boolean> {
+async function knowsFullyRandom(run: Run): Promise<boolean> {
   const input =
     'table ip masqueradeTest { chain test { type nat hook postrouting priority srcnat; masquerade fully-random; }; }\n'
   try {
@@ -180,7 +233,6 @@ async function knowsFullyRandom(run: Run, log: Log): Promise<boolean> {
     return true
   } catch (error) {
     if (!isRefusal(error)) throw error
-    log.warn('nftables: random fully unsupported')
     return false
   }
 }

@@ -60,18 +60,13 @@ export async function findIptablesRemains(
     const legacyNames = await kernel.legacyTables(of)
     const hasLegacy = legacyNames?.some((each) => TABLES.some((name) => name === each)) ?? true
     if (!hasNft && !hasLegacy) continue
-    // Since version 1.8 there are separate commands for legacy iptables and iptables-nft, and `iptables --version`
-    // prints which of these two the command `iptables` is. Older versions are always legacy iptables.
-    const version = await versionOf(run, command)
-    const plain = { name: command, wait: isIptables162(version) ? WAIT : [] }
-    const isNft = isNfTables(version)
     if (hasLegacy) {
-      const legacy = await list(run, [{ name: `${command}-legacy`, wait: WAIT }, ...(isNft ? [] : [plain])], unseen)
+      const legacy = await listKind(run, command, 'legacy', unseen)
       if (legacy) listings.push(legacy)
       else unseen.push(...unseenTables(legacyNames ?? [], command))
     }
     if (!hasNft) continue
-    const nft = await list(run, [{ name: `${command}-nft`, wait: WAIT }, ...(isNft ? [plain] : [])], unseen)
+    const nft = await listKind(run, command, 'nft', unseen)
     if (nft) listings.push(nft)
     else remains.push(...(await findByNft(run, family, discover ? undefined : networks)))
   }
@@ -110,21 +105,36 @@ async function versionOf(run: Run, command: string): Promise<string> {
 }
 
 /**
- * Returns the rules that the first installed tool lists; undefined if no tool is installed. The command has no option
- * -t, because with -t legacy iptables would create a missing table.
+ * Returns the rules of legacy iptables or of iptables-nft; undefined if no command for them is installed. Since version
+ * 1.8 there are separate commands for the two kinds, and `iptables --version` prints of which kind the command
+ * `iptables` is. Older versions are always legacy iptables.
  */
-async function list(run: Run, tools: readonly Tool[], unseen: string[]): Promise<Listing | undefined> {
-  for (const tool of tools) {
-    try {
-      return { ...tool, tables: readTables(await run(`${tool.name}-save`, [])) }
-    } catch (error) {
-      if (notInstalled(error)) continue
-      if (!isWeftError(error)) throw error
-      unseen.push(describeError(error))
-      return { ...tool, tables: new Map() }
-    }
+async function listKind(
+  run: Run,
+  command: string,
+  kind: 'legacy' | 'nft',
+  unseen: string[],
+): Promise<Listing | undefined> {
+  const found = await list(run, { name: `${command}-${kind}`, wait: WAIT }, unseen)
+  if (found) return found
+  const version = await versionOf(run, command)
+  if (isNfTables(version) !== (kind === 'nft')) return undefined
+  return list(run, { name: command, wait: isIptables162(version) ? WAIT : [] }, unseen)
+}
+
+/**
+ * Returns the rules that a tool lists; undefined if it is not installed. The command has no option -t, because with -t
+ * legacy iptables would create a missing table.
+ */
+async function list(run: Run, tool: Tool, unseen: string[]): Promise<Listing | undefined> {
+  try {
+    return { ...tool, tables: readTables(await run(`${tool.name}-save`, [])) }
+  } catch (error) {
+    if (notInstalled(error)) return undefined
+    if (!isWeftError(error)) throw error
+    unseen.push(describeError(error))
+    return { ...tool, tables: new Map() }
   }
-  return undefined
 }
 
 /**

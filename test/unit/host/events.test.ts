@@ -3,7 +3,7 @@
 
 import { afterEach, beforeEach, expect, it, vi } from 'vitest'
 import { changesOf, HostWatch, LifetimeFilter, watchHost } from '../../../src/host/events.ts'
-import type { KernelEvent, Route } from '../../../src/host/kernel.ts'
+import type { Change, KernelEvent, OnKernelEvent, Route } from '../../../src/host/kernel.ts'
 import { parseAddress, parseNet, type Family } from '../../../src/net/address.ts'
 import { ModelKernel } from '../../support/model-kernel.ts'
 
@@ -141,6 +141,48 @@ it('calls back for each change and for lost reports, until it ends', async () =>
   await watch.end()
   expect(await after(() => kernel.act({ kind: 'delete link', device }))).toBe(0)
   expect(warnings).toEqual([])
+})
+
+it('does not call back for changes that this process requested', async () => {
+  const kernel = new ModelKernel()
+  const { log } = createLog()
+  const device = { name: 'eth0' }
+  kernel.addLink(device, [{ address: parseAddress('192.0.2.1')!, prefixLength: 24 }])
+  let changes = 0
+  const watch = new HostWatch(kernel, () => changes++, log, new AbortController().signal)
+  await settled()
+  const after = async (act: () => unknown): Promise<number> => {
+    changes = 0
+    await act()
+    await settled()
+    return changes
+  }
+  const destination = parseNet('10.5.2.0/24')!
+  const add: Change = { kind: 'add route', destination, device, scope: 'link' }
+  const remove: Change = { kind: 'delete route', destination, device }
+  expect(await after(() => kernel.change([add]))).toBe(0)
+  expect(await after(() => kernel.act(remove))).toBe(1)
+  expect(await after(() => kernel.act(add))).toBe(1)
+  expect(await after(() => kernel.change([remove]))).toBe(0)
+  // The kernel removes the route, and names no process for that.
+  await kernel.change([add])
+  expect(await after(() => kernel.change([{ kind: 'set link', device, up: false }]))).toBeGreaterThan(0)
+  await watch.end()
+})
+
+it('calls back for an address that another program restores after this process removed it', async () => {
+  const { log } = createLog()
+  const report: { to: OnKernelEvent } = { to: () => {} }
+  const kernel = new ModelKernel()
+  kernel.watch = async (_topics, onEvent) => void (report.to = onEvent)
+  let changes = 0
+  const watch = new HostWatch(kernel, () => changes++, log, new AbortController().signal)
+  await settled()
+  report.to(addressEvent('192.0.2.1 dynamic'), false)
+  report.to(addressEvent('192.0.2.1 dynamic', true), true)
+  report.to(addressEvent('192.0.2.1 dynamic'), false)
+  expect(changes).toBe(2)
+  await watch.end()
 })
 
 it('doubles the pause from 0.2 s to 5 s, logs it once, and reports a change each time', async () => {

@@ -10,28 +10,34 @@ import { messagesIn } from '../../../../src/host/netlink/message.ts'
 const kernel = vi.hoisted(() => ({
   indexes: new Map<string, number>(),
   sent: [] as Buffer[],
-  onReports: (_reports: Buffer, _isLossy: boolean): void => {},
+  /** The receivers of reports, in the order in which they were registered. */
+  onReports: [] as ((reports: Buffer, isLossy: boolean) => void)[],
   refuse: (_protocol: number): void => {},
   stopped: 0,
 }))
 
+/** The port of the sockets for requests. */
+const PORT = vi.hoisted(() => 4_294_963_200)
+
 vi.mock('../../../../src/host/addon.ts', () => ({
   addon: {
-    openNetlink: () => ({
-      exchange: (requests: Buffer) => {
+    openNetlink: (protocol: number) => ({
+      port: PORT,
+      exchange: async (requests: Buffer) => {
+        kernel.refuse(protocol)
         const all = [...messagesIn(Buffer.from(requests))]
         kernel.sent.push(Buffer.from(requests))
         // The name of an interface is known after the request that adds it.
         for (const message of all)
           if (message.flags & 0x400 && message.type === 16) kernel.indexes.set(message.attributes(16).text(3) ?? '', 9)
-        return Promise.resolve(all.map(() => undefined))
+        return all.map(() => undefined)
       },
     }),
     interfaceIndex: (name: string) => kernel.indexes.get(name) ?? 0,
     interfaceName: (index: number) => `name-of-${index}`,
-    watchNetlink: (protocol: number, _groups: readonly number[], onReports: typeof kernel.onReports) => {
+    watchNetlink: (protocol: number, _groups: readonly number[], onReports: (typeof kernel.onReports)[0]) => {
       kernel.refuse(protocol)
-      kernel.onReports = onReports
+      kernel.onReports.push(onReports)
       return { stop: () => void kernel.stopped++ }
     },
   },
@@ -40,6 +46,7 @@ vi.mock('../../../../src/host/addon.ts', () => ({
 beforeEach(() => {
   kernel.indexes.clear()
   kernel.sent.length = 0
+  kernel.onReports.length = 0
   kernel.stopped = 0
   kernel.refuse = () => {}
 })
@@ -92,11 +99,25 @@ it('reports lost reports before those that follow, and nothing after the end', a
   await hostKernel.watch(['rules'], (event) => void events.push(event), over.signal)
   // RTM_NEWRULE for IPv4
   const report = Buffer.from(new Uint32Array([28, 32, 0, 0, 2, 0, 0]).buffer)
-  kernel.onReports(report, true)
+  kernel.onReports[0]!(report, true)
   expect(events).toEqual([{ of: 'anything' }, { of: 'rule', family: 'ipv4', gone: false }])
   over.abort()
-  kernel.onReports(report, false)
+  kernel.onReports[0]!(report, false)
   expect([events.length, kernel.stopped]).toEqual([2, 1])
+})
+
+it('distinguishes the changes that it requested', async () => {
+  await hostKernel.change([up({ name: 'x', index: 3 })])
+  const seen: boolean[] = []
+  const over = new AbortController()
+  await hostKernel.watch(['rules', 'ipsec policies'], (_event, isOwn) => void seen.push(isOwn), over.signal)
+  const [rules, policies] = kernel.onReports
+  // RTM_NEWRULE for IPv4, with the port of the requesting socket in the fourth number
+  for (const port of [PORT, PORT + 1, 0]) rules!(Buffer.from(new Uint32Array([28, 32, 0, port, 2, 0, 0]).buffer), false)
+  policies!(Buffer.from(new Uint32Array([28, 32, 0, PORT, 2, 0, 0]).buffer), false)
+  rules!(Buffer.alloc(0), true)
+  expect(seen).toEqual([true, false, false, false, false])
+  over.abort()
 })
 
 it('watches routes on a kernel without IPsec, and watches nothing after another error', async () => {
@@ -112,4 +133,11 @@ it('watches routes on a kernel without IPsec, and watches nothing after another 
   await expect(hostKernel.watch(['routes', 'ipsec policies'], () => {}, signal)).rejects.toThrow('EMFILE')
   expect(getEventListeners(signal, 'abort')).toEqual(listeners)
   expect(kernel.stopped).toBe(1)
+})
+
+it('reads neither tables nor the generation on a kernel without nftables', async () => {
+  kernel.refuse = (protocol) => {
+    if (protocol === 12) throw Object.assign(new Error('no'), { code: 'EPROTONOSUPPORT' })
+  }
+  expect([await hostKernel.nftTables(), await hostKernel.nftGeneration()]).toEqual([undefined, undefined])
 })

@@ -301,6 +301,19 @@ it('checks again five seconds after a report, because changes right after it may
   await until(() => logged(/^W Repaired: flannel0 was down/), 0)
 })
 
+it('checks again within a quarter of a second after a repair', async () => {
+  const hostChanged = createBell()
+  start({}, hostChanged)
+  await ready()
+  await vi.advanceTimersByTimeAsync(20_000)
+  dataPaths[0]!.repaired = ['flannel0 was down']
+  hostChanged.ring()
+  await vi.advanceTimersByTimeAsync(50)
+  dataPaths[0]!.repaired = ['flannel0 had lost its address']
+  await vi.advanceTimersByTimeAsync(250)
+  await until(() => logged(/^W Repaired: flannel0 had lost its address/), 0)
+})
+
 it('logs only the first of many repairs, and checks less often if another program undoes them', async () => {
   const hostChanged = createBell()
   start({}, hostChanged)

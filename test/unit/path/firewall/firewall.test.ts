@@ -455,9 +455,10 @@ describe('nftables', () => {
     const called = async (...names: readonly string[]): Promise<readonly string[]> => {
       const host = fakeHost({ ...MODERN, ...MODERN_6, 'iptables-nft-save': '', 'ip6tables-nft-save': '' })
       host.kernel.nft = names.map((name) => ({ family: 'ip', name, objects: 1 }))
+      host.kernel.legacy = []
       await createNftables(host.options({})).raise(SUBNET)
       const programs = host.calls.map(({ file, args }) => [file, ...args].join(' '))
-      return programs.filter((words) => /-nft-save|list table/.test(words))
+      return programs.filter((words) => /^iptables|list table/.test(words))
     }
     expect(await called()).toEqual([])
     expect(await called('mangle', 'own')).toEqual([])
@@ -522,29 +523,98 @@ describe('nftables', () => {
   ])(
     'the kernel supports fully-random: %s, --ip-masq-fully-random-disable: %s',
     async (knows, plainPorts, rule, said) => {
-      const host = fakeHost({ nft: '', ...(knows ? {} : { 'nft -c -f -': refused('syntax error') }) })
-      await createNftables(host.options({ plainPorts })).raise(SUBNET)
-      const input = host.inputs('nft').find((text) => text.includes('chain postrtg'))!
-      expect(input).toContain(`ip daddr != 224.0.0.0/4 ${rule}`)
+      const host = fakeHost({ nft: '' })
+      const options = host.options({ ...BOTH, plainPorts })
+      const firewall = createNftables(knows ? options : refusing(options, (input) => input.includes('fully-random')))
+      await firewall.raise(BOTH.subnet)
+      const inputs = host.inputs('nft').filter((text) => text.includes('chain postrtg'))
+      expect(inputs).toEqual([
+        expect.stringContaining(`ip daddr != 224.0.0.0/4 ${rule}`),
+        expect.stringContaining(`ip6 daddr != ff00::/8 ${rule}`),
+      ])
       expect(host.lines.filter((line) => line.startsWith('W'))).toEqual(said)
-      const probes = host.calls.filter(({ args }) => args[0] === '-c')
-      expect(probes).toHaveLength(plainPorts ? 0 : 1)
+      const called = host.calls.length
+      expect(await firewall.ensure(BOTH.subnet)).toEqual(fine())
+      expect(host.calls.slice(called).map(({ args }) => args[1])).toEqual(['list', 'list'])
     },
   )
+
+  /** Returns options whose nft refuses these inputs. `host` does not record the refused inputs. */
+  function refusing({ run, ...rest }: FirewallOptions, isRefused: (input: string) => boolean): FirewallOptions {
+    const picky: Run = (file, args, more) =>
+      isRefused(more?.input ?? '') ? Promise.reject(refused('syntax error')) : run(file, args, more)
+    return { ...rest, run: picky }
+  }
+
+  it('uses fully random ports even if nft once refuses its rules for another reason', async () => {
+    const host = fakeHost({ nft: '' })
+    let isBusy = true
+    const firewall = createNftables(
+      refusing(host.options({}), (input) => isBusy && input.includes('flannel') && input.includes('fully-random')),
+    )
+    await expect(firewall.raise(SUBNET)).rejects.toThrow('syntax error')
+    isBusy = false
+    expect((await firewall.ensure(SUBNET)).failures).toEqual([])
+    expect(host.inputs('nft').at(-2)).toContain('masquerade fully-random\n')
+    expect(host.lines.filter((line) => line.startsWith('W'))).toEqual([])
+  })
 
   it.each([
     ['hangs', 'nft', late()],
     ['refuses everything', 'nft', refused('no nf_tables')],
-    ['hangs during the check', 'nft -c -f -', late()],
+    ['hangs when it sets the rules', 'nft -f -', late()],
+    ['refuses all rules', 'nft -f -', refused('no nat')],
   ])('an nft that %s gives no answer about fully-random, and is run again', async (_how, command, trouble) => {
     const host = fakeHost({ nft: '', 'nft --version': 'nftables v1.0.6', [command]: trouble })
+    if (command !== 'nft') host.answers['nft -c -f -'] = trouble
     const firewall = createNftables(host.options({}))
     await expect(firewall.raise(SUBNET)).rejects.toMatchObject({ code: 'COMMAND' })
     host.answers['nft'] = ''
+    delete host.answers['nft -c -f -']
     if (command !== 'nft') delete host.answers[command]
+    const called = host.calls.length
     expect((await firewall.ensure(SUBNET)).failures).toEqual([])
-    expect(host.inputs('nft').find((text) => text.includes('chain postrtg'))).toContain('masquerade fully-random\n')
+    const inputs = host.calls.slice(called).map(({ input }) => input)
+    expect(inputs.find((text) => text.includes('chain postrtg'))).toContain('masquerade fully-random\n')
     expect(host.lines.filter((line) => line.includes('random fully unsupported'))).toEqual([])
+  })
+
+  describe('with its check before the lease', () => {
+    const called = ({ calls }: ReturnType<typeof fakeHost>) => calls.map(({ args }) => args.join(' '))
+
+    it('starts three programs', async () => {
+      const host = fakeHost({ nft: '' })
+      host.kernel.nft = []
+      host.kernel.legacy = []
+      const firewall = createNftables(host.options({}))
+      await firewall.check?.()
+      const raising = firewall.raise(SUBNET)
+      while (!called(host).includes('-f -')) await Promise.resolve()
+      host.kernel.nft = [{ family: 'ip', name: 'flannel-ipv4', objects: 2 }]
+      await raising
+      expect(called(host)).toEqual(['-c -f -', '-f -', '-s list table ip flannel-ipv4'])
+    })
+
+    it('checks both families with one program, and names the family that the kernel refuses', async () => {
+      const host = fakeHost({ nft: '' })
+      host.kernel.nft = []
+      await createNftables(host.options(BOTH)).check?.()
+      expect(host.inputs('nft')).toEqual([expect.stringMatching(/10\.42\.0\.0[^]*fd00:42::/)])
+      const wish = { ...BOTH, forward: false }
+      await createNftables(refusing(host.options(wish), (input) => input.includes('fd00'))).check?.()
+      await expect(createNftables(refusing(host.options(wish), (input) => input !== '')).check?.()).rejects.toThrow(
+        "Failed to setup masq rules, nftables: couldn't setup masq rules: `x` failed: syntax error",
+      )
+    })
+
+    it('names a missing nft, and waits for no second answer of an nft that hangs', async () => {
+      await expect(createNftables(fakeHost({}).options({})).check?.()).rejects.toThrow(
+        'no nftables support: nft is not installed',
+      )
+      const host = fakeHost({ nft: late() })
+      await createNftables(host.options({})).check?.()
+      expect(host.calls).toHaveLength(1)
+    })
   })
 })
 
@@ -577,6 +647,110 @@ describe('the firewall', () => {
       repaired: ['the blackhole route of 10.42.7.0/24 was gone'],
       failures: [],
     })
+  })
+})
+
+describe('a check of the rules', () => {
+  const HEADER = '# Generated by iptables-save v1.8.9 (nf_tables) on Fri Nov 27 00:00:00 2026\n'
+  const NF_TABLES = { make: createIptables, answers: { ...MODERN, 'iptables-save': HEADER }, table: 'iptables nat' }
+  const LEGACY = { ...NF_TABLES, answers: { ...MODERN, 'iptables --version': 'iptables v1.8.9 (legacy)\n' } }
+  const NFT = { make: createNftables, answers: { nft: '' }, table: 'ip' }
+  const OTHER_SUBNET = { ipv4: parseIpv4Net('10.42.8.0/24')! }
+
+  /** A host whose rules are set and checked, and whose generation rises with each transaction. */
+  async function checkedHost({ make, answers, table }: typeof NF_TABLES | typeof NFT, wish: Partial<FirewallOptions>) {
+    const host = fakeHost(answers)
+    host.kernel.nft = [
+      { family: 'ip', name: 'nat', objects: 7 },
+      { family: 'ip', name: 'flannel-ipv4', objects: 2 },
+    ]
+    host.kernel.generation = 40
+    const commit = (): void => void (host.kernel.generation = (host.kernel.generation ?? 0) + 1)
+    const { run, ...rest } = host.options(wish)
+    /** Called while a program lists rules. */
+    const listing = { during: (): void => {} }
+    const counting: Run = async (file, args, options) => {
+      const printed = await run(file, args, options)
+      if (file.endsWith('-restore') || args[0] === '-f') commit()
+      else listing.during()
+      return printed
+    }
+    const firewall = make({ ...rest, run: counting })
+    await firewall.raise(SUBNET)
+    expect(await firewall.ensure(SUBNET)).toEqual(fine())
+    /** Returns the number of programs that one check starts. */
+    const programs = async (subnet = SUBNET): Promise<number> => {
+      host.calls.length = 0
+      expect((await firewall.ensure(subnet)).failures).toEqual([])
+      return host.calls.length
+    }
+    const flush = (): void => {
+      host.tables.set(table, table === 'ip' ? 'table ip flannel-ipv4 {\n}\n' : '*nat\nCOMMIT\n')
+      commit()
+    }
+    return { host, firewall, programs, commit, flush, listing }
+  }
+
+  it.each([
+    ['iptables-nft', NF_TABLES],
+    ['nft', NFT],
+  ])('with %s starts no program unless the generation or the subnet has changed', async (_tool, kind) => {
+    const { firewall, programs, commit, flush } = await checkedHost(kind, {})
+    expect([await programs(), await programs()]).toEqual([0, 0])
+    commit() // another program changes its own rules
+    expect([await programs(), await programs()]).toEqual([1, 0])
+    flush()
+    expect((await firewall.ensure(SUBNET)).repaired).toHaveLength(1)
+    expect([await programs(), await programs()]).toEqual([1, 0])
+    expect(await programs(OTHER_SUBNET)).toBeGreaterThan(1)
+  })
+
+  it.each([
+    ['iptables-nft', NF_TABLES],
+    ['nft', NFT],
+  ])('with %s notices a change during the previous check', async (_tool, kind) => {
+    const { firewall, programs, commit, flush, listing } = await checkedHost(kind, {})
+    listing.during = () => {
+      listing.during = () => {}
+      flush()
+    }
+    commit()
+    expect(await programs()).toBe(1)
+    expect((await firewall.ensure(SUBNET)).repaired).toHaveLength(1)
+  })
+
+  it.each([
+    ['legacy iptables, whose rules have no generation', LEGACY, 40],
+    ['a kernel that refuses to read the generation', NF_TABLES, undefined],
+  ])('with %s starts a program each time', async (_why, kind, generation) => {
+    const { host, programs } = await checkedHost(kind, {})
+    host.kernel.generation = generation
+    await programs()
+    expect([await programs(), await programs()]).toEqual([1, 1])
+  })
+
+  it('is repeated after a failure', async () => {
+    const { host, firewall, programs, commit } = await checkedHost(NFT, {})
+    host.answers['nft'] = late()
+    commit()
+    expect((await firewall.ensure(SUBNET)).failures).toHaveLength(1)
+    host.answers['nft'] = ''
+    expect([await programs(), await programs()]).toEqual([1, 0])
+  })
+
+  it('is repeated if the predecessor ends meanwhile', async () => {
+    const { firewall, programs, commit, listing } = await checkedHost(NF_TABLES, {})
+    listing.during = () => firewall.lookAgain?.()
+    commit()
+    await programs()
+    listing.during = () => {}
+    expect(await programs()).toBeGreaterThan(0)
+    expect(await programs()).toBe(0)
+  })
+
+  it('does not need the tool of a family that is off', async () => {
+    const { programs } = await checkedHost(NF_TABLES, { previous: BOTH })
+    expect(await programs()).toBe(0)
   })
 })
 
@@ -757,7 +931,6 @@ describe('both families', () => {
     expect(four).not.toMatch(/ip6|fd00/)
     expect(six).not.toMatch(/ip |10\.42/)
     expect(six).toContain('ip6 saddr fd00:42::/48 ip6 daddr != ff00::/8 masquerade fully-random\n')
-    expect(host.calls.filter(({ args }) => args[0] === '-c')).toHaveLength(1)
     expect(await firewall.ensure(BOTH.subnet)).toEqual(fine())
     host.answers['nft -s list table ip6 flannel-ipv6'] = refused('No such file or directory')
     expect(await firewall.ensure(BOTH.subnet)).toEqual(fine('the table flannel-ipv6'))
