@@ -99,6 +99,8 @@ class MonitorHandle : public WithCleanup<MonitorHandle> {
   void hand_over(Napi::Env env) {
     std::vector<uint8_t> messages;
     const bool is_complete = reports_.receive(messages);
+    // The error of the socket, which receive() has read, stopped the watcher.
+    if (!is_complete) watcher_->restart();
     if (messages.empty() && is_complete) return;
     const auto buffer = Napi::Buffer<uint8_t>::Copy(env, messages.data(), messages.size());
     callback_.MakeCallback(env.Global(), {buffer, Napi::Boolean::New(env, !is_complete)});
