@@ -2,6 +2,7 @@
 // event loop.
 #include "netlink.h"
 
+#include <errno.h>
 #include <net/if.h>
 
 #include <memory>
@@ -121,7 +122,11 @@ Napi::Value open_netlink(const Napi::CallbackInfo& info) {
 
 Napi::Value interface_index(const Napi::CallbackInfo& info) {
   const std::string name = info[0].As<Napi::String>();
-  return Napi::Number::New(info.Env(), if_nametoindex(name.c_str()));
+  const unsigned index = if_nametoindex(name.c_str());
+  const int error = errno;
+  if (index == 0 && error != ENODEV && error != ENXIO)
+    to_error(info.Env(), {"if_nametoindex", error}).ThrowAsJavaScriptException();
+  return Napi::Number::New(info.Env(), index);
 }
 
 Napi::Value interface_name(const Napi::CallbackInfo& info) {

@@ -774,6 +774,9 @@ void test_netlink_socket() {
     CHECK(answers[2].error == ENODEV && answers[2].messages.empty());
   }
   CHECK(socket.exchange(std::span(requests).first(40), answers)->number == EINVAL);
+  NetlinkSocket of_no_protocol(MAX_LINKS - 1);
+  CHECK(!of_no_protocol.exchange(requests, answers) && answers.size() == 3);
+  for (const NetlinkAnswer& each : answers) CHECK(each.error == EPROTONOSUPPORT);
 }
 
 }  // namespace

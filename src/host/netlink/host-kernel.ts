@@ -2,7 +2,7 @@
 
 import { readFile } from 'node:fs/promises'
 import type { NetlinkMonitor } from '../../../native/addon.d.ts'
-import type { WeftError } from '../../base/errors.ts'
+import { messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import type { Family } from '../../net/address.ts'
 import { addon } from '../addon.ts'
@@ -27,7 +27,15 @@ import type { IndexOf, NameOf } from './interfaces.ts'
 import { addressRequest, getLink, linkRequest, linksIn, listAddresses, listLinks } from './links.ts'
 import { messagesIn, type ReceivedMessage } from './message.ts'
 import { RouteDump, routeRequest } from './routes.ts'
-import { isMissing, isMissingFamily, KernelSocket, NETLINK, NO_DEVICE, type Answer } from './socket.ts'
+import {
+  isMissing,
+  isMissingFamily,
+  isMissingProtocol,
+  KernelSocket,
+  NETLINK,
+  NO_DEVICE,
+  type Answer,
+} from './socket.ts'
 
 /**
  * The number of changes that are sent at a time. The event loop of Node.js is blocked while their requests are built,
@@ -133,13 +141,9 @@ export class NetlinkKernel implements HostKernel {
 
   async hasIpsecPolicies(): Promise<boolean> {
     const { countPolicies, hasPoliciesIn } = await loadRest()
-    try {
-      const [answer] = await this.#xfrm.exchange([countPolicies()])
-      return hasPoliciesIn(messagesIn(await dataOf(answer, 'IPsec policies')))
-    } catch (error) {
-      if (isWithoutIpsec(error)) return false
-      throw error
-    }
+    const [answer] = await this.#xfrm.exchange([countPolicies()])
+    if (answer && isMissingProtocol(answer)) return false
+    return hasPoliciesIn(messagesIn(await dataOf(answer, 'IPsec policies')))
   }
 
   async nftTables(): Promise<readonly NftTable[] | undefined> {
@@ -212,7 +216,7 @@ export class NetlinkKernel implements HostKernel {
   }
 }
 
-/** Returns true for the error of opening a socket of NETLINK_XFRM on a kernel that is built without IPsec. */
+/** Returns true for the error of watching NETLINK_XFRM on a kernel that is built without IPsec. */
 const isWithoutIpsec = (error: unknown): boolean => (error as NodeJS.ErrnoException).code === 'EPROTONOSUPPORT'
 
 /**
@@ -297,7 +301,14 @@ function requestOf(change: Change, indexes: IndexOf, rest: Rest | undefined): Bu
   }
 }
 
-const indexOf: IndexOf = ({ name, index }) => index ?? addon.interfaceIndex(name)
+const indexOf: IndexOf = ({ name, index }) => {
+  if (index !== undefined) return index
+  try {
+    return addon.interfaceIndex(name)
+  } catch (error) {
+    throw new WeftError('KERNEL', `cannot look up the interface ${name}: ${messageOf(error)}`, { cause: error })
+  }
+}
 
 /** Returns a function that looks up each name only once. */
 function createNames(): NameOf {

@@ -27,7 +27,10 @@ vi.mock('../../../../src/host/addon.ts', () => ({
         return Promise.resolve(all.map(() => undefined))
       },
     }),
-    interfaceIndex: (name: string) => kernel.indexes.get(name) ?? 0,
+    interfaceIndex: (name: string) => {
+      if (name === 'unreadable') throw new Error('if_nametoindex: Too many open files')
+      return kernel.indexes.get(name) ?? 0
+    },
     interfaceName: (index: number) => `name-of-${index}`,
     watchNetlink: (protocol: number, _groups: readonly number[], onReports: typeof kernel.onReports) => {
       kernel.refuse(protocol)
@@ -71,6 +74,18 @@ it('divides many changes, and reports a missing interface at the place of its ch
   expect(errors.flatMap((error, at) => (error ? [`${at} ${error.message}`] : []))).toEqual([
     '1200 the kernel refused `ip link set dev b0 up`: No such device',
   ])
+})
+
+it('does not take an interface for missing if its name cannot be looked up', async () => {
+  const device = { name: 'unreadable' }
+  const error = {
+    code: 'KERNEL',
+    message: expect.stringMatching(/^cannot look up the interface unreadable: if_n.*files$/),
+  }
+  await expect(hostKernel.change([up(device)])).rejects.toMatchObject(error)
+  await expect(hostKernel.routes({ family: 'ipv4', device })).rejects.toMatchObject(error)
+  await expect(hostKernel.forwarding(device)).rejects.toMatchObject(error)
+  expect(kernel.sent).toEqual([])
 })
 
 it('logs each change in words of `ip` from the verbosity 4 on', async () => {
