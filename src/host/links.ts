@@ -44,7 +44,8 @@ export function deletionOf(route: Route, family: Family): Change {
     ...(table === MAIN_TABLE ? {} : { table }),
     ...(gateway === undefined ? {} : { gateway }),
     ...(deviceIndex === 0 ? {} : { device: { name: device, index: deviceIndex } }),
-    ...(metric === USUAL_METRIC[family] ? {} : { metric }),
+    // Without a metric the kernel deletes the route with the lowest metric. No IPv6 route has the metric 0.
+    ...(metric === 0 ? {} : { metric }),
   }
 }
 
@@ -100,6 +101,13 @@ export const renamed = (before: string, now: string): string =>
 
 /** The metric that the kernel gives a route which was created without a metric (net/ipv6/route.c, IP6_RT_PRIO_USER). */
 export const USUAL_METRIC: Readonly<Record<Family, number>> = { ipv4: 0, ipv6: 1024 }
+
+/**
+ * Returns true if a route that weftd makes to the same destination replaces this route, because both have the same
+ * metric and are for the same packets.
+ */
+export const isReplaceable = ({ metric, isPartial }: Route, family: Family): boolean =>
+  metric === USUAL_METRIC[family] && !isPartial
 
 /**
  * Returns true if the kernel has policy rules in addition to the three rules that every host has, so that the main

@@ -206,7 +206,7 @@ it('removes the addresses and the own routes of a family that is no longer carri
   )
   await removeFamilies(host.kernel, 'flannel0', ['ipv4', 'ipv6'])
   expect(host.kernel.changes).toEqual([
-    'ip -6 route del fd00:5::/48 dev flannel0',
+    'ip -6 route del fd00:5::/48 dev flannel0 metric 1024',
     'ip address del fd00:5:0:72::/128 dev flannel0',
   ])
 })
