@@ -302,9 +302,9 @@ export interface NetlinkAnswer {
 /** A netlink socket for requests, opened at its first use. */
 export interface NetlinkSocket {
   /**
-   * Sends the requests, each padded to 4 bytes, and returns their answers in the same order (native/io/netlink.h). If the
-   * kernel does not answer a request within 10 s, that request and all later requests have the error ETIMEDOUT. If the
-   * socket cannot be opened, all requests have that error. The caller must await an exchange before the next one.
+   * Sends the requests, each padded to 4 bytes, and returns their answers in the same order (native/io/netlink.h). If
+   * the kernel does not answer a request within 10 s, that request and all later requests have the error ETIMEDOUT. If
+   * the socket cannot be opened, all requests have that error. The caller must await an exchange before the next one.
    */
   exchange(requests: Uint8Array): Promise<(NetlinkAnswer | undefined)[]>
 }
