@@ -116,10 +116,17 @@ export const isReplaceable = ({ metric, isPartial }: Route, family: Family): boo
  */
 export async function hasPolicyRules(kernel: HostKernel, family: Family): Promise<boolean> {
   const rules = (await kernel.rules(family)) ?? []
-  return rules.some(({ priority }) => !USUAL_RULES.has(priority))
+  return rules.some(({ priority, table }) => {
+    const usual = USUAL_RULES.get(priority)
+    return usual === undefined || table !== usual
+  })
 }
 /**
- * The priorities of the rules that every host has, for the tables local, main and default (net/ipv4/fib_rules.c,
- * net/ipv6/fib6_rules.c).
+ * The priorities of the rules that every host has, and the numbers of the tables local, main and default that the rules
+ * select (net/ipv4/fib_rules.c, net/ipv6/fib6_rules.c).
  */
-const USUAL_RULES: ReadonlySet<number> = new Set([0, 32_766, 32_767])
+const USUAL_RULES: ReadonlyMap<number, number> = new Map([
+  [0, 255],
+  [32_766, MAIN_TABLE],
+  [32_767, 253],
+])
