@@ -20,8 +20,8 @@ const REOPEN_RETRY_MS = 1_000
 /** The shortest pause in ms after a check. The kernel's reports come in bursts, and one check handles a whole burst. */
 const SETTLE_MS = 200
 /**
- * The pause after a check is at least this many times as long as the CPU time of the check, and at most RESYNC_MS. A
- * check of 5,000 peers takes a third of a second, and another program may change the host all the time.
+ * The ratio of the pause after a check to the CPU time of the check. The pause has at least SETTLE_MS and at most
+ * RESYNC_MS. A check of 5,000 peers takes a third of a second, and another program may change the host all the time.
  */
 const PAUSE_PER_CHECK = 10
 /**

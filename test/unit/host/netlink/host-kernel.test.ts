@@ -76,7 +76,7 @@ it('divides many changes, and reports a missing interface at the place of its ch
   ])
 })
 
-it('does not take an interface for missing if its name cannot be looked up', async () => {
+it('does not take an interface for missing if the kernel does not return its index', async () => {
   const device = { name: 'unreadable' }
   const error = {
     code: 'KERNEL',
