@@ -303,8 +303,8 @@ export interface NetlinkAnswer {
 export interface NetlinkSocket {
   /**
    * Sends the requests, each padded to 4 bytes, and returns their answers in the same order (native/io/netlink.h). If
-   * the kernel does not answer a request within 10 s, that request and all later requests have the error ETIMEDOUT. The
-   * caller must await an exchange before the next one.
+   * the kernel does not answer a request within 10 s, that request and all later requests have the error ETIMEDOUT. If
+   * the socket cannot be opened, all requests have that error. The caller must await an exchange before the next one.
    */
   exchange(requests: Uint8Array): Promise<(NetlinkAnswer | undefined)[]>
   /**
@@ -454,10 +454,13 @@ export function sessionMs(): number
  */
 export function watchReadable(fd: number, onReadable: () => void): ReadWatcher
 
-/** Makes a socket for one subsystem of the kernel: NETLINK_ROUTE (0), NETLINK_XFRM (6) or NETLINK_GENERIC (16). */
+/** Makes a socket for one subsystem of the kernel, such as NETLINK_ROUTE (0); netlink(7) lists the subsystems. */
 export function openNetlink(protocol: number): NetlinkSocket
 
-/** Returns the index of the interface with a name (if_nametoindex(3)); 0 if there is none. */
+/**
+ * Returns the index of the interface with a name (if_nametoindex(3)); 0 if there is none. Throws any other error, such as
+ * EMFILE.
+ */
 export function interfaceIndex(name: string): number
 
 /** Returns the name of the interface with an index (if_indextoname(3)); an empty text if there is none. */

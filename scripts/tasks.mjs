@@ -107,7 +107,7 @@ export const TASKS = {
         'test/sim',
         'test/store',
         'test/unit/path/backends/wireguard/schedules.test.ts',
-        ...['outages', 'hosts', 'following', 'soak', 'filter', 'flood', 'wireguard-flood'].map(
+        ...['outages', 'hosts', 'following', 'soak', 'storm', 'filter', 'flood', 'wireguard-flood'].map(
           (name) => `test/netns/${name}.test.ts`,
         ),
       ),

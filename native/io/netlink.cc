@@ -176,7 +176,10 @@ Failure NetlinkSocket::exchange(std::span<uint8_t> bytes, std::vector<NetlinkAns
   if (!is_whole) return SystemError{"netlink requests", EINVAL};
   answers.assign(requests.size(), {});
   if (!fd_) {
-    if (Failure failure = open()) return failure;
+    if (const Failure failure = open()) {
+      for (NetlinkAnswer& answer : answers) answer.error = failure->number;
+      return {};
+    }
   }
   for (size_t at = 0; at < requests.size();) {
     const auto left = std::span<const std::span<uint8_t>>(requests).subspan(at);

@@ -2,6 +2,7 @@
 // event loop.
 #include "netlink.h"
 
+#include <errno.h>
 #include <net/if.h>
 
 #include <memory>
@@ -102,6 +103,8 @@ class MonitorHandle : public WithCleanup<MonitorHandle> {
   void hand_over(Napi::Env env) {
     std::vector<uint8_t> messages;
     const bool is_complete = reports_.receive(messages);
+    // The error of the socket, which receive() has read, stopped the watcher.
+    if (!is_complete) watcher_->restart();
     if (messages.empty() && is_complete) return;
     const auto buffer = Napi::Buffer<uint8_t>::Copy(env, messages.data(), messages.size());
     callback_.MakeCallback(env.Global(), {buffer, Napi::Boolean::New(env, !is_complete)});
@@ -122,7 +125,11 @@ Napi::Value open_netlink(const Napi::CallbackInfo& info) {
 
 Napi::Value interface_index(const Napi::CallbackInfo& info) {
   const std::string name = info[0].As<Napi::String>();
-  return Napi::Number::New(info.Env(), if_nametoindex(name.c_str()));
+  const unsigned index = if_nametoindex(name.c_str());
+  const int error = errno;
+  if (index == 0 && error != ENODEV && error != ENXIO)
+    to_error(info.Env(), {"if_nametoindex", error}).ThrowAsJavaScriptException();
+  return Napi::Number::New(info.Env(), index);
 }
 
 Napi::Value interface_name(const Napi::CallbackInfo& info) {

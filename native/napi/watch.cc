@@ -37,7 +37,14 @@ Failure Watcher::start(Napi::Env env, int fd, std::function<void(Napi::Env)> on_
   state->open = state;
   napi_add_async_cleanup_hook(env, &Watcher::end_with_environment, state.get(), &state->hook);
   result.reset(new Watcher(state));
-  const int error = uv_poll_start(&state->poll, UV_READABLE, [](uv_poll_t* poll, int, int) {
+  const int error = result->restart();
+  if (error == 0) return {};
+  result.reset();
+  return SystemError{"uv_poll_start", -error};
+}
+
+int Watcher::restart() {
+  return uv_poll_start(&state_->poll, UV_READABLE, [](uv_poll_t* poll, int, int) {
     auto* state = static_cast<State*>(poll->data);
     Napi::Env env = state->env;
     Napi::HandleScope scope(env);
@@ -46,9 +53,6 @@ Failure Watcher::start(Napi::Env env, int fd, std::function<void(Napi::Env)> on_
     // it.
     if (env.IsExceptionPending()) napi_fatal_exception(env, env.GetAndClearPendingException().Value());
   });
-  if (error == 0) return {};
-  result.reset();
-  return SystemError{"uv_poll_start", -error};
 }
 
 Watcher::~Watcher() { close(*state_); }

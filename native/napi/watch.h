@@ -17,6 +17,9 @@ class Watcher {
   static Failure start(Napi::Env env, int fd, std::function<void(Napi::Env)> on_readable,
                        std::unique_ptr<Watcher>& result);
   ~Watcher();
+  /// Watches the descriptor again. libuv stops to watch a descriptor that has an error, such as a netlink socket whose
+  /// reports the kernel dropped (ENOBUFS). Returns 0, or a negative error number of libuv.
+  int restart();
 
  private:
   struct State;

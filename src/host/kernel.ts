@@ -119,6 +119,11 @@ export interface Route {
   /** The gateway, an IPv4 or IPv6 address; undefined if the route has no gateway, or has several next hops. */
   readonly gateway: string | undefined
   readonly isMultipath?: boolean
+  /**
+   * True if the kernel uses the route only for some of the packets to its destination: for a certain TOS, or, in IPv6,
+   * from a certain network. Only `HostKernel.routes` sets this member.
+   */
+  readonly isPartial?: boolean
   readonly metric: number
   /** The preferred source address of the route. */
   readonly source: Address | undefined

@@ -44,7 +44,8 @@ export function deletionOf(route: Route, family: Family): Change {
     ...(table === MAIN_TABLE ? {} : { table }),
     ...(gateway === undefined ? {} : { gateway }),
     ...(deviceIndex === 0 ? {} : { device: { name: device, index: deviceIndex } }),
-    ...(metric === USUAL_METRIC[family] ? {} : { metric }),
+    // Without a metric the kernel deletes the route with the lowest metric. No IPv6 route has the metric 0.
+    ...(metric === 0 ? {} : { metric }),
   }
 }
 
@@ -102,16 +103,30 @@ export const renamed = (before: string, now: string): string =>
 export const USUAL_METRIC: Readonly<Record<Family, number>> = { ipv4: 0, ipv6: 1024 }
 
 /**
+ * Returns true if a route that weftd makes to the same destination replaces this route, because both have the same
+ * metric and are for the same packets.
+ */
+export const isReplaceable = ({ metric, isPartial }: Route, family: Family): boolean =>
+  metric === USUAL_METRIC[family] && !isPartial
+
+/**
  * Returns true if the kernel has policy rules in addition to the three rules that every host has, so that the main
  * table alone does not determine the route of a packet. Returns false if the kernel is built without policy routing or
  * without the family.
  */
 export async function hasPolicyRules(kernel: HostKernel, family: Family): Promise<boolean> {
   const rules = (await kernel.rules(family)) ?? []
-  return rules.some(({ priority }) => !USUAL_RULES.has(priority))
+  return rules.some(({ priority, table }) => {
+    const usual = USUAL_RULES.get(priority)
+    return usual === undefined || table !== usual
+  })
 }
 /**
- * The priorities of the rules that every host has, for the tables local, main and default (net/ipv4/fib_rules.c,
- * net/ipv6/fib6_rules.c).
+ * The priorities of the rules that every host has, and the numbers of the tables local, main and default that the rules
+ * select (net/ipv4/fib_rules.c, net/ipv6/fib6_rules.c).
  */
-const USUAL_RULES: ReadonlySet<number> = new Set([0, 32_766, 32_767])
+const USUAL_RULES: ReadonlyMap<number, number> = new Map([
+  [0, 255],
+  [32_766, MAIN_TABLE],
+  [32_767, 253],
+])

@@ -777,6 +777,9 @@ void test_netlink_socket() {
   CHECK(socket.exchange(std::span(requests).first(40), answers)->number == EINVAL);
   CHECK(!other.exchange(requests, answers));
   CHECK(socket.port() != 0 && other.port() != 0 && socket.port() != other.port());
+  NetlinkSocket of_no_protocol(MAX_LINKS - 1);
+  CHECK(!of_no_protocol.exchange(requests, answers) && answers.size() == 3);
+  for (const NetlinkAnswer& each : answers) CHECK(each.error == EPROTONOSUPPORT);
 }
 
 }  // namespace

@@ -382,12 +382,28 @@ describe('the reports of the kernel', () => {
     over.abort()
   })
 
-  it('are not lost in a storm, or their loss is reported', async () => {
-    const COUNT = 10_000
+  const COUNT = 10_000
+  const net = (at: number): string => formatNet(ipv4Net(ipv4('10.0.0.0') + (at << 8), 24))
+  const lines = (verb: string): string =>
+    Array.from({ length: COUNT / 2 }, (_, at) => `route ${verb} ${net(at)} dev eth0\n`).join('')
+
+  it('go on after the kernel dropped reports, whose loss is reported once', async () => {
     await watch()
-    const net = (at: number): string => formatNet(ipv4Net(ipv4('10.0.0.0') + (at << 8), 24))
-    const lines = (verb: string): string =>
-      Array.from({ length: COUNT / 2 }, (_, at) => `route ${verb} ${net(at)} dev eth0\n`).join('')
+    kernel.signal('SIGSTOP')
+    for (const verb of ['add', 'del', 'add', 'del']) await host.output(['ip', '-batch', '-'], { input: lines(verb) })
+    kernel.signal('SIGCONT')
+    await eventually(() => expect(events.map(({ of }) => of)).toContain('anything'))
+    for (const destination of ['172.16.0.0/16', '172.17.0.0/16']) {
+      await ip(`route add ${destination} dev eth0`)
+      await expectEvents([`+route ${destination} eth0`])
+    }
+    const ofRoutes = events.filter(({ of }) => of === 'route').length
+    expect(ofRoutes).toBeLessThan(2 * COUNT)
+    expect(events.filter(({ of }) => of === 'anything')).toHaveLength(1)
+  })
+
+  it('are not lost in a storm, or their loss is reported', async () => {
+    await watch()
     const before = await kernel.usage()
     await host.output(['ip', '-batch', '-'], { input: lines('add') })
     expect(await kernel.routes({ family: 'ipv4', within: ipv4Net(ipv4('10.0.0.0'), 8) })).toHaveLength(COUNT / 2)

@@ -253,19 +253,24 @@ export class ModelKernel implements HostKernel {
 
   async neighbours(family: Family, device?: Device): Promise<readonly Neighbour[]> {
     this.#read('neighbours')
-    const links = device ? [this.#find(device)] : [...this.#links.values()]
-    const all = links.flatMap(({ neighbours }) => [...neighbours.values()])
+    const links = device ? [this.#linkOf(device)] : [...this.#links.values()]
+    const all = links.flatMap((link) => [...(link?.neighbours.values() ?? [])])
     return all.filter(({ address }) => familyOf(address) === family)
   }
 
   async forwarding(device: Device): Promise<readonly Forwarding[]> {
     this.#read('forwarding')
-    return [...this.#find(device).forwarding.values()]
+    return [...(this.#linkOf(device)?.forwarding.values() ?? [])]
   }
 
   async wireguard(device: Device): Promise<WireguardState> {
     this.#read('wireguard')
-    return this.#wireguardOf(device).state()
+    try {
+      if (!this.isPermitted) throw new Refused('EPERM')
+      return this.#wireguardOf(device).state()
+    } catch (error) {
+      throw error instanceof Refused ? errorOf(`list the WireGuard device ${device.name}`, error) : error
+    }
   }
 
   async nftTables(): Promise<readonly NftTable[] | undefined> {
@@ -301,7 +306,7 @@ export class ModelKernel implements HostKernel {
         this.#make(change)
         return undefined
       } catch (error) {
-        if (error instanceof Refused) return errorOf(change, error)
+        if (error instanceof Refused) return changeErrorOf(change, error)
         throw error
       } finally {
         this.#requested = undefined
@@ -350,6 +355,7 @@ export class ModelKernel implements HostKernel {
   }
 
   #addLink({ name, type, mac, mtu, vxlan, ipip, peer }: NewDevice): void {
+    for (const each of [name, ...(peer ? [peer.name] : [])]) checkName(each)
     if (this.unknownTypes.has(type)) throw new Refused('EOPNOTSUPP', 'Unknown device type')
     if (this.peek(name) || (peer && this.peek(peer.name))) throw new Refused('EEXIST')
     const settings: Partial<Mutable<Link>> = { type, up: false, hasCarrier: false, mac: mac ?? '02:00:00:00:00:01' }
@@ -413,8 +419,7 @@ export class ModelKernel implements HostKernel {
     for (const address of link.addresses.filter((each) => typeof each.address === 'bigint'))
       this.#removeAddress(link, address)
     this.#deleteNeighbours(link)
-    for (const family of FAMILIES)
-      this.#routes[family].deleteAll(({ deviceIndex }) => deviceIndex === link.settings.index)
+    for (const family of FAMILIES) this.#routes[family].deleteThrough(link.settings.index)
   }
 
   #deleteLink(link: ModelLink): void {
@@ -450,6 +455,8 @@ export class ModelKernel implements HostKernel {
           ? destination === (table === LOCAL ? host : net)
           : family === 'ipv4' && source === gone.address),
     )
+    const isLast = family === 'ipv4' && !link.addresses.some(({ address }) => typeof address === 'number')
+    if (isLast) this.#routes.ipv4.deleteThrough(index)
     this.#reportAddress(link, gone, true)
   }
 
@@ -597,6 +604,12 @@ export class ModelKernel implements HostKernel {
   }
 }
 
+/** Refuses a name as the kernel does (net/core/dev.c, dev_valid_name); a longer name does not fit into its attribute. */
+function checkName(name: string): void {
+  if (Buffer.byteLength(name) > 15) throw new Refused('ERANGE', 'Attribute failed policy validation')
+  if (['', '.', '..'].includes(name) || /[\s/:]/.test(name)) throw new Refused('EINVAL')
+}
+
 /** Returns true if the kernel does not allow the two vxlan devices together (drivers/net/vxlan, vxlan_vni_in_use). */
 const isSameVxlan = ({ vxlan: a }: Link, { vxlan: b }: Partial<Link>): boolean =>
   a !== undefined &&
@@ -607,11 +620,17 @@ const isSameVxlan = ({ vxlan: a }: Link, { vxlan: b }: Partial<Link>): boolean =
   a.external === b.external &&
   typeof a.local === typeof b.local
 
-function errorOf(change: Change, { errno, explanation }: Refused): WeftError {
+function changeErrorOf(change: Change, refused: Refused): WeftError {
+  const error = errorOf(`\`${wordsOf(change)}\``, refused)
+  const isUnknownType = refused.errno === 'EOPNOTSUPP' && change.kind === 'add link'
+  return isUnknownType ? new WeftError('NO_DEVICE_TYPE', error.message, { cause: error.cause }) : error
+}
+
+function errorOf(what: string, { errno, explanation }: Refused): WeftError {
   const why = explanation === undefined ? errno : `${errno} (${explanation})`
-  const message = `the kernel refused \`${wordsOf(change)}\`: ${why}`
+  const message = `the kernel refused ${what.startsWith('`') ? what : `to ${what}`}: ${why}`
   const cause = { errno, explanation }
-  if (errno === 'EPERM') return new WeftError('PERMISSION', message, { remedy: 'run as root', cause })
-  if (errno === 'EOPNOTSUPP' && change.kind === 'add link') return new WeftError('NO_DEVICE_TYPE', message, { cause })
-  return new WeftError('KERNEL', message, { cause })
+  return errno === 'EPERM'
+    ? new WeftError('PERMISSION', message, { remedy: 'run as root', cause })
+    : new WeftError('KERNEL', message, { cause })
 }

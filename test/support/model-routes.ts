@@ -127,8 +127,15 @@ export class ModelRoutes {
 
   /** Deletes the routes that `isGone` selects, as the kernel does if an interface or an address is gone. */
   deleteAll(isGone: (route: Route) => boolean): void {
-    const all = [...this.#tables.values()].flatMap((table) => [...table.values()].flat())
-    for (const route of all) if (isGone(route)) this.#drop(route)
+    for (const route of this.#all()) if (isGone(route)) this.#drop(route)
+  }
+
+  /**
+   * Deletes all routes through an interface. The kernel does not report IPv4 routes that it deletes because the
+   * interface is down or has no address (net/ipv4/fib_frontend.c, fib_disable_ip).
+   */
+  deleteThrough(deviceIndex: number): void {
+    for (const route of this.#all()) if (route.deviceIndex === deviceIndex) this.#drop(route, this.#family === 'ipv6')
   }
 
   changeRule({ kind, priority, iif, from, to, action }: RuleChange): void {
@@ -234,10 +241,14 @@ export class ModelRoutes {
     return at
   }
 
-  #drop(route: Route): void {
+  #all(): readonly Route[] {
+    return [...this.#tables.values()].flatMap((table) => [...table.values()].flat())
+  }
+
+  #drop(route: Route, isReported = true): void {
     const at = this.#at(route)
     at.splice(at.indexOf(route), 1)
-    this.#report(this.#named(route), true)
+    if (isReported) this.#report(this.#named(route), true)
   }
 
   #named(route: Route): Route {

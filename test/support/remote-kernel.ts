@@ -15,16 +15,17 @@ import type { KernelReply, KernelRequest, PlainError, Usage } from './kernel-ser
  * because secret keys do not leave a process.
  */
 export class RemoteKernel implements HostKernel {
+  readonly #program: ChildProcess
   readonly #requests: Writable
   readonly #waiting = new Map<number, (reply: KernelReply) => void>()
   readonly #watchers = new Map<number, OnKernelEvent>()
   #last = 0
 
   constructor(place: Pick<Place, 'spawn'>) {
-    const program = place.spawn([process.execPath, join(packageRoot, 'dist/test/support/kernel-server.js')], {
+    this.#program = place.spawn([process.execPath, join(packageRoot, 'dist/test/support/kernel-server.js')], {
       stdin: true,
     })
-    const { stdin, stdout } = program
+    const { stdin, stdout } = this.#program
     if (!stdin || !stdout) throw new Error('the kernel server has no pipes')
     this.#requests = stdin
     createInterface(stdout).on('line', (line) => this.#take(deserialize(Buffer.from(line, 'base64')) as KernelReply))
@@ -44,6 +45,8 @@ export class RemoteKernel implements HostKernel {
   wireguard = (): Promise<WireguardState> => Promise.reject(new Error('not supported'))
   /** Returns the CPU time and the memory that the kernel server has used. */
   usage = (): Promise<Usage> => this.#call('usage', [])
+  /** Stops the kernel server with SIGSTOP, so that it receives no reports until SIGCONT. */
+  signal = (name: 'SIGSTOP' | 'SIGCONT'): boolean => this.#program.kill(name)
 
   async change(changes: readonly Change[]): Promise<readonly (WeftError | undefined)[]> {
     const errors = await this.#call<readonly (PlainError | undefined)[]>('change', [changes])

@@ -2,7 +2,7 @@
 
 import { readFile } from 'node:fs/promises'
 import type { NetlinkMonitor } from '../../../native/addon.d.ts'
-import type { WeftError } from '../../base/errors.ts'
+import { messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import type { Family } from '../../net/address.ts'
 import { addon } from '../addon.ts'
@@ -27,7 +27,15 @@ import type { IndexOf, NameOf } from './interfaces.ts'
 import { addressRequest, getLink, linkRequest, linksIn, listAddresses, listLinks } from './links.ts'
 import { messagesIn, type ReceivedMessage } from './message.ts'
 import { RouteDump, routeRequest } from './routes.ts'
-import { isMissing, isMissingFamily, KernelSocket, NETLINK, NO_DEVICE, type Answer } from './socket.ts'
+import {
+  isMissing,
+  isMissingFamily,
+  isMissingProtocol,
+  KernelSocket,
+  NETLINK,
+  NO_DEVICE,
+  type Answer,
+} from './socket.ts'
 
 /**
  * The number of changes that are sent at a time. The event loop of Node.js is blocked while their requests are built,
@@ -133,13 +141,9 @@ export class NetlinkKernel implements HostKernel {
 
   async hasIpsecPolicies(): Promise<boolean> {
     const { countPolicies, hasPoliciesIn } = await loadRest()
-    try {
-      const [answer] = await this.#xfrm.exchange([countPolicies()])
-      return hasPoliciesIn(messagesIn(await dataOf(answer, 'IPsec policies')))
-    } catch (error) {
-      if (isWithoutProtocol(error)) return false
-      throw error
-    }
+    const [answer] = await this.#xfrm.exchange([countPolicies()])
+    if (answer && isMissingProtocol(answer)) return false
+    return hasPoliciesIn(messagesIn(await dataOf(answer, 'IPsec policies')))
   }
 
   async nftTables(): Promise<readonly NftTable[] | undefined> {
@@ -198,7 +202,7 @@ export class NetlinkKernel implements HostKernel {
         monitors.push(watchGroups(NETLINK.XFRM, xfrm, () => onEvent({ of: 'ipsec policies' }, false), lost, signal))
     } catch (error) {
       // A kernel without IPsec has no policies to report.
-      if (isWithoutProtocol(error)) return
+      if (isWithoutIpsec(error)) return
       stop()
       signal.removeEventListener('abort', stop) // the caller may try again many times
       throw error
@@ -217,13 +221,8 @@ export class NetlinkKernel implements HostKernel {
 
   /** Returns the kernel's answer to a request to nftables; undefined if the kernel has no nftables or refuses it. */
   async #nftData(request: Buffer): Promise<Buffer | undefined> {
-    try {
-      const [answer] = await this.#netfilter.exchange([request])
-      return answer?.errno === 0 ? answer.data : undefined
-    } catch (error) {
-      if (isWithoutProtocol(error)) return undefined
-      throw error
-    }
+    const [answer] = await this.#netfilter.exchange([request])
+    return answer?.errno === 0 ? answer.data : undefined
   }
 
   async #exchange(requests: readonly Buffer[]): Promise<readonly Answer[]> {
@@ -234,8 +233,8 @@ export class NetlinkKernel implements HostKernel {
   }
 }
 
-/** Returns true for the error of opening a netlink socket on a kernel that is built without the socket's subsystem. */
-const isWithoutProtocol = (error: unknown): boolean => (error as NodeJS.ErrnoException).code === 'EPROTONOSUPPORT'
+/** Returns true for the error of watching NETLINK_XFRM on a kernel that is built without IPsec. */
+const isWithoutIpsec = (error: unknown): boolean => (error as NodeJS.ErrnoException).code === 'EPROTONOSUPPORT'
 
 /**
  * Calls `take` with each report of these groups of a subsystem, and `lost` if reports were lost, unless `signal` has
@@ -316,7 +315,14 @@ function requestOf(change: Change, indexes: IndexOf, rest: Rest | undefined): Bu
   }
 }
 
-const indexOf: IndexOf = ({ name, index }) => index ?? addon.interfaceIndex(name)
+const indexOf: IndexOf = ({ name, index }) => {
+  if (index !== undefined) return index
+  try {
+    return addon.interfaceIndex(name)
+  } catch (error) {
+    throw new WeftError('KERNEL', `cannot look up the interface ${name}: ${messageOf(error)}`, { cause: error })
+  }
+}
 
 /** Returns a function that looks up each name only once. */
 function createNames(): NameOf {

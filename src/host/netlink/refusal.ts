@@ -10,6 +10,12 @@ import type { Refusal } from './socket.ts'
 
 const { EOPNOTSUPP, ETIMEDOUT } = constants.errno
 
+/** The remedies for errors of the host, by the name of the error number. */
+const REMEDIES: Readonly<Record<string, string>> = {
+  EMFILE: 'raise the limit of open files of this process (LimitNOFILE of systemd, or `ulimit -n`)',
+  ENFILE: 'raise the limit of open files of this host (sysctl fs.file-max)',
+}
+
 /** Returns the error of a refused request that reads the kernel objects `what`. */
 export const readError = (what: string, refusal: Refusal): WeftError =>
   errorOf(`the kernel refused to list ${what}`, refusal)
@@ -35,5 +41,5 @@ function errorOf(prefix: string, { errno, explanation }: Refusal): WeftError {
   const cause: KernelRefusal = { errno: name, explanation }
   const message = `${prefix}: ${text}${explanation === undefined ? '' : ` (${explanation})`}`
   if (name === 'EPERM') return new WeftError('PERMISSION', message, { remedy: NEEDS_NET_ADMIN, cause })
-  return new WeftError('KERNEL', message, { cause })
+  return new WeftError('KERNEL', message, { remedy: REMEDIES[name], cause })
 }

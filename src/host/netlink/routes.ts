@@ -164,6 +164,9 @@ function writeGateway(writer: MessageWriter, destination: Net, gateway: Address)
 /** Returns true for a copy of a route in the routing cache, which is not a route of its own. */
 export const isCached = (message: ReceivedMessage): boolean => (message.u32(8) & RTM_F_CLONED) !== 0
 
+/** Returns true for a route with a source prefix (`from` in `ip -6 route`) or with a TOS. */
+const isPartial = (message: ReceivedMessage): boolean => message.u8(2) !== 0 || message.u8(3) !== 0
+
 /** Reads a route from a message; undefined if the message does not describe a route for IPv4 or IPv6. */
 export function routeIn(message: ReceivedMessage, nameOf: NameOf): Route | undefined {
   return readRoute(message, message.attributes(HEADER), nameOf)
@@ -266,7 +269,8 @@ export class RouteDump {
       if (!this.#isSelected(message, attributes)) continue
       const route = readRoute(message, attributes, nameOf)
       if (!route || (this.#deviceIndex !== undefined && route.deviceIndex !== this.#deviceIndex)) continue
-      if (!this.#destinations || this.#destinations.has(route.destination)) routes.push(route)
+      if (this.#destinations && !this.#destinations.has(route.destination)) continue
+      routes.push(isPartial(message) ? { ...route, isPartial: true } : route)
     }
     return routes
   }

@@ -21,7 +21,7 @@ export interface Answer {
 /** The part of an answer that says why the kernel refused the request. */
 export type Refusal = Pick<Answer, 'errno' | 'explanation'>
 
-const { ENODEV, ENOENT, EAFNOSUPPORT, EOPNOTSUPP } = constants.errno
+const { ENODEV, ENOENT, EAFNOSUPPORT, EOPNOTSUPP, EPROTONOSUPPORT } = constants.errno
 
 /** The answer to a request that names an interface which does not exist. */
 export const NO_DEVICE: Answer = { data: Buffer.alloc(0), errno: ENODEV, explanation: undefined }
@@ -34,11 +34,15 @@ export const isMissing = ({ errno }: Refusal): boolean => errno === ENODEV || er
  */
 export const isMissingFamily = ({ errno }: Refusal): boolean => errno === EAFNOSUPPORT || errno === EOPNOTSUPP
 
+/** Returns true if the kernel is built without the subsystem of the socket. */
+export const isMissingProtocol = ({ errno }: Refusal): boolean => errno === EPROTONOSUPPORT
+
 /** A socket to one subsystem of the kernel, such as rtnetlink(7). */
 export interface NetlinkSocket {
   /**
    * Sends the requests in one batch and returns their answers in the same order. Each request must have the flag
-   * NLM_F.ACK or NLM_F.DUMP. The socket sets the sequence numbers. Rejects only if the socket cannot be opened.
+   * NLM_F.ACK or NLM_F.DUMP. The socket sets the sequence numbers. If the socket cannot be opened, each answer has that
+   * error number.
    */
   exchange(requests: readonly Buffer[]): Promise<readonly Answer[]>
 }
@@ -61,6 +65,8 @@ export class KernelSocket implements NetlinkSocket {
   #socket: AddonSocket | undefined
   /** The last exchange of the addon, which makes one exchange at a time and may hang. It never rejects. */
   #running: Promise<unknown> = Promise.resolve()
+  /** The time by which the last exchange must end, in ms of performance.now(). */
+  #endsBy = 0
   readonly #inTurn = createTurn()
 
   constructor(protocol: number) {
@@ -79,25 +85,26 @@ export class KernelSocket implements NetlinkSocket {
   async #exchange(requests: readonly Buffer[]): Promise<readonly Answer[]> {
     if (requests.length === 0) return []
     // A new socket would not help, and each hanging exchange blocks one of the few threads of libuv's pool.
-    if (!(await endsInTime(this.#running))) return requests.map(() => TIMED_OUT)
+    if (!(await this.#isDone())) return requests.map(() => TIMED_OUT)
     this.#socket ??= addon.openNetlink(this.#protocol)
     const bytes = Buffer.concat(requests)
     const answers = this.#socket.exchange(bytes)
     this.#running = answers.catch(() => {})
+    this.#endsBy = performance.now() + PATIENCE_MS
     // The addon has copied the requests, which may contain keys.
     bytes.fill(0)
-    if (!(await endsInTime(this.#running))) return requests.map(() => TIMED_OUT)
+    if (!(await this.#isDone())) return requests.map(() => TIMED_OUT)
     return (await answers).map((answer) => (answer ? { explanation: undefined, ...answer } : ACCEPTED))
   }
-}
 
-/** Returns false if `work`, which never rejects, does not end within PATIENCE_MS. */
-function endsInTime(work: Promise<unknown>): Promise<boolean> {
-  return new Promise((resolve) => {
-    const timer = setTimeout(() => resolve(false), PATIENCE_MS)
-    void work.then(() => {
-      clearTimeout(timer)
-      resolve(true)
+  /** Waits for the last exchange. Returns false if the exchange hangs, at once if it has hung for PATIENCE_MS. */
+  #isDone(): Promise<boolean> {
+    return new Promise((resolve) => {
+      const timer = setTimeout(() => resolve(false), Math.max(0, this.#endsBy - performance.now()))
+      void this.#running.then(() => {
+        clearTimeout(timer)
+        resolve(true)
+      })
     })
-  })
+  }
 }

@@ -4,7 +4,7 @@
 import { describeError, messageOf } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
 import { leasesEqual } from '../../control/lease/lease.ts'
-import { pause, withLatePromise } from '../../host/bell.ts'
+import { createBell, pause, withLatePromise } from '../../host/bell.ts'
 import { watchHost } from '../../host/events.ts'
 import { renamed } from '../../host/links.ts'
 import { FAMILIES, familiesOf, FAMILY_NAMES, type ByFamily } from '../../net/address.ts'
@@ -17,8 +17,13 @@ import { applyPeers } from './peers.ts'
 import { publish } from './subnet-env.ts'
 
 const REOPEN_RETRY_MS = 1_000
-/** The pause in ms after a check. The kernel's reports come in bursts, and one check handles a whole burst. */
+/** The shortest pause in ms after a check. The kernel's reports come in bursts, and one check handles a whole burst. */
 const SETTLE_MS = 200
+/**
+ * The ratio of the pause after a check to the CPU time of the check. The pause has at least SETTLE_MS and at most
+ * RESYNC_MS. A check of 5,000 peers takes a third of a second, and another program may change the host all the time.
+ */
+const PAUSE_PER_CHECK = 10
 /**
  * The interval, in ms, of checks if the last check found nothing to repair and the kernel has reported no change since.
  * weftd checks even then, because reports can be lost.
@@ -125,9 +130,10 @@ async function lookAfter(
 ): Promise<void> {
   const { log, ownership, signal } = node
   let fault: Error | undefined
+  const faulted = createBell()
   const onFault = (error: Error): void => {
     fault = error
-    ownership.recheck.ring()
+    for (const bell of [ownership.recheck, faulted]) bell.ring()
   }
   void dataPath.fault.then(onFault, onFault)
   const calm = seldom(log)
@@ -147,8 +153,11 @@ async function lookAfter(
     const { pathLease } = node
     if (node.lease.key !== pathLease?.key) return await renewing
     isCalm = false
+    const spentMs = startClock()
+    let pauseMs = SETTLE_MS
     try {
       const repaired = await withLatePromise(LATE_MS, (late) => dataPath.resync(late))
+      pauseMs = Math.min(Math.max(SETTLE_MS, PAUSE_PER_CHECK * spentMs()), RESYNC_MS)
       if (tunNames !== dataPath.tunNames?.join()) node.learnt.ring() // the last known state names the TUN devices
       tunNames = dataPath.tunNames?.join()
       const gone = dataPath.gone()
@@ -188,7 +197,19 @@ async function lookAfter(
       if (isRunning(node)) await clearLeftovers(node)
     }
     isCalm &&= isDue
-    await pause(signal, repairs.lastMinute() < REPAIRS_A_MINUTE ? SETTLE_MS : RESYNC_MS)
+    await faulted.wait(signal, repairs.lastMinute() < REPAIRS_A_MINUTE ? pauseMs : RESYNC_MS)
+  }
+}
+
+/**
+ * Returns a function that returns the CPU time in ms that this process has used since the call. Threads that forward
+ * packets use CPU time too, so the result is at most the elapsed time.
+ */
+function startClock(): () => number {
+  const [began, before] = [performance.now(), process.cpuUsage()]
+  return () => {
+    const { user, system } = process.cpuUsage(before)
+    return Math.min(performance.now() - began, (user + system) / 1000)
   }
 }
 

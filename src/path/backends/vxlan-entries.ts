@@ -116,22 +116,23 @@ export class VxlanEntryTable {
    * Sets the entries of `peers` without reading the existing entries first. Resolves with true if the kernel accepted
    * all entries.
    */
-  put(peers: readonly VxlanPeer[]): Promise<boolean> {
-    return this.#change([...peers.map((peer) => this.#forwardTo(peer)), ...peers.map((peer) => this.#resolve(peer))])
+  async put(peers: readonly VxlanPeer[]): Promise<boolean> {
+    const changes = [...peers.map((peer) => this.#forwardTo(peer)), ...peers.map((peer) => this.#resolve(peer))]
+    return (await this.#change(changes)) === changes.length
   }
 
-  /** Adds the entries for `peers` that are not in `present`, and returns the number of added entries. */
+  /** Adds the entries for `peers` that are not in `present`, and returns the number of entries that the kernel accepted. */
   async putMissing(peers: readonly VxlanPeer[], present: VxlanEntries): Promise<number> {
     const forward = peers.filter(({ mac, host }) => present.hostOf(mac) !== host)
     const resolve = peers.filter(({ address, mac }) => present.macOf(address) !== mac)
     const changes = [...forward.map((peer) => this.#forwardTo(peer)), ...resolve.map((peer) => this.#resolve(peer))]
-    await this.#change(changes)
-    return changes.length
+    return this.#change(changes)
   }
 
   /** Removes the given entries from the device. Resolves with true if the device had all of them. */
-  remove(entries: VxlanEntries): Promise<boolean> {
-    return this.#change(entries.deletions(this.#device))
+  async remove(entries: VxlanEntries): Promise<boolean> {
+    const changes = entries.deletions(this.#device)
+    return (await this.#change(changes)) === changes.length
   }
 
   /** Removes the entries of `present` except those of `peers`. */
@@ -140,14 +141,15 @@ export class VxlanEntryTable {
   }
 
   /**
-   * Makes the changes. Resolves with true if the kernel accepted all of them. Rejects if weftd may not change entries.
+   * Makes the changes. Resolves with the number of changes that the kernel accepted. Rejects if weftd may not change
+   * entries.
    */
-  async #change(changes: readonly Change[]): Promise<boolean> {
-    if (changes.length === 0) return true
+  async #change(changes: readonly Change[]): Promise<number> {
+    if (changes.length === 0) return 0
     const errors = (await this.#kernel.change(changes)).filter((error) => error !== undefined)
     const fault = errors.find((error) => error.code !== 'KERNEL')
     if (fault) throw fault
-    return errors.length === 0
+    return changes.length - errors.length
   }
 
   #forwardTo({ mac, host }: VxlanPeer): Change {

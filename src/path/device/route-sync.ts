@@ -10,7 +10,7 @@ import type { Log } from '../../base/log.ts'
 import type { Lease } from '../../control/lease/lease.ts'
 import { errnoOf } from '../../host/kernel-errors.ts'
 import type { Change, Device, HostKernel, Route } from '../../host/kernel.ts'
-import { USUAL_METRIC, type FollowedLink } from '../../host/links.ts'
+import { isReplaceable, USUAL_METRIC, type FollowedLink } from '../../host/links.ts'
 import { addressText, familyOf, netText, parseAddress, parseNet, type Address, type Net } from '../../net/address.ts'
 
 /** The maximum number of routes that weftd names in log lines of one kind. */
@@ -64,11 +64,12 @@ const addition = (kind: 'add route' | 'replace route', [destination, hop]: Entry
   device: hop.device,
   onlink: hop.onlink ?? false,
 })
-const deletion = (destination: string, gateway: string, device: Device): Change => ({
-  kind: 'delete route',
-  ...partsOf(destination, gateway),
-  device,
-})
+function deletion(destination: string, gateway: string, device: Device): Change {
+  const parts = partsOf(destination, gateway)
+  // Without a metric the kernel deletes the route with the lowest metric, which may be another program's.
+  const metric = USUAL_METRIC[familyOf(parts.destination)]
+  return { kind: 'delete route', ...parts, device, ...(metric === 0 ? {} : { metric }) }
+}
 
 /** Returns the entries of `all` whose keys are in `keys`. */
 export function partOf<T>(all: ReadonlyMap<string, T>, keys: Iterable<string>): Map<string, T> {
@@ -213,9 +214,7 @@ export class RouteSync {
     const family = familyOf(this.#network)
     const exactly = destinations && [...destinations].map((each) => parseNet(each) as Net)
     const routes = await this.#kernel.routes({ family, ...(exactly ? { exactly } : { within: this.#network }) })
-    return new Map(
-      routes.filter(({ metric }) => metric === USUAL_METRIC[family]).map((each) => [each.destination, each]),
-    )
+    return new Map(routes.filter((each) => isReplaceable(each, family)).map((each) => [each.destination, each]))
   }
 
   /**

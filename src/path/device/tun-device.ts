@@ -8,7 +8,7 @@ import type { Log } from '../../base/log.ts'
 import type { ExternalInterface } from '../../host/external-interface.ts'
 import { applyChanges, removeAll } from '../../host/kernel-errors.ts'
 import type { Device, HostKernel, Link, Route } from '../../host/kernel.ts'
-import { deletionOf, givenTo, isTunInUse, USUAL_METRIC } from '../../host/links.ts'
+import { deletionOf, givenTo, isReplaceable, isTunInUse } from '../../host/links.ts'
 import {
   ADDRESS_BITS,
   familyOf,
@@ -218,7 +218,7 @@ async function findForeignRoute(
   isOwn: (device: string) => boolean,
 ): Promise<Route | undefined> {
   const routes = await routesTo(kernel, to)
-  return routes.find(({ metric, device }) => metric === USUAL_METRIC[familyOf(to)] && !isOwn(device))
+  return routes.find((route) => isReplaceable(route, familyOf(to)) && !isOwn(route.device))
 }
 
 /** Returns the link types, in the kernel's terms, of the backends' devices that may have this name. */
@@ -349,9 +349,7 @@ export function createTunDevice(options: TunOptions): TunDevice {
       const link = await kernel.link(device.index ?? device.name)
       if (!link) return []
       logBypassing(within)
-      const routes = within.filter(
-        ({ destination, metric }) => destination === route && metric === USUAL_METRIC[family],
-      )
+      const routes = within.filter((each) => each.destination === route && isReplaceable(each, family))
       const wrong: string[] = []
       if (!link.up) wrong.push(`${device.name} was down`)
       if (link.mtu !== mtu) wrong.push(`${device.name} had MTU ${link.mtu}`)

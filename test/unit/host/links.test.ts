@@ -53,6 +53,8 @@ it('a host has policy rules if it has more than the usual three', async () => {
   expect(await hasPolicyRules(kernel, 'ipv4')).toBe(false)
   kernel.addRule('ipv4', { priority: 5270, table: 52 })
   expect([await hasPolicyRules(kernel, 'ipv4'), await hasPolicyRules(kernel, 'ipv6')]).toEqual([true, false])
+  kernel.addRule('ipv6', { priority: 0, table: 100 })
+  expect(await hasPolicyRules(kernel, 'ipv6')).toBe(true)
   kernel.hasPolicyRouting = false
   expect(await hasPolicyRules(kernel, 'ipv4')).toBe(false)
 })

@@ -100,8 +100,38 @@ describe('ModelKernel: devices', () => {
     expect(kernel.routesAsText()).toEqual(['10.5.2.0/24 via 10.5.2.0 dev renamed'])
     kernel.act({ kind: 'delete link', device: { name: 'old name', index: 2 } })
     expect(kernel.routesAsText()).toEqual([])
-    await expect(kernel.forwarding(flannel1)).rejects.toThrow('ENODEV')
+    expect([await kernel.forwarding(flannel1), await kernel.neighbours('ipv4', flannel1)]).toEqual([[], []])
     expect(await kernel.neighbours('ipv4')).toEqual([])
+  })
+
+  it('refuses names that the kernel refuses', async () => {
+    const names = ['a name', 'a/b', 'a:b', '..', '0123456789abcdef', '0123456789abcde']
+    const changes = names.map((name): Change => ({ kind: 'add link', link: { name, type: 'bridge' } }))
+    expect(await errnos(host(), ...changes)).toEqual(['EINVAL', 'EINVAL', 'EINVAL', 'EINVAL', 'ERANGE', undefined])
+  })
+
+  it('reports no IPv4 route of an interface that is set down or loses its last address', async () => {
+    const kernel = host()
+    const route = (): void =>
+      kernel.act({ kind: 'add route', destination: net('10.5.2.0/24'), gateway: address('192.0.2.2'), onlink: false })
+    const events: KernelEvent[] = []
+    await kernel.watch(['routes'], (event) => events.push(event), new AbortController().signal)
+    const seen = async (change: Change): Promise<string[]> => {
+      route()
+      await Promise.resolve()
+      events.length = 0
+      kernel.act(change)
+      await Promise.resolve()
+      expect(kernel.routesAsText()).toEqual([])
+      return events.flatMap((event) => (event.of === 'route' ? [`${event.family} ${event.route.destination}`] : []))
+    }
+    expect(await seen({ kind: 'set link', device: eth0, up: false })).toEqual([
+      'ipv6 2001:db8::1/128',
+      'ipv6 2001:db8::/64',
+    ])
+    kernel.act(up(eth0))
+    const last: Change = { kind: 'delete address', device: eth0, address: address('192.0.2.1'), prefixLength: 24 }
+    expect(await seen(last)).toEqual(['ipv4 192.0.2.1/32', 'ipv4 192.0.2.0/24'])
   })
 
   it('removes routes, neighbours and IPv6 addresses from a device that is set down', async () => {
@@ -261,7 +291,10 @@ describe('ModelKernel: entries, WireGuard, events', () => {
     expect([publicKey.length, port]).toEqual([44, 51_820])
     expect(peers.map(({ allowedIps }) => allowedIps.length)).toEqual([0, 1])
     expect(kernel.changes.join()).not.toContain(Buffer.alloc(32, 3).toString('base64'))
-    await expect(kernel.wireguard(eth0)).rejects.toThrow('EOPNOTSUPP')
+    const refusal = async (name: string) => errnoOf(await kernel.wireguard({ name }).catch((error: unknown) => error))
+    expect([await refusal('eth0'), await refusal('gone')]).toEqual(['EOPNOTSUPP', 'ENODEV'])
+    kernel.isPermitted = false
+    expect(await refusal('flannel-wg')).toBe('EPERM')
   })
 
   it('reports changes on the topics of a watcher until its signal aborts', async () => {

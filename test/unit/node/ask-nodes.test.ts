@@ -1,7 +1,7 @@
 // ask-nodes.test.ts - queries all nodes, whatever they answer. Each node has its own loopback address, and one program
 // answers at all of these addresses.
 
-import { once } from 'node:events'
+import { once, setMaxListeners } from 'node:events'
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http'
 import type { AddressInfo, Socket } from 'node:net'
@@ -30,6 +30,7 @@ beforeEach(async () => {
   asked = []
   sockets = new Set()
   stopping = new AbortController()
+  setMaxListeners(0, stopping.signal) // runDaemon does the same
   server = createServer((request, response) => {
     const number = Number(request.socket.localAddress!.split('.')[3])
     asked.push(number)

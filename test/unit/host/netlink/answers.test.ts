@@ -71,6 +71,17 @@ describe.skipIf(endianness() === 'BE')('the answers of a kernel', () => {
     ])
   })
 
+  it('are partial if they have a TOS or a source prefix', () => {
+    const route = (sourceBits: number, tos: number): Buffer =>
+      new MessageWriter(24)
+        .raw(Uint8Array.of(2, 24, sourceBits, tos, 254, 3, 0, 1))
+        .u32(0)
+        .address(1, 0x0a050200)
+        .finish()
+    const routes = read(Buffer.concat([route(0, 0), route(0, 16), route(32, 0)]), { family: 'ipv4' })
+    expect(routes.map(({ isPartial }) => isPartial)).toEqual([undefined, true, true])
+  })
+
   it('are filtered by destination, table and interface', () => {
     const texts = (filter: RouteFilter, index?: number): readonly string[] =>
       read(filter.family === 'ipv4' ? recorded.IPV4_ROUTES : recorded.IPV6_ROUTES, filter, index).map(

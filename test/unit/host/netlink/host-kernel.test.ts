@@ -33,7 +33,10 @@ vi.mock('../../../../src/host/addon.ts', () => ({
         return all.map(() => undefined)
       },
     }),
-    interfaceIndex: (name: string) => kernel.indexes.get(name) ?? 0,
+    interfaceIndex: (name: string) => {
+      if (name === 'unreadable') throw new Error('if_nametoindex: Too many open files')
+      return kernel.indexes.get(name) ?? 0
+    },
     interfaceName: (index: number) => `name-of-${index}`,
     watchNetlink: (protocol: number, _groups: readonly number[], onReports: (typeof kernel.onReports)[0]) => {
       kernel.refuse(protocol)
@@ -78,6 +81,18 @@ it('divides many changes, and reports a missing interface at the place of its ch
   expect(errors.flatMap((error, at) => (error ? [`${at} ${error.message}`] : []))).toEqual([
     '1200 the kernel refused `ip link set dev b0 up`: No such device',
   ])
+})
+
+it('does not take an interface for missing if the kernel does not return its index', async () => {
+  const device = { name: 'unreadable' }
+  const error = {
+    code: 'KERNEL',
+    message: expect.stringMatching(/^cannot look up the interface unreadable: if_n.*files$/),
+  }
+  await expect(hostKernel.change([up(device)])).rejects.toMatchObject(error)
+  await expect(hostKernel.routes({ family: 'ipv4', device })).rejects.toMatchObject(error)
+  await expect(hostKernel.forwarding(device)).rejects.toMatchObject(error)
+  expect(kernel.sent).toEqual([])
 })
 
 it('logs each change in words of `ip` from the verbosity 4 on', async () => {

@@ -40,6 +40,15 @@ it('names the type of a device that the kernel does not have', () => {
   expect(changeError(UP, { errno: 95, explanation: undefined })).toMatchObject({ code: 'KERNEL' })
 })
 
+it('has a remedy if no socket can be opened', () => {
+  expect(readError('routes', { errno: 24, explanation: undefined })).toMatchObject({
+    code: 'KERNEL',
+    message: 'the kernel refused to list routes: Too many open files',
+    remedy: expect.stringContaining('LimitNOFILE'),
+  })
+  expect(readError('routes', { errno: 23, explanation: undefined }).remedy).toContain('fs.file-max')
+})
+
 it('says that a kernel did not answer', () => {
   expect(readError('routes', { errno: 110, explanation: undefined })).toMatchObject({
     code: 'KERNEL',

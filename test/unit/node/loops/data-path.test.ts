@@ -289,6 +289,33 @@ it('checks the device within a quarter of a second after the host reports a chan
   }
 })
 
+it('spends at most a tenth of the time on checks while the host changes all the time, and handles a fault in a pause', async () => {
+  const hostChanged = createBell()
+  start({}, hostChanged)
+  await ready()
+  await vi.advanceTimersByTimeAsync(1000)
+  let checks = 0
+  vi.spyOn(process, 'cpuUsage').mockImplementation((before) => ({
+    user: performance.now() * 1000 - (before?.user ?? 0),
+    system: 0,
+  }))
+  dataPaths[0]!.looking = async () => {
+    checks++
+    await new Promise((resolve) => setTimeout(resolve, 300))
+  }
+  const changing = setInterval(() => hostChanged.ring(), 50)
+  await vi.advanceTimersByTimeAsync(33_000)
+  expect(checks).toBeGreaterThanOrEqual(8)
+  expect(checks).toBeLessThanOrEqual(11)
+  clearInterval(changing)
+  hostChanged.ring()
+  const before = checks
+  await until(() => checks > before, 5000)
+  await vi.advanceTimersByTimeAsync(400)
+  dataPaths[0]!.die('the TUN was deleted')
+  await until(() => dataPaths.length === 2, 100)
+})
+
 it('checks again five seconds after a report, because changes right after it may not be reported', async () => {
   const hostChanged = createBell()
   start({}, hostChanged)

@@ -93,6 +93,15 @@ describe('the device of vxlan', () => {
     expect((await kernel.forwarding({ name: NAME })).map(({ host }) => host)).toEqual([peer.host])
   })
 
+  it('does not count an entry as repaired that the kernel refused', async () => {
+    const device = await open()
+    await device.configure(own, network)
+    const peer = { address: parseIpv6('fd00:5:0:2::')!, mac: '02:00:00:00:00:02', host: parseIpv6('fd00::2')! }
+    kernel.refuses = (words) => (words.startsWith('bridge') ? 'ENOMEM' : undefined)
+    expect(await device.resync([peer])).toEqual([`1 entries of ${NAME} for peers were gone`])
+    expect(await device.resync([peer])).toEqual([])
+  })
+
   it('is deleted if another device has its port, which the error names', async () => {
     const other = { vni: 7, port: 8472, gbp: true, local: ipv6 }
     const link = { name: 'vpn0', type: 'vxlan', vxlan: other } as const

@@ -365,7 +365,7 @@ describe('a route', () => {
     [
       'for IPv6 is removed',
       by('fd00:5:0:2::/64', '2001:db8::2', { metric: 1024 }),
-      ['ip -6 route del fd00:5:0:2::/64 via 2001:db8::2 dev eth0'],
+      ['ip -6 route del fd00:5:0:2::/64 via 2001:db8::2 dev eth0 metric 1024'],
     ],
     [
       'that a network manager made is reported',
@@ -432,7 +432,7 @@ describe('a route', () => {
     [
       'to the own IPv6 subnet is removed',
       by('fd00:5:0:1::/64', 'fe80::1', { metric: 1024 }),
-      ['ip -6 route del fd00:5:0:1::/64 via fe80::1 dev eth0'],
+      ['ip -6 route del fd00:5:0:1::/64 via fe80::1 dev eth0 metric 1024'],
     ],
     [
       'to a part of the own subnet through a host is removed',

@@ -62,6 +62,34 @@ describe('RouteSync', () => {
     expect(changed()).toEqual(['ip route replace 10.5.2.0/24 via 192.0.2.2 dev eth0'])
   })
 
+  it('neither replaces nor counts as its own a route for some packets only', async () => {
+    const { kernel, sync, hops, changed } = open()
+    const partial = { destination: '10.5.2.0/24', device: 'eth0', isPartial: true }
+    kernel.addRoute('ipv4', { ...partial, gateway: '192.0.2.2' })
+    await sync.apply(hops(2))
+    expect(changed()).toEqual(['ip route replace 10.5.2.0/24 via 192.0.2.2 dev eth0'])
+    kernel.addRoute('ipv4', { ...partial, gateway: '192.0.2.9' })
+    expect(await sync.resync()).toEqual([])
+    expect(changed()).toEqual([])
+  })
+
+  it("removes its own IPv6 route, and not another program's with a lower metric", async () => {
+    const { kernel, device, changed } = open()
+    kernel.addAddress('eth0', { address: address('fd77::1'), prefixLength: 64 })
+    const sync = new RouteSync({
+      network: net('fd00:5::/48'),
+      kernel,
+      log: { info: () => {}, warn: () => {}, error: () => {}, v: () => false },
+    })
+    const destination = 'fd00:5:0:2::/64'
+    await sync.apply(new Map([[destination, { gateway: 'fd77::2', device }]]))
+    kernel.addRoute('ipv6', { destination, gateway: 'fd77::2', device: 'eth0', metric: 100 })
+    changed()
+    await sync.apply(new Map(), new Set([destination]))
+    expect(changed()).toEqual([`ip -6 route del ${destination} via fd77::2 dev eth0 metric 1024`])
+    expect(kernel.routesAsText('ipv6')).toEqual([`${destination} via fd77::2 dev eth0 metric 100`])
+  })
+
   it.each(['of the first call', 'of a later call'])(
     'does not replace the route of a bridge with a route %s: it logs the route once, and sets its own when the bridge is gone',
     async (when) => {

@@ -64,7 +64,12 @@ it.each([
     ['flannel0 was down', 'the route to 10.5.0.0/16 was gone'],
   ],
   ['another MTU', () => host.kernel.alter('flannel0', { mtu: 1500 }), ['flannel0 had MTU 1500']],
-  ['no address', () => host.kernel.act({ kind: 'delete address', ...OWN_ADDRESS }), ['flannel0 had lost its address']],
+  [
+    'no address',
+    () => host.kernel.act({ kind: 'delete address', ...OWN_ADDRESS }),
+    // The kernel deletes the routes of an interface without an address.
+    ['flannel0 had lost its address', 'the route to 10.5.0.0/16 was gone'],
+  ],
   ['no route', noRoute, ['the route to 10.5.0.0/16 was gone']],
   [
     'a blackhole',
@@ -206,7 +211,7 @@ it('removes the addresses and the own routes of a family that is no longer carri
   )
   await removeFamilies(host.kernel, 'flannel0', ['ipv4', 'ipv6'])
   expect(host.kernel.changes).toEqual([
-    'ip -6 route del fd00:5::/48 dev flannel0',
+    'ip -6 route del fd00:5::/48 dev flannel0 metric 1024',
     'ip address del fd00:5:0:72::/128 dev flannel0',
   ])
 })
