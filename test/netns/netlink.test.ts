@@ -1,7 +1,6 @@
 // netlink.test.ts - what NetlinkKernel reads from a real kernel, changes in it and hears from it, against the programs of iproute2.
 
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import { PATIENCE } from '../../lab/command.ts'
 import { createLab, type Host, type Lab } from '../../lab/lab.ts'
 import { errnoOf } from '../../src/host/kernel-errors.ts'
 import type { Change, KernelEvent, Link, NewDevice } from '../../src/host/kernel.ts'
@@ -401,7 +400,6 @@ describe('the reports of the kernel', () => {
     process.stdout.write(
       `netlink: a storm of ${COUNT} changes, ${seen} reports, ${Math.round(cpuMs - before.cpuMs)} ms of CPU\n`,
     )
-    expect(cpuMs - before.cpuMs).toBeLessThan(3_000 * PATIENCE)
     expect(bytes - before.bytes).toBeLessThan(100 << 20)
   })
 })
