@@ -56,6 +56,7 @@ const ON_EACH_KERNEL = [
   ['test/netns/netlink.test.ts'],
   ['test/netns/netlink-routes.test.ts'],
   ['test/netns/netlink-wireguard.test.ts'],
+  ['test/netns/without-iproute2.test.ts', '-t', 'wireguard'],
   ['test/netns/privileges.test.ts', '-t', 'carry packets by (wireguard by the kernel|ipip)'],
 ]
 /**

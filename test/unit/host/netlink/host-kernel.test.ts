@@ -3,7 +3,7 @@
 import { getEventListeners } from 'node:events'
 import { beforeEach, expect, it, vi } from 'vitest'
 import type { Change, Device, KernelEvent } from '../../../../src/host/kernel.ts'
-import { hostKernel } from '../../../../src/host/netlink/host-kernel.ts'
+import { hostKernel, NetlinkKernel } from '../../../../src/host/netlink/host-kernel.ts'
 import { messagesIn } from '../../../../src/host/netlink/message.ts'
 
 /** The interfaces of the kernel, and what it was sent: the types of the messages of each exchange. */
@@ -17,8 +17,9 @@ const kernel = vi.hoisted(() => ({
 
 vi.mock('../../../../src/host/addon.ts', () => ({
   addon: {
-    openNetlink: () => ({
+    openNetlink: (protocol: number) => ({
       exchange: (requests: Buffer) => {
+        kernel.refuse(protocol)
         const all = [...messagesIn(Buffer.from(requests))]
         kernel.sent.push(Buffer.from(requests))
         // The name of an interface is known after the request that adds it.
@@ -99,17 +100,28 @@ it('reports lost reports before those that follow, and nothing after the end', a
   expect([events.length, kernel.stopped]).toEqual([2, 1])
 })
 
+/** Refuses to open sockets of one subsystem with an error. */
+const refusing = (subsystem: number, code: string) => (protocol: number) => {
+  if (protocol === subsystem) throw Object.assign(new Error(code), { code })
+}
+const [XFRM, NETFILTER] = [6, 12]
+
 it('watches routes on a kernel without IPsec, and watches nothing after another error', async () => {
   const signal = new AbortController().signal
-  const refusing = (code: string) => (protocol: number) => {
-    if (protocol === 6) throw Object.assign(new Error(code), { code })
-  }
-  kernel.refuse = refusing('EPROTONOSUPPORT')
+  kernel.refuse = refusing(XFRM, 'EPROTONOSUPPORT')
   await hostKernel.watch(['routes', 'ipsec policies'], () => {}, signal)
   expect(kernel.stopped).toBe(0)
-  kernel.refuse = refusing('EMFILE')
+  kernel.refuse = refusing(XFRM, 'EMFILE')
   const listeners = getEventListeners(signal, 'abort')
   await expect(hostKernel.watch(['routes', 'ipsec policies'], () => {}, signal)).rejects.toThrow('EMFILE')
   expect(getEventListeners(signal, 'abort')).toEqual(listeners)
   expect(kernel.stopped).toBe(1)
+})
+
+it('lists no tables of nftables on a kernel without netfilter, and rejects after another error', async () => {
+  const tables = () => new NetlinkKernel().nftTables()
+  kernel.refuse = refusing(NETFILTER, 'EPROTONOSUPPORT')
+  expect(await tables()).toBeUndefined()
+  kernel.refuse = refusing(NETFILTER, 'EMFILE')
+  await expect(tables()).rejects.toThrow('EMFILE')
 })
