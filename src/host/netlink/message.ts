@@ -1,8 +1,8 @@
 // message.ts - encodes and decodes the messages and attributes of netlink (netlink(7), rtnetlink(7)).
 //
-// Numbers are in the byte order of the host, unless a name says network order. Each message and each attribute begins at
-// a multiple of 4 bytes. The decoders never throw: they end at the first length that does not fit, and the readers of a
-// missing or truncated attribute return undefined.
+// Numbers are in the byte order of the host, unless a name says network order. Each message and each attribute begins
+// at a multiple of 4 bytes. The decoders never throw: they end at the first length that does not fit, and the readers
+// of a missing or truncated attribute return undefined.
 
 import { endianness } from 'node:os'
 import type { Address, Family } from '../../net/address.ts'
@@ -132,7 +132,9 @@ export class MessageWriter {
     return this.nestedRaw(type | NESTED, write)
   }
 
-  /** As `nested`, but without the flag NLA_F_NESTED, which some older attributes must not have. */
+  /**
+   * Works like `nested`, but does not set the flag NLA_F_NESTED, because some older attributes must not have the flag.
+   */
   nestedRaw(type: number, write: (inner: this) => void): this {
     const value = this.#attribute(type, 0)
     write(this)
@@ -359,5 +361,7 @@ export const AF_BRIDGE = 7
 const familyOfNumber = (number: number): Family | undefined =>
   number === FAMILY_NUMBERS.ipv4 ? 'ipv4' : number === FAMILY_NUMBERS.ipv6 ? 'ipv6' : undefined
 
-/** Reads the family from the first byte of a message of rtnetlink(7); undefined for a family other than IPv4 and IPv6. */
+/**
+ * Reads the family from the first byte of a message of rtnetlink(7); undefined for a family other than IPv4 and IPv6.
+ */
 export const familyIn = (message: ReceivedMessage): Family | undefined => familyOfNumber(message.u8(0))

@@ -136,8 +136,8 @@ const protocolNumber = (name: string): number => PROTOCOL_NUMBERS.get(name) ?? N
 const LOCAL_TYPES: ReadonlySet<RouteType> = new Set(['local', 'broadcast', 'anycast'])
 
 /**
- * Returns the scope of a changed route as iproute2 chooses it. A deletion without a scope finds routes of any scope. The
- * kernel ignores the scope of IPv6 routes.
+ * Returns the scope of a changed route as iproute2 chooses it. A deletion without a scope finds routes of any scope.
+ * The kernel ignores the scope of IPv6 routes.
  */
 function scopeOf({ kind, type = 'unicast', scope, gateway, destination }: RouteRequest): number {
   if (scope !== undefined) return SCOPES[scope]

@@ -145,7 +145,9 @@ export class VxlanEntryTable {
     await this.remove(present.without(VxlanEntries.of(peers)))
   }
 
-  /** Makes the changes. Resolves with true if the kernel accepted all of them. Rejects if weftd may not change entries. */
+  /**
+   * Makes the changes. Resolves with true if the kernel accepted all of them. Rejects if weftd may not change entries.
+   */
   async #change(changes: readonly Change[]): Promise<boolean> {
     if (changes.length === 0) return true
     const errors = (await this.#kernel.change(changes)).filter((error) => error !== undefined)

@@ -349,8 +349,8 @@ export async function findDiverted(kernel: HostKernel, surroundings: Surrounding
 }
 
 /**
- * Returns the senders of the packets for which `findDiverted` queries routes: this host itself, and a container at each bridge with
- * an address in this node's subnet.
+ * Returns the senders of the packets for which `findDiverted` queries routes: this host itself, and a container at each
+ * bridge with an address in this node's subnet.
  */
 async function sendersOf(
   kernel: HostKernel,

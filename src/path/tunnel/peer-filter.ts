@@ -2,7 +2,7 @@
 // exists.
 //
 // If leases conflict, the winner depends only on these leases, not on the order in which they arrived. So after a
-// change the filter judges again only the changed leases and the leases that conflict with them.
+// change the filter checks only the changed leases and the leases that conflict with them.
 
 import type { Log } from '../../base/log.ts'
 import {
@@ -57,8 +57,8 @@ export interface PeerFilterOptions<N extends Net = Net> {
    */
   readonly network: N
   /**
-   * True in a dual-stack network, which has one filter for each family. A lease with only one family is judged and
-   * logged only by the filter of that family.
+   * True in a dual-stack network, which has one filter for each family. Only the filter of its family checks and logs
+   * a lease with only one family.
    */
   readonly isOneOfTwo?: boolean
   /**
@@ -78,7 +78,7 @@ export interface PeerFilterOptions<N extends Net = Net> {
  * virtual machine and its clone may, one host would get the packets of both.
  */
 interface Identity {
-  /** The name of the property for messages, such as `MAC`. */
+  /** The name of the property, such as `MAC`, as messages show it. */
   readonly name: string
   /** The value of the property that this node has. */
   readonly own: string
@@ -103,9 +103,9 @@ function isNewer(a: Lease, b: Lease): boolean {
 
 /** Groups leases by a value that should be unique, such as the subnet, and finds the newest lease of each group. */
 class LeaseConflicts<Value, L extends Lease> {
-  /** The newest lease of each group, which wins the conflict. */
+  /** For each value, the newest of the leases that have the value. This lease wins the conflict. */
   readonly #newest = new Map<Value, L>()
-  /** For each group, the leases that lose the conflict. A group of one lease has no entry. */
+  /** For each value that several leases have, all of these leases except the newest. */
   readonly #others = new Map<Value, readonly L[]>()
 
   newest(value: Value): L | undefined {
@@ -151,7 +151,7 @@ type PeerOf<N extends Net> = N['address'] extends number
     ? FamilyLease<'ipv6'>
     : Lease
 
-/** A lease that must be judged because of a change. */
+/** A lease that must be checked again because of a change. */
 interface Judged<L extends Lease> {
   /** The usable peer before the change; undefined if the lease was not a usable peer. */
   readonly before: L | undefined
@@ -182,9 +182,9 @@ export class PeerFilter<N extends Net = Net> {
   }
 
   /**
-   * Judges the leases `leases`, except this node's own. `touched` lists the lease keys that may differ from the last
-   * call; if it is left out, all may differ. Returns, by key, the earlier lease of each peer that was added
-   * (undefined), changed or removed. Returns undefined if all peers may have changed.
+   * Decides which of `leases` are peers, except this node's own lease. `touched` lists the lease keys that may differ
+   * from the last call; if it is left out, all may differ. Returns, by key, the earlier lease of each peer that was
+   * added (undefined), changed or removed. Returns undefined if all peers may have changed.
    */
   take(
     leases: ReadonlyMap<string, Lease>,
@@ -284,7 +284,10 @@ export class PeerFilter<N extends Net = Net> {
     return keys
   }
 
-  /** Decides about each judged lease. Returns, by key, the earlier lease of each peer that differs now. */
+  /**
+   * Decides for each checked lease whether it is a peer. Returns, by key, the earlier lease of each peer that differs
+   * now.
+   */
   #decideEach(judged: ReadonlyMap<string, Judged<PeerOf<N>>>): Map<string, PeerOf<N> | undefined> {
     const changed = new Map<string, PeerOf<N> | undefined>()
     for (const [key, { before, unsound }] of judged) {
@@ -307,7 +310,7 @@ export class PeerFilter<N extends Net = Net> {
   }
 
   /**
-   * Judges the lease without a comparison with other leases. Returns the peer if the lease is valid, and the reason as
+   * Checks the lease without a comparison with other leases. Returns the peer if the lease is valid, and the reason as
    * text if it is not. Returns undefined if the lease must be skipped without a log line, for example because the other
    * address family's filter logs the reason.
    */
