@@ -174,7 +174,7 @@ describe('with only CAP_NET_ADMIN', () => {
     ['wireguard by the kernel', 'nft', { Type: 'wireguard', DataPath: 'kernel' }, 'flannel-wg', 'wireguard'],
     ['wireguard by weftd', 'nft', { Type: 'wireguard', DataPath: 'userspace' }, 'flannel-wg', ''],
     ['host-gw', 'iptables', { Type: 'host-gw' }, 'eth0', ''],
-    ['ipip', 'nft', { Type: 'ipip' }, 'flannel.ipip', 'ipip'],
+    ['ipip', 'nft', { Type: 'ipip' }, 'flannel.ipip', 'ipip local 192.0.2.1'],
   ] as const)(
     'root and an unnamed user carry packets by %s, with the rules of %s, and repair them',
     async ([, rules, backend, device, type], { skip }) => {

@@ -65,8 +65,7 @@ it.each([
   await talk()
   for (const words of ['-4 route show root 10.5.0.0/16', '-6 route show root fd00:5::/48']) {
     const routes = (await a.output(['ip', ...words.split(' ')])).trim().split('\n')
-    // The route through the bridge cni0 leads to this host's own containers.
-    const [destination = ''] = routes.find((line) => !line.includes(' dev cni0 '))!.split(' ')
+    const [destination = ''] = routes.find((line) => !line.includes(' proto kernel '))!.split(' ')
     await a.output(['ip', words.slice(0, 2), 'route', 'del', destination])
     await first.line(new RegExp(`Repaired: the route to ${destination.replaceAll('.', String.raw`\.`)} was gone`))
   }
