@@ -165,23 +165,23 @@ function qemuArguments(unpacked, exchange) {
     `local,path=${path},mount_tag=${tag},security_model=none,multidevs=remap${readonly ? ',readonly=on' : ''}`,
   ]
   return [
-    ...['-accel', 'tcg,thread=multi'],
-    ...['-cpu', 'max'],
-    ...['-smp', String(Math.min(availableParallelism(), 4))],
-    ...['-m', String(MEMORY_MIB)],
-    ...['-display', 'none'],
-    ...['-monitor', 'none'],
-    ...['-serial', `file:${join(exchange, 'console')}`],
-    ...['-nic', 'none'],
-    '-no-reboot',
-    ...['-kernel', join(unpacked, 'boot', `vmlinuz-${versionOf(unpacked)}`)],
-    ...['-initrd', join(exchange, 'initrd')],
+    ['-accel', 'tcg,thread=multi'],
+    ['-cpu', 'max'],
+    ['-smp', String(Math.min(availableParallelism(), 4))],
+    ['-m', String(MEMORY_MIB)],
+    ['-display', 'none'],
+    ['-monitor', 'none'],
+    ['-serial', `file:${join(exchange, 'console')}`],
+    ['-nic', 'none'],
+    ['-no-reboot'],
+    ['-kernel', join(unpacked, 'boot', `vmlinuz-${versionOf(unpacked)}`)],
+    ['-initrd', join(exchange, 'initrd')],
     // On a busy machine the emulated timer may be late, and without no_timer_check the kernel then panics while it boots.
-    ...['-append', 'console=ttyS0 quiet panic=-1 random.trust_cpu=on no_timer_check'],
-    ...share('tree', '/', true),
-    ...share('modules', join(unpacked, 'lib/modules'), true),
-    ...share('exchange', exchange, false),
-  ]
+    ['-append', 'console=ttyS0 quiet panic=-1 random.trust_cpu=on no_timer_check'],
+    share('tree', '/', true),
+    share('modules', join(unpacked, 'lib/modules'), true),
+    share('exchange', exchange, false),
+  ].flat()
 }
 
 /**
@@ -209,11 +209,7 @@ async function runThere(version, command, exchange) {
 
   const began = performance.now()
   // With --pdeathsig the kernel ends QEMU if this script is killed.
-  const qemu = spawn('setpriv', [
-    ...['--pdeathsig', 'KILL'],
-    'qemu-system-x86_64',
-    ...qemuArguments(unpacked, exchange),
-  ])
+  const qemu = spawn('setpriv', ['--pdeathsig', 'KILL', 'qemu-system-x86_64', ...qemuArguments(unpacked, exchange)])
   let said = ''
   qemu.stderr.setEncoding('utf8').on('data', (text) => (said += text))
   const kill = () => qemu.kill('SIGKILL')
