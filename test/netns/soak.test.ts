@@ -1,6 +1,7 @@
 // soak.test.ts - four hosts and an etcd of three members, with random faults one after another in the store, on a host or between hosts. No
-// packet between hosts without a fault may be lost, and after each fault every node's table must equal the store. The time is shared equally
-// by IPv4 in IPv4 datagrams, both families in IPv4 datagrams, both in IPv6 datagrams, and both in IPv4 datagrams with FastPath.
+// packet between hosts without a fault may be lost, and after each fault every node's table must equal the store. Four
+// networks get a quarter of the time each: IPv4 in IPv4 datagrams, both families in IPv4 datagrams, both in IPv6 datagrams, and both in IPv4
+// datagrams with FastPath.
 //
 // `npm run test:soak` runs these networks for 80 minutes in total. WEFT_SEED=n repeats the faults of an earlier run in their order.
 
@@ -361,8 +362,8 @@ const PROMOTED = /FastPath: the kernel carries the packets to/
 it.for(NETWORKS)(
   'loses no packet of $inside over $underlay (FastPath: $hasFastPath) while its path has no fault, and every table equals the store after each fault',
   { timeout: SOAK_MS + 20 * EVENT_MS },
-  async ({ inside: inner, underlay, hasFastPath, config, ...network }, { annotate }) => {
-    families = network.families
+  async ({ inside: inner, underlay, hasFastPath, config, ...carried }, { annotate }) => {
+    families = carried.families
     lab = await createLab({ hosts: 4, families })
     etcd = await startEtcdCluster(lab.hosts)
     await ctl('put', `${PREFIX}/config`, JSON.stringify(config))

@@ -18,7 +18,7 @@
 import type { Log } from '../../../base/log.ts'
 import { SecretBytes, type Secret } from '../../../base/secret.ts'
 import type { Lease } from '../../../control/lease/lease.ts'
-import type { Address } from '../../../net/address.ts'
+import { addressKey, type Address, type AddressKey } from '../../../net/address.ts'
 import type { PeerSession, UnknownKey } from '../../contract.ts'
 import type { EngineSessions, UdpEndpoint } from '../../engine/engine.ts'
 import type { SessionManager } from '../../tunnel/session-manager.ts'
@@ -106,7 +106,7 @@ export class WireguardSessionManager implements SessionManager {
   readonly #sessions = new Map<string, Session>()
   readonly #byNumber = new Map<number, Session>()
   /** The sessions by the address of the peer's current endpoint; undefined if the map is out of date. */
-  #byAddress: ReadonlyMap<Address, readonly Session[]> | undefined
+  #byAddress: ReadonlyMap<AddressKey, readonly Session[]> | undefined
   /** The running engine; undefined before `begin`, after `pause` and after `stop`. */
   #engine: EngineSessions | undefined
   /** Called with a lease's key when this node begins to send the peer's datagrams to another endpoint. */
@@ -355,19 +355,19 @@ export class WireguardSessionManager implements SessionManager {
    */
   #renew(address: Address, isMeant: (session: Session) => boolean, now: number): void {
     this.#byAddress ??= this.#groupByAddress()
-    for (const session of this.#byAddress.get(address) ?? []) {
+    for (const session of this.#byAddress.get(addressKey(address)) ?? []) {
       const hasKeys = this.#handshakes.keyAgeOf(session.number, now) !== undefined
       if (!hasKeys && isMeant(session)) this.#handshakes.wanted(session.number, now)
     }
   }
 
-  #groupByAddress(): ReadonlyMap<Address, readonly Session[]> {
-    const groups = new Map<Address, Session[]>()
+  #groupByAddress(): ReadonlyMap<AddressKey, readonly Session[]> {
+    const groups = new Map<AddressKey, Session[]>()
     for (const session of this.#sessions.values()) {
-      const { address } = this.#endpointOf(session)
-      const group = groups.get(address)
+      const key = addressKey(this.#endpointOf(session).address)
+      const group = groups.get(key)
       if (group) group.push(session)
-      else groups.set(address, [session])
+      else groups.set(key, [session])
     }
     return groups
   }
