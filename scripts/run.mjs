@@ -39,13 +39,13 @@ if (usage !== undefined) {
   if (strange !== undefined)
     fail(`${JSON.stringify(strange)} is ${usage === '' ? 'too much: it accepts no words' : 'not accepted'}\n${line}`, 2)
 }
-if ((task.commands.at(-1)[0] === 'vitest' || name === 'test:vm') && words[0] !== '--') {
+if (task.commands.at(-1)[0] === 'vitest' || name === 'test:vm') {
   const files = readdirSync(join(root, 'test'), { recursive: true, encoding: 'utf8' })
     .filter((path) => path.endsWith('.test.ts'))
     .map((path) => `test/${path}`)
   // A word after an option may be the option's value, so do not treat the word as the name of a test file.
-  const isFilter = (word, at) => !word.startsWith('-') && !(words[at - 1] ?? '').startsWith('-')
-  const strange = words.filter(isFilter).find((word) => {
+  const isFilter = (word, at) => !word.startsWith('-') && !(own[at - 1] ?? '').startsWith('-')
+  const strange = own.filter(isFilter).find((word) => {
     const part = word.replace(/:\d+$/, '').replace(`${root}/`, '').replace(/^\.\//, '')
     return !files.some((path) => path.includes(part))
   })

@@ -128,7 +128,8 @@ export const TASKS = {
     commands: [script('scripts/test-arch.mjs')],
   },
   'test:vm': {
-    usage: '[FILE... [OPTION OF VITEST...]] or, to run any command in the machine: npm run test:vm -- -- COMMAND...',
+    usage:
+      '[--kernel VERSION] [FILE... [OPTION OF VITEST...]] or, to run any command in the machine: npm run test:vm -- [--kernel VERSION] -- COMMAND...',
     setup: ['test', 'vm'],
     env: STRICT,
     commands: [script('scripts/test-vm.mjs')],

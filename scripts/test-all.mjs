@@ -32,7 +32,7 @@ const MINUTES = {
   'test:cluster': 25,
   'image:test': 6,
   'test:broken': 15,
-  'test:vm': 25,
+  'test:vm': 45,
   'release:test': 18,
   'test:stubborn': 30,
   'test:soak': 90,

@@ -1,8 +1,9 @@
-// test-vm.mjs - runs tests on Debian's kernel in QEMU: `npm run test:vm -- [FILE...] [-t NAME]`, or `-- -- COMMAND...`.
+// test-vm.mjs - runs tests on Debian's kernels in QEMU: `npm run test:vm -- [--kernel VERSION] [FILE...] [-t NAME]`, or
+// `npm run test:vm -- [--kernel VERSION] -- COMMAND...`.
 //
 // QEMU emulates the virtual machine, which needs no rights and no hardware virtualization, but is ten to twenty times
 // slower than this machine. The virtual machine sees this machine's file system; its changes go to a tmpfs on top of
-// that file system and are lost (vm/initramfs). So the command (vm/guest) runs the same programs on another kernel. The
+// that file system and are lost (vm/initramfs). So the command (vm/guest) runs the same programs on another kernel. Each
 // kernel comes from the Debian package that `linux-image-amd64` depends on; the script unpacks it into build/vm and
 // never installs it. Each run of tests gets a new virtual machine, so that it does not depend on earlier runs.
 
@@ -39,11 +40,30 @@ const LIMIT_MS = 20 * 60_000
  */
 const ROOT_MODULES = ['virtio_pci', '9pnet_virtio', '9p', 'overlay']
 
+/** The versions of Linux, each with the Debian release that it is from. */
+const KERNELS = new Map([
+  ['6.1', 'bookworm'],
+  ['5.10', 'bullseye'],
+])
 /**
- * The runs for a command line without arguments, each as a list of arguments for vitest. They test the packet engine,
- * because Debian's kernel lacks features of newer kernels, and backends whose devices some kernels lack.
+ * Debian's mirrors delete the security updates of its old releases, so only the packages of the release itself are used.
  */
-const DEFAULT = [
+const MIRROR = 'http://deb.debian.org/debian'
+const KEYRING = '/usr/share/keyrings/debian-archive-keyring.gpg'
+
+/** The arguments of vitest for the tests that run on each kernel. They test all that weft asks of the kernel by netlink. */
+const ON_EACH_KERNEL = [
+  ['test/netns/netlink.test.ts'],
+  ['test/netns/netlink-routes.test.ts'],
+  ['test/netns/netlink-wireguard.test.ts'],
+  ['test/netns/without-iproute2.test.ts', '-t', 'wireguard'],
+  ['test/netns/privileges.test.ts', '-t', 'carry packets by (wireguard by the kernel|ipip)'],
+]
+/**
+ * The arguments of vitest for the tests that run only on the first kernel. They test the packet engine, because Debian's
+ * kernel lacks features of newer kernels, and backends whose devices some kernels lack.
+ */
+const ON_FIRST_KERNEL = [
   ['test/native/engines.test.ts'],
   ['test/netns/backends.test.ts'],
   ['test/netns/ipip.test.ts'],
@@ -68,25 +88,50 @@ function outputOf(command, args, cwd = root) {
 }
 
 /**
- * Returns the folder with the unpacked package of Debian's current kernel. Downloads and unpacks the package if the
- * folder does not exist.
+ * Returns the options with which apt's programs use the packages of a Debian release, and not those of this machine's
+ * release. apt keeps its lists in `work`.
  */
-function unpackedKernel() {
-  const name = /Depends: (linux-image-\S+)/.exec(outputOf('apt-cache', ['depends', 'linux-image-amd64']))?.[1]
-  if (name === undefined) fail('apt knows no linux-image-amd64; run apt-get update')
-  const unpacked = join(folder, name)
+function aptOptions(release, work) {
+  writeFileSync(join(work, 'sources'), `deb [signed-by=${KEYRING}] ${MIRROR} ${release} main\n`)
+  mkdirSync(join(work, 'lists/partial'), { recursive: true })
+  const settings = {
+    'Dir::Etc::SourceList': join(work, 'sources'),
+    'Dir::Etc::SourceParts': '-',
+    'Dir::State::Lists': join(work, 'lists'),
+    'Dir::Cache': join(work, 'cache'),
+    'APT::Architecture': 'amd64',
+    'APT::Sandbox::User': 'root', // because apt's own user may be unable to read the folder
+    'Acquire::Languages': 'none',
+  }
+  return Object.entries(settings).flatMap(([name, value]) => ['-o', `${name}=${value}`])
+}
+
+/**
+ * Returns the folder with the unpacked package of a kernel. Downloads and unpacks the package if the folder does not
+ * exist.
+ */
+function unpackedKernel(version) {
+  const unpacked = join(folder, version)
   if (existsSync(unpacked)) return unpacked
-  process.stdout.write(`${name} is downloaded and unpacked into ${relative(process.cwd(), folder)}\n`)
+  const release = KERNELS.get(version)
+  process.stdout.write(`Linux ${version} of Debian ${release} is downloaded into ${relative(process.cwd(), folder)}\n`)
   mkdirSync(folder, { recursive: true })
-  const part = mkdtempSync(join(folder, 'part-'))
-  const removePart = undo(() => rmSync(part, { recursive: true, force: true }))
-  outputOf('apt-get', ['download', '-q', name], part)
+  const work = mkdtempSync(join(folder, 'work-'))
+  const removeWork = undo(() => rmSync(work, { recursive: true, force: true }))
+  const options = aptOptions(release, work)
+  outputOf('apt-get', [...options, 'update', '-qq'])
+  const depends = outputOf('apt-cache', [...options, 'depends', 'linux-image-amd64'])
+  const name = /Depends: (linux-image-\S+)/.exec(depends)?.[1]
+  if (name === undefined) fail(`${MIRROR} has no linux-image-amd64 in ${release}`)
+  const part = join(work, 'part')
+  mkdirSync(part)
+  outputOf('apt-get', [...options, 'download', '-q', name], part)
   const [archive] = readdirSync(part)
   outputOf('dpkg', ['-x', archive, '.'], part)
   rmSync(join(part, archive))
   outputOf('depmod', ['-b', part, versionOf(part)])
   renameSync(part, unpacked)
-  removePart()
+  removeWork()
   return unpacked
 }
 
@@ -113,12 +158,38 @@ function packInitramfs(unpacked, to) {
 
 const quoted = (words) => words.map((word) => `'${word.replaceAll("'", `'\\''`)}'`).join(' ')
 
+/** Returns the arguments of QEMU for a virtual machine with a kernel. `exchange` is the folder with the machine's files. */
+function qemuArguments(unpacked, exchange) {
+  const share = (tag, path, readonly) => [
+    '-virtfs',
+    `local,path=${path},mount_tag=${tag},security_model=none,multidevs=remap${readonly ? ',readonly=on' : ''}`,
+  ]
+  return [
+    ['-accel', 'tcg,thread=multi'],
+    ['-cpu', 'max'],
+    ['-smp', String(Math.min(availableParallelism(), 4))],
+    ['-m', String(MEMORY_MIB)],
+    ['-display', 'none'],
+    ['-monitor', 'none'],
+    ['-serial', `file:${join(exchange, 'console')}`],
+    ['-nic', 'none'],
+    ['-no-reboot'],
+    ['-kernel', join(unpacked, 'boot', `vmlinuz-${versionOf(unpacked)}`)],
+    ['-initrd', join(exchange, 'initrd')],
+    // On a busy machine the emulated timer may be late, and without no_timer_check the kernel then panics while it boots.
+    ['-append', 'console=ttyS0 quiet panic=-1 random.trust_cpu=on no_timer_check'],
+    share('tree', '/', true),
+    share('modules', join(unpacked, 'lib/modules'), true),
+    share('exchange', exchange, false),
+  ].flat()
+}
+
 /**
- * Runs a command in a new virtual machine and shows its output. Resolves with the output, the exit code, the kernel's
- * version and the duration.
+ * Runs a command in a new virtual machine with the kernel `version`, and shows its output. Resolves with the output, the
+ * exit code, the kernel's full version and the duration.
  */
-async function runThere(command, exchange) {
-  const unpacked = unpackedKernel()
+async function runThere(version, command, exchange) {
+  const unpacked = unpackedKernel(version)
   const at = (name) => join(exchange, name)
   mkdirSync(exchange, { recursive: true })
   packInitramfs(unpacked, at('initrd'))
@@ -136,43 +207,9 @@ async function runThere(command, exchange) {
   writeFileSync(at('command'), `cd ${quoted([root])} && exec env ${quoted([...set, ...command])}\n`)
   writeFileSync(at('output'), '')
 
-  const share = (tag, path, readonly) => [
-    '-virtfs',
-    `local,path=${path},mount_tag=${tag},security_model=none,multidevs=remap${readonly ? ',readonly=on' : ''}`,
-  ]
   const began = performance.now()
   // With --pdeathsig the kernel ends QEMU if this script is killed.
-  const qemu = spawn('setpriv', [
-    '--pdeathsig',
-    'KILL',
-    'qemu-system-x86_64',
-    '-accel',
-    'tcg,thread=multi',
-    '-cpu',
-    'max',
-    '-smp',
-    String(Math.min(availableParallelism(), 4)),
-    '-m',
-    String(MEMORY_MIB),
-    '-display',
-    'none',
-    '-monitor',
-    'none',
-    '-serial',
-    `file:${at('console')}`,
-    '-nic',
-    'none',
-    '-no-reboot',
-    '-kernel',
-    join(unpacked, 'boot', `vmlinuz-${versionOf(unpacked)}`),
-    '-initrd',
-    at('initrd'),
-    '-append',
-    'console=ttyS0 quiet panic=-1 random.trust_cpu=on',
-    ...share('tree', '/', true),
-    ...share('modules', join(unpacked, 'lib/modules'), true),
-    ...share('exchange', exchange, false),
-  ])
+  const qemu = spawn('setpriv', ['--pdeathsig', 'KILL', 'qemu-system-x86_64', ...qemuArguments(unpacked, exchange)])
   let said = ''
   qemu.stderr.setEncoding('utf8').on('data', (text) => (said += text))
   const kill = () => qemu.kill('SIGKILL')
@@ -213,38 +250,56 @@ function countsOf({ code, output }) {
 
 const sentence = ({ passed, failed, skipped }) => `${passed} passed, ${failed} failed, ${skipped} skipped`
 
-const args = process.argv.slice(2)
-const runs = join(folder, 'runs')
-rmSync(runs, { recursive: true, force: true })
-
-if (args[0] === '--') {
-  const { code, kernel, seconds } = await runThere(args.slice(1), join(runs, 'command'))
+/** Runs any command, and exits with the exit code of the command. */
+async function runCommand(version, command) {
+  const { code, kernel, seconds } = await runThere(version, command, join(runs, 'command'))
   process.stdout.write(`ended with ${code ?? 'the machine'} on Linux ${kernel}, emulated, after ${seconds} s\n`)
   process.exitCode = code ?? 1
-} else {
-  const parts = args.length > 0 ? [args] : DEFAULT
-  const missing = parts.flat().find((word) => word.endsWith('.test.ts') && !existsSync(join(root, word)))
+}
+
+/** Runs tests, each group `{ version, words }` in a new virtual machine. `words` are the arguments of vitest. */
+async function runTests(groups) {
+  const files = groups.flatMap(({ words }) => words).filter((word) => word.endsWith('.test.ts'))
+  const missing = files.find((file) => !existsSync(join(root, file)))
   if (missing !== undefined) fail(`there is no ${missing}`)
   // Print each test when it ends. A test file takes minutes in the virtual machine, so the output then shows which test
   // hangs.
   const reporters = ['--reporter=verbose', '--reporter=./test/support/summary-reporter.ts']
   const vitest = [process.execPath, join(root, 'node_modules/vitest/vitest.mjs'), 'run', ...reporters]
   // Build flanneld on this machine, because the virtual machine has no network.
-  if (parts.flat().includes('test/netns/ipsec-mixed.test.ts')) await flanneld()
+  if (files.includes('test/netns/ipsec-mixed.test.ts')) await flanneld()
   const lines = []
   const total = { passed: 0, failed: 0, skipped: 0 }
-  const progress = createProgress('test:vm', { total: parts.length })
-  for (const [index, part] of parts.entries()) {
-    progress.now(part.join(' '))
-    process.stdout.write(`\n${part.join(' ')}\n`)
-    const run = await runThere([...vitest, ...part], join(runs, String(index + 1)))
+  const progress = createProgress('test:vm', { total: groups.length })
+  for (const [index, { version, words }] of groups.entries()) {
+    progress.now(`${words.join(' ')} on Linux ${version}`)
+    process.stdout.write(`\n${words.join(' ')} on Linux ${version}\n`)
+    const run = await runThere(version, [...vitest, ...words], join(runs, String(index + 1)))
     const counts = countsOf(run)
     for (const name of Object.keys(total)) total[name] += counts[name]
-    const line = `${part.join(' ')} on Linux ${run.kernel}, emulated: ${sentence(counts)}, ${run.seconds} s`
+    const line = `${words.join(' ')} on Linux ${run.kernel}, emulated: ${sentence(counts)}, ${run.seconds} s`
     process.stdout.write(`${line}\n`)
     lines.push(line)
   }
   progress.end()
   process.stdout.write(`\n${lines.join('\n')}\n${sentence(total)}\n`)
   process.exitCode = total.failed === 0 ? 0 : 1
+}
+
+const runs = join(folder, 'runs')
+rmSync(runs, { recursive: true, force: true })
+
+const args = process.argv.slice(2)
+const wanted = args[0] === '--kernel' ? args.splice(0, 2)[1] : undefined
+if (wanted !== undefined && !KERNELS.has(wanted))
+  fail(`there is no kernel ${wanted}; the kernels are ${[...KERNELS.keys()].join(' and ')}`)
+const [first] = KERNELS.keys()
+if (args[0] === '--') {
+  await runCommand(wanted ?? first, args.slice(1))
+} else if (args.length > 0) {
+  await runTests([{ version: wanted ?? first, words: args }])
+} else {
+  const ofKernel = (version) => [...ON_EACH_KERNEL, ...(version === first ? ON_FIRST_KERNEL : [])]
+  const versions = [...KERNELS.keys()].filter((version) => version === (wanted ?? version))
+  await runTests(versions.flatMap((version) => ofKernel(version).map((words) => ({ version, words }))))
 }

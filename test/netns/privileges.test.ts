@@ -8,6 +8,7 @@ import { ended, execute } from '../../lab/command.ts'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { createLab, type Daemon, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
+import { eventually } from '../support/event.ts'
 import { answers } from '../support/hosts.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
 
@@ -113,18 +114,38 @@ describe('the priority of the forwarding threads', () => {
   })
 })
 
-describe('with only CAP_NET_ADMIN', () => {
-  it.each(['native', 'dgram'])('root and an unnamed user exchange packets with the %s engine', async (engine) => {
-    lab = await createLab({ hosts: 2 })
-    etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
-    await etcd.ctl('put', '/coreos.com/network/config', '{"Network":"10.5.0.0/16"}')
-    // The unprivileged user must be able to write its subnet.env.
-    chmodSync(lab.folder, 0o755)
-    chmodSync(dirname(lab.hosts[1]!.subnetFile), 0o777)
-    const args = ['--etcd-endpoints', etcd.endpoint, '--engine', engine]
-    const daemons = lab.hosts.map((host, index) => host.startDaemon({ args, before: index === 0 ? ROOT : NOBODY }))
-    await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
+const LEGACY = '/usr/sbin/xtables-legacy-multi'
+const NFT = '/usr/sbin/xtables-nft-multi'
 
+/** Makes a folder in the lab where the commands of iptables are those of the binary `multi`. Returns the folder's path. */
+function makeBin(multi: string): string {
+  const bin = join(lab!.folder, 'bin')
+  mkdirSync(bin)
+  for (const command of ['iptables', 'ip6tables'])
+    for (const suffix of ['', '-save', '-restore']) symlinkSync(multi, join(bin, `${command}${suffix}`))
+  return bin
+}
+
+describe('with only CAP_NET_ADMIN', () => {
+  /** Starts weftd as root on the first host, and as a user without files on the second host. */
+  async function start(
+    config: object,
+    args: readonly string[],
+    env: Readonly<Record<string, string>> = {},
+  ): Promise<readonly Daemon[]> {
+    etcd = await startEtcd({ namespace: `${lab!.id}-switch`, address: '192.168.77.254' })
+    await etcd.ctl('put', '/coreos.com/network/config', JSON.stringify({ Network: '10.5.0.0/16', ...config }))
+    // The unprivileged user must be able to write its subnet.env.
+    chmodSync(lab!.folder, 0o755)
+    chmodSync(dirname(lab!.hosts[1]!.subnetFile), 0o777)
+    const daemons = lab!.hosts.map((host, index) =>
+      host.startDaemon({
+        args: ['--etcd-endpoints', etcd!.endpoint, ...args],
+        before: index === 0 ? ROOT : NOBODY,
+        env: { WIREGUARD_KEY_FILE: join(dirname(host.subnetFile), 'wgkey'), ...env },
+      }),
+    )
+    await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
     for (const [index, daemon] of daemons.entries()) {
       // Each command of the prefix executes the next one, so the pid is weftd's.
       const status = readFileSync(`/proc/${daemon.process.pid}/status`, 'utf8')
@@ -132,13 +153,75 @@ describe('with only CAP_NET_ADMIN', () => {
         expect(BigInt(`0x${new RegExp(`^${set}:\t(.*)$`, 'm').exec(status)![1]}`), set).toBe(NET_ADMIN)
       expect(/^Uid:\t(\d+)/m.exec(status)![1]).toBe(index === 0 ? '0' : '65534')
     }
+    return daemons
+  }
 
+  it.each(['native', 'dgram'])('root and an unnamed user exchange packets with the %s engine', async (engine) => {
+    lab = await createLab({ hosts: 2 })
+    const daemons = await start({}, ['--engine', engine])
     const pods = await Promise.all(lab.hosts.map((host) => host.startPod()))
     await reach(pods[0]!.namespace, pods[1]!.address)
     await answers(pods[0]!.namespace, pods[1]!.address)
     expect(daemons.flatMap((daemon) => daemon.lines.filter((line) => line.startsWith('E')))).toEqual([])
     for (const daemon of daemons) expect(await daemon.stop()).toBe(0)
   })
+
+  it.for([
+    // The last column is the type of device that the kernel must have.
+    ['udp', 'iptables', { Type: 'udp' }, 'flannel0', ''],
+    ['vxlan by the kernel', 'iptables', { Type: 'vxlan', DataPath: 'kernel' }, 'flannel.1', 'vxlan id 1 dstport 8472'],
+    ['vxlan by weftd', 'nft', { Type: 'vxlan', DataPath: 'userspace' }, 'flannel.1', ''],
+    ['wireguard by the kernel', 'nft', { Type: 'wireguard', DataPath: 'kernel' }, 'flannel-wg', 'wireguard'],
+    ['wireguard by weftd', 'nft', { Type: 'wireguard', DataPath: 'userspace' }, 'flannel-wg', ''],
+    ['host-gw', 'iptables', { Type: 'host-gw' }, 'eth0', ''],
+    ['ipip', 'nft', { Type: 'ipip' }, 'flannel.ipip', 'ipip local 192.0.2.1'],
+  ] as const)(
+    'root and an unnamed user carry packets by %s, with the rules of %s, and repair them',
+    async ([, rules, backend, device, type], { skip }) => {
+      if (type !== '') {
+        const { code, stderr } = await execute(`unshare --net ip link add probe type ${type}`.split(' '))
+        skip(code !== 0, `no ${type} in the kernel: ${stderr.trim()}; npm run test:vm has one`)
+      }
+      skip(rules === 'iptables' && !existsSync(NFT), `no ${NFT}`)
+      lab = await createLab({ hosts: 2, families: ['ipv4', 'ipv6'] })
+      const families = backend.Type === 'ipip' ? {} : { EnableIPv6: true, IPv6Network: 'fd00:5::/48' }
+      const daemons = await start(
+        { Backend: backend, EnableNFTables: rules === 'nft', ...families },
+        ['--ip-masq'],
+        rules === 'nft' ? {} : { PATH: `${makeBin(NFT)}:${process.env['PATH']}` },
+      )
+      const [from, to] = [await lab.hosts[0]!.startPod(), await lab.hosts[1]!.startPod()]
+      const addresses = [to.address, ...(to.ipv6 === undefined ? [] : [to.ipv6])]
+      expect(addresses).toHaveLength('EnableIPv6' in families ? 2 : 1)
+      for (const address of addresses) await reach(from.namespace, address)
+      const postrouting =
+        rules === 'nft'
+          ? ['nft', 'list', 'chain', 'ip', 'flannel-ipv4', 'postrtg']
+          : ['iptables-nft', '-t', 'nat', '-S']
+      for (const [index, host] of lab.hosts.entries()) {
+        const daemon = daemons[index]!
+        expect(await host.output(postrouting)).toMatch(/masquerade/i)
+        await host.output(
+          rules === 'nft'
+            ? ['nft', 'flush', 'chain', 'ip', 'flannel-ipv4', 'postrtg']
+            : ['iptables-nft', '-t', 'nat', '-F', 'FLANNEL-POSTRTG'],
+        )
+        await eventually(async () => expect(await host.output(postrouting)).toMatch(/masquerade/i))
+        const route = (await host.output('ip route show root 10.5.0.0/16'.split(' ')))
+          .split('\n')
+          .find((line) => line.includes(` dev ${device} `))!
+        await host.output(['ip', 'route', 'del', route.split(' ')[0]!])
+        await daemon.line(/Repaired: the route to .* was gone/)
+        // weftd turns router advertisements off in the device, which is a setting below /proc/sys/net.
+        if (type.startsWith('vxlan'))
+          for (const name of ['flannel.1', 'flannel-v6.1'])
+            expect(await host.output(['cat', `/proc/sys/net/ipv6/conf/${name}/accept_ra`])).toBe('0\n')
+      }
+      for (const address of addresses) await reach(from.namespace, address)
+      expect(daemons.flatMap(({ lines }) => lines.filter((line) => line.startsWith('E')))).toEqual([])
+      for (const daemon of daemons) expect(await daemon.stop()).toBe(0)
+    },
+  )
 })
 
 /** Mounts the file system as ProtectSystem=strict and RuntimeDirectory= do: only `folder` is writable. */
@@ -150,8 +233,6 @@ const strict = (folder: string): string[] => [
   'mount --bind "$0" "$0" && mount -o remount,bind,ro / && ! touch /run/weft-test 2>/dev/null && exec "$@"',
   folder,
 ]
-const LEGACY = '/usr/sbin/xtables-legacy-multi'
-const NFT = '/usr/sbin/xtables-nft-multi'
 
 describe('with the privileges of the unit, --ip-masq', () => {
   /** Starts a daemon on one host and waits until it is ready; `multi` is the binary behind iptables. */
@@ -162,15 +243,14 @@ describe('with the privileges of the unit, --ip-masq', () => {
     lab = await createLab({ hosts: 1 })
     const [host] = lab.hosts
     const folder = dirname(host!.subnetFile)
-    const [leases, bin] = [join(folder, 'leases'), join(lab.folder, 'bin')]
-    for (const each of [leases, bin]) mkdirSync(each)
+    const leases = join(folder, 'leases')
+    mkdirSync(leases)
     writeFileSync(join(leases, 'config'), JSON.stringify({ Network: '10.5.0.0/16', ...config }))
-    if (multi !== undefined)
-      for (const name of ['iptables', 'iptables-save', 'iptables-restore']) symlinkSync(multi, join(bin, name))
+    const bin = multi === undefined ? [] : [makeBin(multi)]
     const daemon = host!.startDaemon({
       args: ['--lease-dir', leases, '--ip-masq'],
       before: [...strict(folder), ...before],
-      env: { PATH: `${bin}:${process.env['PATH']}`, ...env },
+      env: { PATH: [...bin, process.env['PATH']].join(':'), ...env },
     })
     await daemon.line(/flannel is ready/)
     expect(await host!.output(['ip', 'route', 'show', '10.5.0.0/16'])).toContain('dev flannel0')
@@ -231,6 +311,18 @@ describe('a weftd that cannot forward', () => {
       /CAP_NET_ADMIN; give it to the container: .*--cap-add NET_ADMIN/,
     ],
     ['root without CAP_NET_ADMIN', 'host-gw', NO_CAPABILITY, /CAP_NET_ADMIN; give it to the container/],
+    [
+      'root without CAP_NET_ADMIN',
+      'vxlan',
+      NO_CAPABILITY,
+      /not permitted; run as root or with the capability CAP_NET_ADMIN/,
+    ],
+    [
+      'root without CAP_NET_ADMIN',
+      'wireguard',
+      NO_CAPABILITY,
+      /not permitted; run as root or with the capability CAP_NET_ADMIN/,
+    ],
     ['a host without /dev/net/tun', 'udp', NO_TUN, /\/dev\/net\/tun cannot be opened \(ENOENT\); .*modprobe tun/],
   ])('takes no lease: %s, %s', async (_what, type, before, line) => {
     lab = await createLab({ hosts: 1 })

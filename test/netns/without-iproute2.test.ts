@@ -6,6 +6,7 @@ import { dirname, join } from 'node:path'
 import { afterEach, expect, it } from 'vitest'
 import { createLab, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
+import { FAMILIES } from '../../src/net/address.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 
 needs(HOSTS, 'busybox', 'ping')
@@ -33,7 +34,8 @@ function makeBin(): string {
 async function start(host: Host, bin: string, backend: object): Promise<Daemon> {
   const leases = join(lab.folder, 'leases')
   mkdirSync(leases, { recursive: true })
-  writeFileSync(join(leases, 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend: backend }))
+  const config = { Network: '10.5.0.0/16', EnableIPv6: true, IPv6Network: 'fd00:5::/48', Backend: backend }
+  writeFileSync(join(leases, 'config'), JSON.stringify(config))
   // weftd also looks for programs in /usr/sbin, so an empty folder hides that one.
   const hiding = `/usr/bin/mount -t tmpfs none /usr/sbin && export PATH=${bin} && exec "$@"`
   const daemon = host.startDaemon({
@@ -46,23 +48,29 @@ async function start(host: Host, bin: string, backend: object): Promise<Daemon> 
 }
 
 it.each([
-  ['udp', { Type: 'udp' }, 'flannel0'],
-  ['vxlan', { Type: 'vxlan' }, 'flannel.1'],
-  ['wireguard', { Type: 'wireguard' }, 'flannel-wg'],
-  ['host-gw', { Type: 'host-gw' }, undefined],
-])('%s carries packets without iproute2, and repairs what others change', async (_, backend, device) => {
-  lab = await createLab({ hosts: 2 })
+  ['udp', { Type: 'udp' }],
+  ['vxlan', { Type: 'vxlan' }],
+  ['vxlan by weftd', { Type: 'vxlan', DataPath: 'userspace' }],
+  ['wireguard', { Type: 'wireguard' }],
+  ['host-gw', { Type: 'host-gw' }],
+])('%s carries packets of both families without iproute2, and repairs routes', async (_, backend) => {
+  lab = await createLab({ hosts: 2, families: FAMILIES })
   const [a, b] = lab.hosts as [Host, Host]
   const bin = makeBin()
   const [first, second] = [await start(a, bin, backend), await start(b, bin, backend)]
-  const pods = [await a.startPod(), await b.startPod()] as const
-  const talk = (): Promise<void> => reach(pods[0].namespace, pods[1].address)
+  const [from, to] = [await a.startPod(), await b.startPod()]
+  const talk = async (): Promise<void> => {
+    for (const address of [to.address, to.ipv6!]) await reach(from.namespace, address)
+  }
   await talk()
-  const route = (await a.output('ip route show root 10.5.0.0/16'.split(' ')))
-    .split('\n')
-    .find((line) => line.includes(device ?? ` via ${b.address} `))!
-  await a.output(['ip', 'route', 'del', ...route.trim().split(' ').slice(0, 1)])
-  await first.line(/Repaired: the route to .* was gone/)
+  for (const words of ['-4 route show root 10.5.0.0/16', '-6 route show root fd00:5::/48']) {
+    const routes = (await a.output(['ip', ...words.split(' ')])).trim().split('\n')
+    const [destination = ''] = routes.find((line) => !line.includes(' proto kernel '))!.split(' ')
+    await a.output(['ip', words.slice(0, 2), 'route', 'del', destination])
+    await first.line(
+      new RegExp(`Repaired: the route to ${destination.replaceAll('.', String.raw`\.`)} (?:.* )?was gone`),
+    )
+  }
   await talk()
   expect([await first.stop(), await second.stop()]).toEqual([0, 0])
   expect(started()).toBe('')

@@ -213,6 +213,8 @@ describe('the words of a task', () => {
     ['test:fuzz', '60', '--keep', '--processes=2'],
     ['test:kube', 'kube/faults', 'test/kube/hosts.test.ts:10', '-t', 'no file is called so'],
     ['test:vm', '--', 'uname', '--help'],
+    ['test:vm', '--kernel', '5.10', '--', 'uname', 'a word', '--help'],
+    ['test:vm', '--kernel', '5.10', 'test/netns/netlink.test.ts', '-t', 'no file is called so'],
   ])('%s accepts its words: %s', async (name, ...words) => {
     const { code, stderr } = await runIn({ PATH: folder }, ...task(name, ...words))
     expect({ code, stderr }).toEqual({ code: 1, stderr: expect.stringMatching(/^setup: this machine lacks /) })
