@@ -34,6 +34,12 @@ const { XDG_CACHE_HOME = '' } = process.env
 const cache = join(isAbsolute(XDG_CACHE_HOME) ? XDG_CACHE_HOME : join(homedir(), '.cache'), 'weft')
 
 /**
+ * The programs that a node of another architecture runs in an emulator, in the test of the manifest of a release. They are built only if
+ * WEFT_RELEASE_DIR names a release.
+ */
+const EMULATED = ['containerd', 'ctr']
+
+/**
  * Programs that are built from one version of a Go module.
  * @typedef {object} GoSet
  * @property {string} module
@@ -159,8 +165,12 @@ export function goMod({ module, version }, own) {
   return [`module weft.test/cluster`, `go ${go}`, `require ${module} ${version}`, ...replaced, ...others, ''].join('\n')
 }
 
-/** The path of a program in the cache, such as ~/.cache/weft/kubelet-v1.37.2. */
-export const cached = (name, { version }) => join(cache, `${name}-${version}`)
+/**
+ * The path of a program in the cache, such as ~/.cache/weft/kubelet-v1.37.2, or containerd-v2.4.2-arm64 for another architecture than this
+ * machine's.
+ */
+export const cached = (name, { version }, architecture) =>
+  join(cache, [name, version, architecture].filter(Boolean).join('-'))
 
 /**
  * Downloads a Go module, and returns the paths of its folder and files.
@@ -180,8 +190,9 @@ export function downloadOf({ module, version }, cwd) {
  * share.
  * @param {GoSet} set
  * @param {readonly string[]} names
+ * @param {string} [architecture] Go's name of the architecture, if it is not this machine's.
  */
-export async function build(set, names) {
+export async function build(set, names, architecture) {
   mkdirSync(cache, { recursive: true })
   const work = mkdtempSync(join(cache, 'build-'))
   const remove = undo(() => rmSync(work, { recursive: true, force: true }))
@@ -195,10 +206,10 @@ export async function build(set, names) {
     const code = await runAloud('go', args, {
       cwd: work,
       stdout: process.stderr,
-      env: { ...process.env, CGO_ENABLED: set.needsC ? '1' : '0' },
+      env: { ...process.env, CGO_ENABLED: set.needsC ? '1' : '0', ...(architecture ? { GOARCH: architecture } : {}) },
     })
     if (code !== 0) throw new Error(`go build of ${target} ${set.version} ended with exit code ${code}`)
-    renameSync(join(work, name), cached(name, set))
+    renameSync(join(work, name), cached(name, set, architecture))
   }
   remove()
 }
@@ -252,6 +263,10 @@ async function programs(kubernetes) {
     await build(set, names)
     for (const name of names) sources[name] = `the Go module ${set.module} ${set.version}`
   }
+  const foreign = process.env.WEFT_RELEASE_DIR ? EMULATED : []
+  const emulated = sets.find((set) => EMULATED.every((name) => name in set.programs))
+  const unbuilt = foreign.filter((name) => !existsSync(cached(name, emulated, 'arm64')))
+  if (unbuilt.length > 0) await build(emulated, unbuilt, 'arm64')
   sources.flanneld = existsSync(FLANNELD) ? `the cache: ${FLANNELD}` : `the Go module ${FLANNEL} ${FLANNEL_VERSION}`
   await flanneld()
   const manifests = join(cache, `flannel-${FLANNEL_VERSION}`)
@@ -268,6 +283,9 @@ async function programs(kubernetes) {
   for (const set of sets)
     for (const name of Object.keys(set.programs))
       symlinkSync(join('..', basename(cached(name, set))), join(folder, name))
+  mkdirSync(join(folder, 'arm64'))
+  for (const name of foreign)
+    symlinkSync(join('../..', basename(cached(name, emulated, 'arm64'))), join(folder, 'arm64', name))
   symlinkSync(join('..', basename(FLANNELD)), join(folder, 'flanneld'))
   symlinkSync(join('..', basename(manifests)), join(folder, 'flannel-source'))
   const lines = Object.entries(sources).map(([name, source]) => `${name}: ${source}`)

@@ -1,15 +1,15 @@
 // emulated-node.ts - lets a node of the tests' Kubernetes cluster act as a node of another architecture.
 //
 // The node's containerd is a program of that architecture, so containerd itself chooses the image of the architecture from an index.
-// qemu-user runs containerd, and each program of that architecture in a container. kubelet, kube-proxy, runc and the CNI plugins are this
-// machine's own programs; kubelet gets the architecture as the label that the manifest selects.
+// qemu-user runs containerd, and each program of that architecture in a container. kubelet, kube-proxy, runc, containerd's shim and the
+// CNI plugins are this machine's own programs; kubelet gets the architecture as the label that the manifest selects.
 //
 // qemu-user has no sockets of NETLINK_NETFILTER, so the programs of iptables in weft's container are replaced by this machine's. qemu-user
 // itself makes system calls of this machine, so the filter of system calls gets this machine's architecture.
 
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
-import { chmodSync, copyFileSync, mkdirSync, writeFileSync } from 'node:fs'
+import { chmodSync, copyFileSync, mkdirSync, readdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { ended, output } from '../../lab/command.ts'
 import { ARCHITECTURES } from '../../scripts/release/architectures.mjs'
@@ -19,13 +19,12 @@ type Architecture = (typeof ARCHITECTURES)[number]
 
 export interface Emulation {
   readonly architecture: Architecture
-  /** The folder with containerd, its shim and ctr for the architecture, and with a runc that prepares containers for qemu-user. */
+  /** The folder with containerd and ctr for the architecture, and with a runc that prepares containers for qemu-user. */
   readonly programs: string
   /** Ends the emulation of programs that are started later. */
   close(): Promise<void>
 }
 
-const CONTAINERD = ['containerd', 'containerd-shim-runc-v2', 'ctr']
 const BINFMT = '/proc/sys/fs/binfmt_misc'
 /** The bytes 0 to 19 of an ELF file for arm64, and the bits of these bytes that are compared (`binfmt_misc` of the kernel's manual). */
 const ARM64 = {
@@ -84,13 +83,14 @@ export async function emulateArm64(folder: string, programs: string): Promise<Em
   const find = (debian: string): Architecture => ARCHITECTURES.find((each) => each.debian === debian)!
   const [architecture, own] = [find('arm64'), find('amd64')]
   mkdirSync(folder, { recursive: true })
-  for (const name of CONTAINERD) copyFileSync(join(programs, 'arm64', name), join(folder, name))
+  const foreign = readdirSync(join(programs, 'arm64'))
+  for (const name of foreign) copyFileSync(join(programs, 'arm64', name), join(folder, name))
   const scripts = {
     runc: runcScript(join(programs, 'runc'), folder, imageBase(own)),
     ...Object.fromEntries(IPTABLES.map((name) => [name, iptablesScript(name, own.gnu)])),
   }
   for (const [name, text] of Object.entries(scripts)) writeFileSync(join(folder, name), text)
-  for (const name of [...CONTAINERD, ...Object.keys(scripts)]) chmodSync(join(folder, name), 0o755)
+  for (const name of [...foreign, ...Object.keys(scripts)]) chmodSync(join(folder, name), 0o755)
 
   const emulator = (await output(['sh', '-c', 'command -v "$0"', architecture.qemu!])).trim()
   return { architecture, programs: folder, close: await runForeign(emulator) }
