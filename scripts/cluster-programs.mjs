@@ -34,10 +34,18 @@ const { XDG_CACHE_HOME = '' } = process.env
 const cache = join(isAbsolute(XDG_CACHE_HOME) ? XDG_CACHE_HOME : join(homedir(), '.cache'), 'weft')
 
 /**
- * The programs that a node of another architecture runs in an emulator, in the test of the manifest of a release. They are built only if
- * WEFT_RELEASE_DIR names a release.
+ * The programs that a node of another architecture runs in an emulator, in the test of a release's manifest. They are built only if
+ * WEFT_RELEASE_DIR names a release. qemu-user says that the kernel cannot filter system calls. runc, which is not emulated, does filter
+ * them, so containerd's check of the kernel is replaced.
  */
-const EMULATED = ['containerd', 'ctr']
+const EMULATED = {
+  architecture: 'arm64',
+  programs: ['containerd', 'ctr'],
+  replaced: {
+    path: 'pkg/seccomp/seccomp_linux.go',
+    text: 'package seccomp\n\nfunc isEnabled() bool { return true }\n',
+  },
+}
 
 /**
  * Programs that are built from one version of a Go module.
@@ -190,26 +198,37 @@ export function downloadOf({ module, version }, cwd) {
  * share.
  * @param {GoSet} set
  * @param {readonly string[]} names
- * @param {string} [architecture] Go's name of the architecture, if it is not this machine's.
+ * @param {typeof EMULATED} [emulated] What differs for an emulated node.
  */
-export async function build(set, names, architecture) {
+export async function build(set, names, emulated) {
   mkdirSync(cache, { recursive: true })
   const work = mkdtempSync(join(cache, 'build-'))
   const remove = undo(() => rmSync(work, { recursive: true, force: true }))
-  const { GoMod } = downloadOf(set, work)
+  const { GoMod, Dir } = downloadOf(set, work)
   writeFileSync(join(work, 'go.mod'), goMod(set, readFileSync(GoMod, 'utf8')))
   if (set.main) writeFileSync(join(work, 'main.go'), set.main)
+  const overlay = join(work, 'overlay.json')
+  if (emulated) {
+    const file = join(work, 'replaced.go')
+    writeFileSync(file, emulated.replaced.text)
+    writeFileSync(overlay, JSON.stringify({ Replace: { [join(Dir, emulated.replaced.path)]: file } }))
+  }
   for (const name of names) {
     const target = set.main ? '.' : join(set.module, set.programs[name])
     const flags = ['-mod=mod', '-trimpath', '-buildvcs=false', `-ldflags=-s -w ${set.ldflags ?? ''}`]
-    const args = ['build', ...flags, ...(set.tags ? [`-tags=${set.tags}`] : []), '-o', join(work, name), target]
+    const others = [...(set.tags ? [`-tags=${set.tags}`] : []), ...(emulated ? [`-overlay=${overlay}`] : [])]
+    const args = ['build', ...flags, ...others, '-o', join(work, name), target]
     const code = await runAloud('go', args, {
       cwd: work,
       stdout: process.stderr,
-      env: { ...process.env, CGO_ENABLED: set.needsC ? '1' : '0', ...(architecture ? { GOARCH: architecture } : {}) },
+      env: {
+        ...process.env,
+        CGO_ENABLED: set.needsC ? '1' : '0',
+        ...(emulated ? { GOARCH: emulated.architecture } : {}),
+      },
     })
     if (code !== 0) throw new Error(`go build of ${target} ${set.version} ended with exit code ${code}`)
-    renameSync(join(work, name), cached(name, set, architecture))
+    renameSync(join(work, name), cached(name, set, emulated?.architecture))
   }
   remove()
 }
@@ -263,10 +282,11 @@ async function programs(kubernetes) {
     await build(set, names)
     for (const name of names) sources[name] = `the Go module ${set.module} ${set.version}`
   }
-  const foreign = process.env.WEFT_RELEASE_DIR ? EMULATED : []
-  const emulated = sets.find((set) => EMULATED.every((name) => name in set.programs))
-  const unbuilt = foreign.filter((name) => !existsSync(cached(name, emulated, 'arm64')))
-  if (unbuilt.length > 0) await build(emulated, unbuilt, 'arm64')
+  const { architecture } = EMULATED
+  const foreign = process.env.WEFT_RELEASE_DIR ? EMULATED.programs : []
+  const containerd = sets.find((set) => 'containerd' in set.programs)
+  const unbuilt = foreign.filter((name) => !existsSync(cached(name, containerd, architecture)))
+  if (unbuilt.length > 0) await build(containerd, unbuilt, EMULATED)
   sources.flanneld = existsSync(FLANNELD) ? `the cache: ${FLANNELD}` : `the Go module ${FLANNEL} ${FLANNEL_VERSION}`
   await flanneld()
   const manifests = join(cache, `flannel-${FLANNEL_VERSION}`)
@@ -283,9 +303,9 @@ async function programs(kubernetes) {
   for (const set of sets)
     for (const name of Object.keys(set.programs))
       symlinkSync(join('..', basename(cached(name, set))), join(folder, name))
-  mkdirSync(join(folder, 'arm64'))
+  mkdirSync(join(folder, architecture))
   for (const name of foreign)
-    symlinkSync(join('../..', basename(cached(name, emulated, 'arm64'))), join(folder, 'arm64', name))
+    symlinkSync(join('../..', basename(cached(name, containerd, architecture))), join(folder, architecture, name))
   symlinkSync(join('..', basename(FLANNELD)), join(folder, 'flanneld'))
   symlinkSync(join('..', basename(manifests)), join(folder, 'flannel-source'))
   const lines = Object.entries(sources).map(([name, source]) => `${name}: ${source}`)

@@ -137,15 +137,20 @@ export class NetlinkKernel implements HostKernel {
       const [answer] = await this.#xfrm.exchange([countPolicies()])
       return hasPoliciesIn(messagesIn(await dataOf(answer, 'IPsec policies')))
     } catch (error) {
-      if (isWithoutIpsec(error)) return false
+      if (isWithoutSubsystem(error)) return false
       throw error
     }
   }
 
   async nftTables(): Promise<readonly NftTable[] | undefined> {
     const { tablesIn, tablesRequest } = await loadRest()
-    const [answer] = await this.#netfilter.exchange([tablesRequest()])
-    return answer?.errno === 0 ? tablesIn(answer.data) : undefined
+    try {
+      const [answer] = await this.#netfilter.exchange([tablesRequest()])
+      return answer?.errno === 0 ? tablesIn(answer.data) : undefined
+    } catch (error) {
+      if (isWithoutSubsystem(error)) return undefined
+      throw error
+    }
   }
 
   async legacyTables(family: Family): Promise<readonly string[] | undefined> {
@@ -187,7 +192,7 @@ export class NetlinkKernel implements HostKernel {
         monitors.push(watchGroups(NETLINK.XFRM, xfrm, () => ({ of: 'ipsec policies' }), onEvent, signal))
     } catch (error) {
       // A kernel without IPsec has no policies to report.
-      if (isWithoutIpsec(error)) return
+      if (isWithoutSubsystem(error)) return
       stop()
       signal.removeEventListener('abort', stop) // the caller may try again many times
       throw error
@@ -212,8 +217,8 @@ export class NetlinkKernel implements HostKernel {
   }
 }
 
-/** Returns true for the error of opening a socket of NETLINK_XFRM on a kernel that is built without IPsec. */
-const isWithoutIpsec = (error: unknown): boolean => (error as NodeJS.ErrnoException).code === 'EPROTONOSUPPORT'
+/** Returns true for the error of opening a socket of a subsystem, such as NETLINK_XFRM, that the kernel is built without. */
+const isWithoutSubsystem = (error: unknown): boolean => (error as NodeJS.ErrnoException).code === 'EPROTONOSUPPORT'
 
 /**
  * Calls `onEvent` for the reports of these groups of a subsystem, unless `signal` has aborted. `read` returns the event

@@ -17,16 +17,20 @@ const kernel = vi.hoisted(() => ({
 
 vi.mock('../../../../src/host/addon.ts', () => ({
   addon: {
-    openNetlink: () => ({
-      exchange: (requests: Buffer) => {
-        const all = [...messagesIn(Buffer.from(requests))]
-        kernel.sent.push(Buffer.from(requests))
-        // The name of an interface is known after the request that adds it.
-        for (const message of all)
-          if (message.flags & 0x400 && message.type === 16) kernel.indexes.set(message.attributes(16).text(3) ?? '', 9)
-        return Promise.resolve(all.map(() => undefined))
-      },
-    }),
+    openNetlink: (protocol: number) => {
+      kernel.refuse(protocol)
+      return {
+        exchange: (requests: Buffer) => {
+          const all = [...messagesIn(Buffer.from(requests))]
+          kernel.sent.push(Buffer.from(requests))
+          // The name of an interface is known after the request that adds it.
+          for (const message of all)
+            if (message.flags & 0x400 && message.type === 16)
+              kernel.indexes.set(message.attributes(16).text(3) ?? '', 9)
+          return Promise.resolve(all.map(() => undefined))
+        },
+      }
+    },
     interfaceIndex: (name: string) => kernel.indexes.get(name) ?? 0,
     interfaceName: (index: number) => `name-of-${index}`,
     watchNetlink: (protocol: number, _groups: readonly number[], onReports: typeof kernel.onReports) => {
@@ -112,4 +116,15 @@ it('watches routes on a kernel without IPsec, and watches nothing after another 
   await expect(hostKernel.watch(['routes', 'ipsec policies'], () => {}, signal)).rejects.toThrow('EMFILE')
   expect(getEventListeners(signal, 'abort')).toEqual(listeners)
   expect(kernel.stopped).toBe(1)
+})
+
+it('lists no tables of nftables if the kernel is built without netlink for netfilter', async () => {
+  kernel.refuse = (protocol) => {
+    if (protocol === 12) throw Object.assign(new Error('socket AF_NETLINK'), { code: 'EPROTONOSUPPORT' })
+  }
+  expect(await hostKernel.nftTables()).toBeUndefined()
+  kernel.refuse = () => {
+    throw Object.assign(new Error('EMFILE'), { code: 'EMFILE' })
+  }
+  await expect(hostKernel.nftTables()).rejects.toThrow('EMFILE')
 })
