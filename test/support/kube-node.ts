@@ -125,7 +125,7 @@ export function createKubeNode(parts: NodeParts): KubeNode {
     '--net',
     '--pid',
     'env',
-    `PATH=${runtime('')}:${programs}:${process.env['PATH']}:/usr/sbin:/sbin`,
+    `PATH=${[...(emulation ? [emulation.programs] : []), programs, process.env['PATH']].join(':')}:/usr/sbin:/sbin`,
   ]
   /** Starts a program of the node. Its output is in a file of the folder logs. */
   function start(words: readonly string[]): ChildProcess {
