@@ -1,14 +1,16 @@
 // families.ts - `npm run bench -- families`: measures the time, CPU time and memory that a dual-stack network
-// costs a node in a network of thousands of nodes, compared with an IPv4 network. The backends are the kernel's vxlan
-// and host-gw. With `--old FOLDER` another checkout of weft is measured in turn with this one.
+// costs a node in a network of thousands of nodes, compared with an IPv4 network. The backends are the kernel's vxlan,
+// host-gw, udp and weft's own wireguard. With `--old FOLDER` another checkout of weft is measured in turn with this one.
 //
 // All nodes but one exist only as files in a lease directory. To count the calls of `ip` and `bridge`, weftd's PATH
 // begins with a folder of programs with these names, which log the call and run the real program.
 
-import { chmodSync, existsSync, mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs'
+import { createHash } from 'node:crypto'
+import { chmodSync, existsSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import type { Readable } from 'node:stream'
+import { setTimeout as delay } from 'node:timers/promises'
 import { output } from '../lab/command.ts'
 import { createLab, type Daemon, type Host, type Lab } from '../lab/lab.ts'
 import { median } from '../lab/measure.ts'
@@ -16,18 +18,20 @@ import type { Progress } from '../scripts/progress.mjs'
 import type { Family } from '../src/net/address.ts'
 import type { Part, Series } from './result.ts'
 
-export const FAMILIES_SECONDS_A_ROUND = 180
+export const FAMILIES_SECONDS_A_ROUND = 600
 const NODES = [5_000, 10_000] as const
 const CHANGES = 20
+/** How long after the start the measurement of a change begins, in ms. Until then weftd writes its state to files. */
+const SETTLE_MS = 10_000
 
 const METHOD =
-  `5,000 or 10,000 leases in a directory, one host with kernel vxlan or host-gw. start: from the start of the process until it logs the last peer, ` +
-  `when the kernel has its entries and routes; CPU of the process and its commands until then, and VmRSS. commands: calls of ` +
-  `\`ip\` or \`bridge\` until then. change: one node's lease gets another MAC or, with host-gw, another host in each family, from the rename of the file to ` +
-  `the log line, median of ${CHANGES}`
+  `5,000 or 10,000 leases in a directory, one host. start: from the start of the process until it logs the last peer, ` +
+  `when the kernel has its entries and routes; CPU of the process and its commands until then, and VmRSS. system: the part of this CPU time in the kernel. commands: calls of ` +
+  `\`ip\` or \`bridge\` until then. change: one node's lease gets another MAC or, without vxlan, another host in each family, from the rename of the file to ` +
+  `the log line, median of ${CHANGES}. CPU of a change: the CPU time of all threads of the process in the ${CHANGES} changes and the second after each, less that of ${CHANGES} s without changes, divided by ${CHANGES}`
 
 interface Path {
-  readonly backend: 'vxlan' | 'host-gw'
+  readonly backend: 'vxlan' | 'host-gw' | 'udp' | 'wireguard'
   readonly families: readonly Family[]
   /** The folder of the weft that is measured; this checkout if it is left out. */
   readonly checkout?: string
@@ -38,18 +42,31 @@ const PATHS: Readonly<Record<string, Path>> = {
   ipv4: { backend: 'vxlan', families: ['ipv4'] },
   both: { backend: 'vxlan', families: BOTH },
   'both, host-gw': { backend: 'host-gw', families: BOTH },
+  'both, udp': { backend: 'udp', families: BOTH },
+  'both, wireguard': { backend: 'wireguard', families: BOTH },
+}
+/** The backends' part of the network configuration. */
+const BACKENDS: Readonly<Record<Path['backend'], object>> = {
+  vxlan: { Type: 'vxlan', DataPath: 'kernel' },
+  'host-gw': { Type: 'host-gw' },
+  udp: { Type: 'udp' },
+  wireguard: { Type: 'wireguard', DataPath: 'userspace' },
 }
 
 const METRICS = {
   start: { title: 'start to all peers', unit: 's', better: 'less' },
   cpu: { title: 'CPU until all peers, with commands', unit: 's', better: 'less' },
+  system: { title: 'CPU in the kernel until all peers', unit: 's', better: 'less' },
   rss: { title: 'memory with all peers', unit: 'MiB', better: 'less' },
   commands: { title: 'commands until all peers', unit: '', better: 'less' },
   change: { title: 'a changed lease until the kernel has it', unit: 'ms', better: 'less' },
+  changeCpu: { title: 'CPU of a changed lease', unit: 'ms', better: 'less' },
 } as const
 type Sample = Readonly<Record<keyof typeof METRICS, number>>
 
 const hex = (number: number): string => number.toString(16)
+/** Returns a text that weftd accepts as the public key of a node. */
+const publicKeyOf = (number: number): string => createHash('sha256').update(String(number)).digest('base64')
 const macOf = (first: string, number: number): string =>
   [first, '00', '00', (number >> 16) & 255, (number >> 8) & 255, number & 255]
     .map((part) => (typeof part === 'string' ? part : hex(part).padStart(2, '0')))
@@ -71,6 +88,7 @@ function lease({ backend, families }: Path, number: number, changed = 0): readon
     BackendType: backend,
     ...(isVxlan ? { BackendData: mac('02') } : {}),
     ...(isVxlan && withIpv6 ? { BackendV6Data: mac('06') } : {}),
+    ...(backend === 'wireguard' ? { BackendData: { PublicKey: publicKeyOf(number), Port: 51_820 } } : {}),
   }
   return [withIpv6 ? `${ipv4}&${ipv6}` : ipv4, JSON.stringify(value)]
 }
@@ -112,13 +130,27 @@ async function counting(folder: string): Promise<string> {
 }
 
 /**
- * Returns the CPU seconds that a process and its ended child processes have used (proc_pid_stat(5): utime to cstime).
+ * Returns the CPU seconds that a process and its ended child processes have used, in programs and in the kernel
+ * (proc_pid_stat(5): utime to cstime).
  */
-export function cpuSeconds(pid: number): number {
+function cpuPartsOf(pid: number): { readonly user: number; readonly system: number } {
   const stat = readFileSync(`/proc/${pid}/stat`, 'utf8')
-  const fields = stat.slice(stat.lastIndexOf(')')).split(' ')
-  return fields.slice(12, 16).reduce((sum, ticks) => sum + Number(ticks), 0) / 100
+  const [utime = 0, stime = 0, cutime = 0, cstime = 0] = stat
+    .slice(stat.lastIndexOf(')'))
+    .split(' ')
+    .slice(12, 16)
+    .map(Number)
+  return { user: (utime + cutime) / 100, system: (stime + cstime) / 100 }
 }
+export function cpuSeconds(pid: number): number {
+  const { user, system } = cpuPartsOf(pid)
+  return user + system
+}
+/** Returns the CPU time in ms that the threads of a process have used (sched-stats.rst). */
+const threadsMs = (pid: number): number =>
+  readdirSync(`/proc/${pid}/task`)
+    .map((id) => Number(readFileSync(`/proc/${pid}/task/${id}/schedstat`, 'utf8').split(' ')[0]) / 1e6)
+    .reduce((sum, ms) => sum + ms, 0)
 export const rssMiB = (pid: number): number =>
   Number(/VmRSS:\s+(\d+) kB/.exec(readFileSync(`/proc/${pid}/status`, 'utf8'))?.[1]) / 1024
 
@@ -132,8 +164,7 @@ async function sample(path: Path, nodes: number): Promise<Sample> {
     mkdirSync(subnets, { recursive: true })
     const ipv6 = families.includes('ipv6') ? { EnableIPv6: true, IPv6Network: 'fd00:5::/48' } : {}
     const config = { Network: '10.0.0.0/8', SubnetLen: 24, SubnetMin: '10.200.0.0', ...ipv6 }
-    const kind = backend === 'vxlan' ? { Type: 'vxlan', DataPath: 'kernel' } : { Type: backend }
-    writeFileSync(join(leases, 'config'), JSON.stringify({ ...config, Backend: kind }))
+    writeFileSync(join(leases, 'config'), JSON.stringify({ ...config, Backend: BACKENDS[backend] }))
     // host-gw needs all hosts on one link.
     if (backend === 'host-gw')
       for (const link of ['172.16.0.0/12', 'fd88::/64']) await host.run(['ip', 'route', 'add', link, 'dev', 'eth0'])
@@ -149,17 +180,23 @@ async function sample(path: Path, nodes: number): Promise<Sample> {
     const daemon = host.startDaemon({
       args: ['--lease-dir', leases],
       before: ['env', `PATH=${folder}:${process.env['PATH']}`],
+      env: { WIREGUARD_KEY_FILE: join(lab.folder, 'wgkey') },
       ...(checkout === undefined ? {} : { checkout }),
     })
     const pid = daemon.process.pid as number
     const peers = countLines(daemon, backend === 'vxlan' ? 'Received Subnet Event' : 'Subnet added')
     await peers.until(nodes)
     const start = (performance.now() - began) / 1000
-    const full = { start, cpu: cpuSeconds(pid), rss: rssMiB(pid) }
+    const { user, system } = cpuPartsOf(pid)
+    const full = { start, cpu: user + system, system, rss: rssMiB(pid) }
     const calls = join(folder, 'calls')
     const commands = existsSync(calls) ? readFileSync(calls, 'utf8').trim().split('\n').length : 0
     // Remove the programs that count calls, because they would slow down the changes that are timed next.
     for (const name of ['ip', 'bridge']) rmSync(join(folder, name))
+    await delay(SETTLE_MS)
+    const idleFrom = threadsMs(pid)
+    await delay(CHANGES * 1000)
+    const changesFrom = threadsMs(pid)
     const times: number[] = []
     for (let change = 1; change <= CHANGES; change++) {
       const applied = peers.until(nodes + change)
@@ -167,8 +204,10 @@ async function sample(path: Path, nodes: number): Promise<Sample> {
       write(change, change)
       await applied
       times.push(performance.now() - changed)
+      await delay(Math.max(0, changed + 1000 - performance.now()))
     }
-    return { ...full, commands, change: median(times) }
+    const changeCpu = (threadsMs(pid) - changesFrom - (changesFrom - idleFrom)) / CHANGES
+    return { ...full, commands, change: median(times), changeCpu }
   } finally {
     await lab.close()
   }
@@ -188,7 +227,10 @@ export async function measureFamilies(rounds: number, progress: Progress, old?: 
   for (let round = 0; round < rounds; round++)
     for (const nodes of NODES)
       for (const [name, path] of turn(Object.entries(paths), round)) {
-        progress.now(`families: ${nodes} nodes, ${name}`, FAMILIES_SECONDS_A_ROUND / 6)
+        progress.now(
+          `families: ${nodes} nodes, ${name}`,
+          FAMILIES_SECONDS_A_ROUND / Object.keys(paths).length / NODES.length,
+        )
         samples.push({ nodes, path: name, sample: await sample(path, nodes) })
         progress.plain(`families: ${nodes} nodes, ${name} measured`)
       }

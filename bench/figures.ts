@@ -50,7 +50,7 @@ const FOUR = [
   {
     of: ['wire', 'tcp', 'throughput'],
     what: 'One TCP stream over a link that carries only packets of at most the MTU',
-    why: 'Before the packets enter this link, both weft and kernel vxlan split every superpacket (a large packet of many segments).',
+    why: 'Before the link between the hosts, weft and kernel vxlan split every superpacket (a large packet of many segments).',
   },
   {
     of: ['containers', 'udp64', 'rate'],

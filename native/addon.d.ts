@@ -302,8 +302,8 @@ export interface NetlinkAnswer {
 /** A netlink socket for requests, opened at its first use. */
 export interface NetlinkSocket {
   /**
-   * Sends the requests, each padded to 4 bytes, and returns their answers in the same order (native/io/netlink.h). If the
-   * kernel does not answer a request within 10 s, that request and all later requests have the error ETIMEDOUT. The
+   * Sends the requests, each padded to 4 bytes, and returns their answers in the same order (native/io/netlink.h). If
+   * the kernel does not answer a request within 10 s, that request and all later requests have the error ETIMEDOUT. The
    * caller must await an exchange before the next one.
    */
   exchange(requests: Uint8Array): Promise<(NetlinkAnswer | undefined)[]>

@@ -61,6 +61,7 @@ export const TASKS = {
       ['tsc', '-p', 'test/page'],
       ['oxlint', '--type-aware', '--deny-warnings'],
       script('scripts/lint-exports.mjs'),
+      script('scripts/lint-keys.mjs'),
       ['oxfmt', '--check'],
       script('scripts/alert-rules.mjs', '--check'),
     ],

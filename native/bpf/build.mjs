@@ -1,9 +1,10 @@
-// build.mjs - compiles kernel_way.bpf.c and prints it as the C++ header that native/io/bpf.cc includes. binding.gyp runs it.
+// build.mjs - compiles kernel_way.bpf.c and prints it as the C++ header that native/io/bpf.cc includes. binding.gyp
+// runs it.
 //
 // Usage: node native/bpf/build.mjs OUTPUT
 //
-// clang compiles the programs for both byte orders, and the addon uses the one of its machine. If no clang can compile the programs, the header has no
-// bytes: the addon then has everything except the kernel's way (docs/design/kernel-way.md).
+// clang compiles the programs for both byte orders, and the addon uses the one of its machine. If no clang can compile
+// the programs, the header has no bytes, and the addon lacks only FastPath (docs/design/kernel-way.md).
 
 import { spawnSync } from 'node:child_process'
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
@@ -14,11 +15,14 @@ const SOURCE = join(import.meta.dirname, 'kernel_way.bpf.c')
 const [, , output] = process.argv
 if (!output) throw new Error('usage: node native/bpf/build.mjs OUTPUT')
 
-/** Returns the object file for a target of clang; undefined if this machine has no clang that can compile the programs. */
+/**
+ * Returns the object file for a target of clang; undefined if this machine has no clang that can compile the eBPF
+ * programs.
+ */
 function compiled(target, folder) {
   const object = join(folder, `${target}.o`)
-  // Version 2 of the instruction set runs on each kernel since 4.14. The path of the source must not reach the object, so that two
-  // builds are equal.
+  // Version 2 of the instruction set runs on each kernel since 4.14. The object must not contain the path of the
+  // source, so that two builds are equal.
   const flags = ['-target', target, '-mcpu=v2', '-O2', '-g0', '-Wall', '-Wextra', '-ffreestanding', '-nostdinc']
   const { status, error, stderr } = spawnSync('clang', [...flags, '-c', SOURCE, '-o', object], { encoding: 'utf8' })
   if (error) return undefined

@@ -1,12 +1,12 @@
-// kernel_way.bpf.c - two tc programs with which the kernel carries flannel's udp format for promoted peers
-// (docs/design/kernel-way.md).
+// kernel_way.bpf.c - three tc programs with which the kernel carries datagrams of flannel's udp backend for promoted
+// peers (docs/design/kernel-way.md).
 //
-// `egress` runs on the TUN and puts an IPv4 and a UDP header before a packet. `ingress` runs on the uplink and takes
-// these headers off. Neither program drops, answers or repairs a packet: each packet that a program does not fully
-// understand goes on to the engine, which then judges, counts and reports the packet. TypeScript fills the maps
-// (src/path/tunnel/kernel-way-maps.ts has the same layouts).
+// `egress` runs on the TUN device and puts an IPv4 and a UDP header before a packet. `ingress` runs on the external
+// interface and removes these headers. `joined` takes packets from the veth devices at which the kernel merges TCP
+// segments. `egress` and `ingress` leave each packet that they do not fully support to the engine, which checks, counts
+// and reports the packet. weftd fills the maps (src/path/tunnel/kernel-way-maps.ts has the same layouts).
 //
-// The file needs no header of the system, so that clang compiles it on each distribution.
+// The file includes no system header, so that clang compiles it on each distribution.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -47,7 +47,7 @@ static long (*const adjust_room)(struct packet* packet, int bytes, u32 mode, u64
 static long (*const redirect_neigh)(u32 ifindex, void* next, int bytes, u64 flags) = (void*)152;
 static u64 (*const coarse_ns)(void) = (void*)160;
 
-enum { kNext = -1, kDrop = 2 };             // TC_ACT_UNSPEC: the packet goes on as without this program; TC_ACT_SHOT
+enum { kNext = -1, kDrop = 2 };             // TC_ACT_UNSPEC: the packet continues as without this program; TC_ACT_SHOT
 enum { kRoomBehindMac = 1, kIngress = 1 };  // BPF_ADJ_ROOM_MAC, BPF_F_INGRESS
 /// Flags of adjust_room: BPF_F_ADJ_ROOM_FIXED_GSO, _ENCAP_L3_IPV4, _ENCAP_L4_UDP, _DECAP_L3_IPV6 (Linux 6.3).
 enum { kFixedGso = 1, kEncapIpv4 = 2, kEncapUdp = 16, kDecapIpv6 = 256 };
@@ -78,9 +78,9 @@ struct udp {
 
 enum { kLeavesSyn = 2, kLeavesProbes = 4 };
 struct config {
-  u64 until_ns;        ///< the time of CLOCK_MONOTONIC at which the programs stop to carry packets
+  u64 until_ns;        ///< the time of CLOCK_MONOTONIC in ns from which the programs carry no packets
   u32 uplink, tunnel;  ///< the indices of the interfaces
-  u32 join;            ///< the index of the interface behind which the kernel joins TCP segments; 0 for none
+  u32 join;            ///< the index of the interface behind which the kernel merges TCP segments; 0 for none
   u32 flags;
   u32 own_host;  ///< the address of this host's datagrams, in network order like all addresses and ports
   u16 port, proof_port;
@@ -205,7 +205,7 @@ INLINE struct traffic* traffic_of(u32 slot) {
   return map_lookup(&traffic, &slot);
 }
 
-/// Facts about an inner packet that both programs need.
+/// The fields of an inner packet that `egress` and `ingress` need.
 struct inner {
   u32 header_bytes;  ///< the length of the IP header
   u32 total;         ///< the length that the IP header gives
@@ -223,7 +223,7 @@ INLINE u64 packets_in(const struct packet* packet, const struct inner* inner, u3
 /// The number of bytes of a TCP or UDP header that the programs read.
 enum { kUpperBytes = 14 };
 
-/// Returns the length of the TCP or UDP header at `at`; 0 if the header is not in the packet or is not sound.
+/// Returns the length of the TCP or UDP header at `at`; 0 if the header is not in the packet or is malformed.
 INLINE u32 upper_bytes_of(u8 protocol, const u8* at, const u8* end) {
   if (protocol == kUdp) return at + kUdpBytes <= end ? kUdpBytes : 0;
   if (at + kUpperBytes > end) return 0;
@@ -231,13 +231,13 @@ INLINE u32 upper_bytes_of(u8 protocol, const u8* at, const u8* end) {
   return bytes >= 20 ? bytes : 0;
 }
 
-/// Makes the first bytes of a packet readable. The programs ask for their headers only: payload that is pulled leaves
-/// its page, and splitting and joining such packets costs half as much again.
+/// Makes the first bytes of a packet readable. The programs request only the headers, because bpf_skb_pull_data moves
+/// payload out of its page, and splitting and merging such packets costs 50 % more.
 INLINE void make_readable(struct packet* packet, u32 bytes) {
   const u32 len = packet->len, readable = packet->data_end - packet->data;
   if (readable < bytes && readable < len) pull_data(packet, len < bytes ? len : bytes);
 }
-/// A TCP packet that is longer has much payload, so joining it with others is worth while.
+/// A TCP packet that is longer than this number of bytes has so much payload that merging saves CPU time.
 enum { kFullBytes = 1000 };
 
 SECTION("tc/egress")
@@ -274,7 +274,7 @@ int egress(struct packet* packet) {
   const u8* upper = data + inner.header_bytes;
   const int is_tcp = inner.protocol == kTcp;
   if (!(peer->flags & kPromoted)) {
-    // While a peer is on trial, only the packets of the proof's connection take this way.
+    // While weftd tests a peer, this program carries only the packets of the test connection.
     if (!(peer->flags & kTried) || !is_tcp || !is_own || upper + 4 > end) return leave(kLeftNotPromoted);
     if (*(const u16*)(upper + 2) != now->proof_port) return leave(kLeftNotPromoted);
   }
@@ -303,7 +303,7 @@ int egress(struct packet* packet) {
   *outer =
       (struct ipv4){0x45, 0, BE16((u16)(kOuterBytes + len)), 0, BE16(kDontFragment), 64, kUdp, 0, now->own_host, host};
   outer->checksum = (u16)~sum_of(outer);
-  // The checksum 0 shows the receiver's program that the kernel of this host carries the packet.
+  // The UDP checksum 0 shows the peer's `ingress` that an `egress` sent the datagram.
   *(struct udp*)(outer + 1) = (struct udp){now->port, port, BE16((u16)(kUdpBytes + len)), 0};
   if (is_v6) {
     ((struct ipv6*)(data + kOuterBytes))->hops--;
@@ -328,7 +328,7 @@ lost:
 
 SECTION("tc/ingress")
 int ingress(struct packet* packet) {
-  // Most packets of an uplink are not for the tunnel, so the cheapest checks come first.
+  // Make the cheapest checks first, because most packets of the external interface are not for the tunnel.
   if (packet->protocol != BE16(kEthIpv4) || packet->pkt_type != 0 || packet->vlan_present) return kNext;
   const u32 len = packet->len;
   make_readable(packet, kEthBytes + kOuterBytes);
@@ -359,7 +359,7 @@ int ingress(struct packet* packet) {
     const struct ipv6* ip = (void*)at;
     if ((u8*)(ip + 1) > end) return leave(kLeftKind);
     inner = (struct inner){kIpv6Bytes, kIpv6Bytes + BE16(ip->payload), ip->next, ip->hops};
-    // ICMPv6 has messages that must not cross a tunnel, so the engine judges it (native/core/inspect.h).
+    // ICMPv6 has messages that must not cross a tunnel, so the engine checks it (native/core/inspect.h).
     if (inner.protocol != kTcp && inner.protocol != kUdp) return leave(kLeftKind);
     peer = find6(ip->source);
     if (is_within6(ip->source, now->subnet6, now->mask6)) return leave(kLeftSender);
@@ -375,10 +375,10 @@ int ingress(struct packet* packet) {
     if ((ip->source & now->mask) == now->subnet) return leave(kLeftSender);
     if (now->mask == 0 || (ip->destination & now->mask) != now->subnet) return leave(kLeftDestination);
   }
-  // Datagrams from other addresses must pass the host's packet filter, also if the engine would accept them.
+  // Datagrams from other addresses must pass the host's packet filter, even if the engine would accept them.
   if (!peer || peer->host == 0 || peer->host != from) return leave(kLeftSender);
   if (inner.hops <= 1) return leave(kLeftHops);
-  // A message that the kernel joined from several datagrams is longer than its first packet.
+  // If the kernel merged several datagrams into one, the result is longer than its first packet.
   if (inner.total != outer_total - kOuterBytes) return leave(kLeftLength);
   const u8* upper = at + inner.header_bytes;
   u32 upper_bytes = 0;
@@ -395,7 +395,7 @@ int ingress(struct packet* packet) {
   const u32 slot = peer->slot;
   const int is_tcp = inner.protocol == kTcp;
   const u32 join = now->join, tunnel = now->tunnel;
-  // All TCP packets of a link go one way, so that their order stays. TypeScript chooses the way by these two counters.
+  // Either all received TCP packets are merged or none, so that their order stays. weftd decides by these counters.
   if (is_tcp && segment != 0) count(kLong, 1);
   if (is_tcp && segment == 0 && inner.total > kFullBytes) count(kLone, 1);
 
@@ -427,8 +427,8 @@ lost:
   return kDrop;
 }
 
-/// Runs behind the interface at which the kernel has joined segments, and hands the result to the TUN. Only the program
-/// `ingress` sends TCP to this interface; the other packets are this host's own messages to the link.
+/// Runs on the interface at which the kernel has merged TCP segments, and redirects the result to the TUN device. Only
+/// `ingress` sends TCP packets to this interface. All other packets are this host's own link-local messages.
 SECTION("tc/joined")
 int joined(struct packet* packet) {
   const u8 *data = (u8*)(u64)packet->data, *end = (u8*)(u64)packet->data_end;

@@ -14,13 +14,13 @@ namespace {
 
 /// The size of the receive buffers in the kernel. With CAP_NET_ADMIN it may exceed the limit net.core.rmem_max.
 constexpr int kReceiveBytes = 4 << 20;
-/// The longest wait for a message of the kernel, which answers at once unless it hangs.
+/// The longest wait for a message of the kernel, which answers immediately unless it hangs.
 constexpr timeval kPatience = {10, 0};
 /// The limits of one send: its bytes must fit into the default send buffer (net.core.wmem_default, 212,992 bytes), and
 /// the answers into the smallest receive buffer (twice that). An acknowledgement takes about 800 bytes of the buffer,
 /// an answer with an object up to 10,000 bytes.
 constexpr size_t kMostBytes = 64 << 10, kMostChanges = 128, kMostGets = 32;
-/// How often a listing is repeated that changes have interrupted.
+/// How often weft repeats a listing that was interrupted by changes of the listed objects.
 constexpr int kRepeats = 4;
 /// The initial size of the buffer for recv(2). The kernel fills up to 32 KiB with each part of a listing.
 constexpr size_t kBufferBytes = 32 << 10;
@@ -82,7 +82,7 @@ size_t batch_size(int protocol, std::span<const std::span<uint8_t>> requests) {
   return count;
 }
 
-/// Returns the words of the kernel in the attributes after an error (NLMSGERR_ATTR_MSG).
+/// Returns the kernel's error text from the attributes after an error (NLMSGERR_ATTR_MSG).
 std::string explanation_in(std::span<const uint8_t> attributes) {
   while (attributes.size() >= sizeof(nlattr)) {
     nlattr attribute;

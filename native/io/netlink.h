@@ -61,7 +61,7 @@ class NetlinkAnswers {
 /// A socket for requests to one subsystem of the kernel. Only one thread may use it at a time.
 class NetlinkSocket {
  public:
-  /// `protocol` is NETLINK_ROUTE or NETLINK_GENERIC.
+  /// `protocol` is a protocol of netlink(7), such as NETLINK_ROUTE.
   explicit NetlinkSocket(int protocol) : protocol_(protocol) {}
 
   /// Sends the requests and returns their answers in the same order. Fills in the sequence numbers. A request with the
@@ -72,7 +72,7 @@ class NetlinkSocket {
 
  private:
   Failure open();
-  /// Sends the requests, which the kernel answers in one go, and waits for all answers.
+  /// Sends one batch of requests, and waits for all answers.
   Failure exchange_some(std::span<const std::span<uint8_t>> requests, std::span<NetlinkAnswer> answers);
   Failure receive(NetlinkAnswers& answers);
 

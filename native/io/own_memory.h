@@ -1,4 +1,4 @@
-// own_memory.h - returns memory that this process does not need any more to the kernel.
+// own_memory.h - returns to the kernel the memory that this process no longer needs.
 #pragma once
 
 namespace weft {

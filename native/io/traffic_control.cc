@@ -53,7 +53,7 @@ class Request {
   }
   void add(uint16_t type, const std::string& text) { add(type, text.c_str(), text.size() + 1); }
   void add(uint16_t type, uint32_t number) { add(type, &number, sizeof number); }
-  /// Ends an attribute that contains the attributes added since.
+  /// Ends the attribute `outer`, which contains all attributes that were added after it.
   void end(rtattr* outer) {
     const auto* end = bytes_.data() + header()->nlmsg_len;
     outer->rta_len = static_cast<uint16_t>(end - reinterpret_cast<const uint8_t*>(outer));

@@ -29,8 +29,8 @@ export const packageOf = (program: string): string =>
   PACKAGES[program] ?? (/^(?:ip6?|x)tables/.test(program) ? 'iptables' : program)
 
 /**
- * The folders that hold administration programs such as `iptables`. On Debian they are not in the PATH of an ordinary user or
- * of `su` without `-`.
+ * The folders that hold administration programs such as `iptables`. On Debian they are not in the PATH of an ordinary
+ * user or of `su` without `-`.
  */
 const SYSTEM_FOLDERS = ['/usr/sbin', '/sbin']
 /** Appends SYSTEM_FOLDERS to a search path in the format of PATH. */

@@ -7,9 +7,10 @@
 import { messageOf, WeftError } from '../base/errors.ts'
 import {
   ADDRESS_BITS,
-  byFamily,
   FAMILIES,
   FAMILY_NAMES,
+  addressKey,
+  byFamily,
   familiesOf,
   familyOf,
   formatAddress,
@@ -18,6 +19,7 @@ import {
   listed,
   parseAddress,
   type Address,
+  type AddressKey,
   type Addresses,
   type ByFamily,
   type Family,
@@ -74,7 +76,7 @@ export interface ExternalInterface {
  */
 export class AddressHold {
   #home: { ipv4?: Address; ipv6?: Address } = {}
-  #goneSince = new Map<Address, number>()
+  #goneSince = new Map<AddressKey, number>()
 
   constructor(home: Addresses) {
     for (const address of listed(home)) this.#home[familyOf(address)] = address
@@ -97,7 +99,7 @@ export class AddressHold {
   }
 
   isThere(address: Address): void {
-    this.#goneSince.delete(address)
+    this.#goneSince.delete(addressKey(address))
   }
 
   /**
@@ -106,8 +108,8 @@ export class AddressHold {
    */
   isGoneForGood(address: Address): boolean {
     const now = performance.now()
-    const since = this.#goneSince.get(address) ?? now
-    this.#goneSince.set(address, since)
+    const since = this.#goneSince.get(addressKey(address)) ?? now
+    this.#goneSince.set(addressKey(address), since)
     return now - since >= HOLD_MS
   }
 }

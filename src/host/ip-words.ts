@@ -1,5 +1,5 @@
-// ip-words.ts - writes changes of the kernel's network configuration as command lines of `ip`, `bridge` or `wg`, so that
-// an operator can repeat the changes by hand, and policy rules as `ip rule` prints them. Pure.
+// ip-words.ts - writes changes of the kernel's network configuration as command lines of `ip`, `bridge` or `wg`, so
+// that an operator can repeat the changes by hand, and policy rules as `ip rule` prints them. Pure.
 
 import type { Secret } from '../base/secret.ts'
 import { printable } from '../base/text.ts'
@@ -64,13 +64,13 @@ const quoted = (word: string): string =>
     ? word
     : `'${printable(word).replaceAll("'", String.raw`'\''`)}'`
 
-/** Returns the word of a kind of change by which `ip` and `bridge` call the change: `add`, `replace` or `del`. */
+/** Returns the verb that `ip` and `bridge` use for a kind of change: `add`, `replace` or `del`. */
 function verbOf(kind: Change['kind']): string {
   const [verb = ''] = kind.split(' ')
   return verb === 'delete' ? 'del' : verb
 }
 
-/** Returns a word and its value as they follow each other; none if the value is undefined. */
+/** Returns a word and its value as two words of a command line; an empty list if the value is undefined. */
 const option = (word: string, value: string | number | undefined): readonly string[] =>
   value === undefined ? [] : [word, String(value)]
 

@@ -1,5 +1,5 @@
-// kernel-errors.ts - makes changes of the kernel's configuration, and judges the errors with which the kernel refuses
-// them.
+// kernel-errors.ts - makes changes of the kernel's configuration, and classifies the errors with which the kernel
+// refuses them.
 
 import type { WeftError } from '../base/errors.ts'
 import type { Change, HostKernel, KernelRefusal } from './kernel.ts'

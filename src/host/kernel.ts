@@ -10,7 +10,9 @@ import type { Address, Family, Net } from '../net/address.ts'
 import type { Ipv4 } from '../net/ipv4.ts'
 import type { Ipv6 } from '../net/ipv6.ts'
 
-/** An interface as the object of a request. Requests use the index; they use the name only if the index is undefined. */
+/**
+ * An interface as the object of a request. Requests use the index; they use the name only if the index is undefined.
+ */
 export interface Device {
   readonly name: string
   readonly index?: number | undefined
@@ -261,7 +263,9 @@ export interface RouteChange {
   readonly protocol?: string
 }
 
-/** One change of the kernel's configuration. `wordsOf` in ip-words.ts writes it as a command line of `ip` or `bridge`. */
+/**
+ * One change of the kernel's configuration. `wordsOf` in ip-words.ts writes it as a command line of `ip` or `bridge`.
+ */
 export type Change =
   | { readonly kind: 'add link'; readonly link: NewDevice }
   | {
@@ -276,7 +280,7 @@ export type Change =
   | {
       readonly kind: 'replace address' | 'delete address'
       readonly device: Device
-      /** The address itself with its prefix length, such as 10.5.2.0/32. */
+      /** The address, without its prefix length. */
       readonly address: Address
       readonly prefixLength: number
       /** True to use an IPv6 address without duplicate address detection (RFC 4862). */
@@ -348,7 +352,10 @@ export interface HostKernel {
   routes(which: RouteFilter): Promise<readonly Route[]>
   /** Looks up the routes of these packets and returns the answers in the same order. */
   lookUp(family: Family, queries: readonly RouteQuery[]): Promise<readonly RouteAnswer[]>
-  /** Lists the policy rules in the order in which the kernel applies them; undefined if the kernel has no policy routing. */
+  /**
+   * Lists the policy rules in the order in which the kernel applies them; undefined if the kernel has no policy
+   * routing.
+   */
   rules(family: Family): Promise<readonly PolicyRule[] | undefined>
   neighbours(family: Family, device?: Device): Promise<readonly Neighbour[]>
   forwarding(device: Device): Promise<readonly Forwarding[]>
@@ -364,8 +371,8 @@ export interface HostKernel {
   hasIpsecPolicies(): Promise<boolean>
   /**
    * Makes the changes in the given order, all of them even if one fails. Returns the error of each change, in the same
-   * order, or undefined if the kernel accepted the change. An error has the code PERMISSION (EPERM), NO_DEVICE_TYPE (the
-   * kernel does not support the type of a new device) or KERNEL; its cause is a KernelRefusal with the errno.
+   * order, or undefined if the kernel accepted the change. An error has the code PERMISSION (EPERM), NO_DEVICE_TYPE
+   * (the kernel does not support the type of a new device) or KERNEL; its cause is a KernelRefusal with the errno.
    */
   change(changes: readonly Change[]): Promise<readonly (WeftError | undefined)[]>
   /**

@@ -1,4 +1,4 @@
-// links.ts - follows network interfaces by their index, and judges interfaces and routes of the kernel.
+// links.ts - follows network interfaces by their index, and classifies interfaces and routes of the kernel.
 
 import type { Log } from '../base/log.ts'
 import { isLinkLocal, parseAddress, parseNet, type Address, type Family, type Net } from '../net/address.ts'

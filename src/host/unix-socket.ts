@@ -104,8 +104,9 @@ function connectionOf(fd: number): Connection {
       const parcel = addon.receiveParcel(fd)
       return parcel?.text === '' ? 'end' : parcel
     } catch (error) {
-      // receive_parcel (native/io/unix_socket.cc) fails with EMSGSIZE for a message that the kernel shortened. weftd sends no longer text
-      // than a receiver accepts, so the message has lost descriptors. After any other error the other process has ended.
+      // receive_parcel (native/io/unix_socket.cc) fails with EMSGSIZE for a message that the kernel shortened. weftd
+      // sends no longer text than a receiver accepts, so the message has lost descriptors. After any other error the
+      // other process has ended.
       hasLostDescriptors = (error as NodeJS.ErrnoException).code === 'EMSGSIZE'
       return 'end'
     }

@@ -91,6 +91,19 @@ export const netAround = (address: Address, prefixLength: number): Net =>
 export const parseNet = (text: string): Net | undefined => parseIpv4Net(text) ?? parseIpv6Net(text)
 export const formatNet = (net: Net): string => (isIpv4Net(net) ? formatIpv4Net(net) : formatIpv6Net(net))
 
+/**
+ * The key of an address in a Map or a Set: an IPv4 address itself, or the hexadecimal text of an IPv6 address.
+ * scripts/lint-keys.mjs refuses bigints as keys, because V8 hashes only their low 64 bits. These bits are equal in the
+ * first addresses of all IPv6 subnets, so the lookups in a large map would compare all keys.
+ */
+export type AddressKey = number | string
+export const addressKey = (address: Address): AddressKey =>
+  typeof address === 'number' ? address : address.toString(16)
+
+/** Returns the key of a network in a Map or a Set. The keys of an IPv4 and of an IPv6 network always differ. */
+export const netKey = ({ address, prefixLength }: Net): AddressKey =>
+  typeof address === 'number' ? address * 64 + prefixLength : `${addressKey(address)}/${prefixLength}`
+
 export const netSize = (net: Net, prefixLength = net.prefixLength): bigint =>
   1n << BigInt(ADDRESS_BITS[familyOf(net)] - prefixLength)
 

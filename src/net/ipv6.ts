@@ -11,6 +11,8 @@ export interface Ipv6Net {
 }
 
 const GROUPS = 8
+/** The 16 bytes of an address in network order, for the conversion between a bigint and its groups of 16 bits. */
+const scratch = new DataView(new ArrayBuffer(2 * GROUPS))
 
 /**
  * Parses an IPv6 address such as `fc00::1` (RFC 4291 section 2.2). Returns undefined for any other text, such as an
@@ -24,8 +26,12 @@ export function parseIpv6(text: string): Ipv6 | undefined {
   if (!before || !after) return undefined
   const missing = GROUPS - before.length - after.length
   if (tail === undefined ? missing !== 0 : missing < 1) return undefined
-  const zeros = Array.from({ length: missing }, () => 0)
-  return [...before, ...zeros, ...after].reduce((address, group) => (address << 16n) | BigInt(group), 0n)
+  for (let at = 0; at < GROUPS; at++)
+    scratch.setUint16(
+      2 * at,
+      before[at] ?? (at < before.length + missing ? 0 : (after[at - before.length - missing] ?? 0)),
+    )
+  return (scratch.getBigUint64(0) << 64n) | scratch.getBigUint64(8)
 }
 
 /**
@@ -50,18 +56,25 @@ function groupsOf(text: string, isEnd: boolean): number[] | undefined {
  * or more zero groups. If several runs are equally long, `::` replaces the first of them.
  */
 export function formatIpv6(address: Ipv6): string {
-  const groups = Array.from({ length: GROUPS }, (_, at) =>
-    Number((address >> BigInt(16 * (GROUPS - 1 - at))) & 0xffffn),
-  )
+  scratch.setBigUint64(0, address >> 64n)
+  scratch.setBigUint64(8, address) // the method takes the low 64 bits
+  const groups: number[] = []
+  for (let at = 0; at < GROUPS; at++) groups.push(scratch.getUint16(2 * at))
   let [from, length] = [0, 1]
   for (let at = 0; at < GROUPS; at++) {
     let end = at
     while (groups[end] === 0) end++
     if (end - at > length) [from, length] = [at, end - at]
   }
-  const text = (some: readonly number[]): string => some.map((group) => group.toString(16)).join(':')
-  if (length < 2) return text(groups)
-  return `${text(groups.slice(0, from))}::${text(groups.slice(from + length))}`
+  if (length < 2) return textOf(groups, 0, GROUPS)
+  return `${textOf(groups, 0, from)}::${textOf(groups, from + length, GROUPS)}`
+}
+
+/** Formats the groups from the place `from` to the place before `end`, with colons between the groups. */
+function textOf(groups: readonly number[], from: number, end: number): string {
+  let text = ''
+  for (let at = from; at < end; at++) text += at === from ? groups[at]?.toString(16) : `:${groups[at]?.toString(16)}`
+  return text
 }
 
 function ipv6Mask(prefixLength: number): bigint {

@@ -200,7 +200,10 @@ async function requirePort(
   if (listens !== port && listens !== 'unknown' && before !== undefined) throw portError(needed, undefined)
 }
 
-/** Returns the UDP port of a WireGuard device; `unknown` if the kernel does not report it, for example because the device is gone. */
+/**
+ * Returns the UDP port of a WireGuard device; `unknown` if the kernel does not report it, for example because the
+ * device is gone.
+ */
 const portOf = (device: Link, kernel: HostKernel): Promise<number | 'unknown'> =>
   kernel.wireguard(device).then(
     ({ port }) => port,

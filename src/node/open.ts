@@ -40,7 +40,8 @@ const unnamed = (external: ExternalInterface | undefined): Partial<ExternalInter
 
 /**
  * Returns true if the configurations are equal. The file of the last known state has placeholders in place of secrets,
- * so the values of these secrets are not compared. The backend does not read them: it would have rejected a placeholder.
+ * so the values of these secrets are not compared. The backend does not read them: it would have rejected a
+ * placeholder.
  */
 function isSameConfig(known: NetworkConfig, config: NetworkConfig): boolean {
   const isPlaceholder = (value: unknown): boolean => value instanceof Secret && value.isPlaceholder

@@ -12,12 +12,14 @@ import { openEcho } from '../host/echo.ts'
 import type { HostKernel, Link } from '../host/kernel.ts'
 import {
   FAMILIES,
+  addressKey,
   familyOf,
   formatAddress,
   formatNet,
   listed,
   parseAddress,
   type Address,
+  type AddressKey,
   type Nets,
 } from '../net/address.ts'
 import { hasBackendName } from '../path/catalog.ts'
@@ -127,12 +129,12 @@ export function ownAddresses({ manager, subnet, known, kernel, log, signal, ...g
  * counts as another host's.
  */
 async function isAnswered(address: Address): Promise<boolean> {
-  const answered = new Set<Address>()
+  const answered = new Set<AddressKey>()
   try {
     const any = parseAddress(familyOf(address) === 'ipv4' ? '0.0.0.0' : '::') as Address
-    const echo = openEcho(any, (from) => void answered.add(from))
+    const echo = openEcho(any, (from) => void answered.add(addressKey(from)))
     try {
-      for (let sequence = 1; sequence <= REQUESTS && !answered.has(address); sequence++) {
+      for (let sequence = 1; sequence <= REQUESTS && !answered.has(addressKey(address)); sequence++) {
         try {
           echo.send(address, sequence)
         } catch (error) {
@@ -146,5 +148,5 @@ async function isAnswered(address: Address): Promise<boolean> {
   } catch {
     return true
   }
-  return answered.has(address)
+  return answered.has(addressKey(address))
 }

@@ -34,8 +34,8 @@ export type Option = {
       readonly refusal?: string
     }
   /**
-   * A text without secrets. If the configuration omits the option, the text is the default, or empty if there is no
-   * default.
+   * An option whose value is a text without secrets. If the configuration omits the option, the value is the default,
+   * or empty if there is no default.
    */
   | {
       readonly kind: 'text'
@@ -272,7 +272,7 @@ export const KINDS = {
        * have different values, because every node accepts packets over both families.
        */
       underlay: { name: UNDERLAY, kind: 'word', words: ['auto', 'ipv4', 'ipv6'], default: 'auto' },
-      /** Whether eBPF programs may carry the packets to peers to which they were proven to work. */
+      /** Whether eBPF programs may carry the packets to each peer that passed a test connection. */
       fastPath: { name: 'FastPath', kind: 'word', words: ['auto', 'off'], default: 'off' },
       tunnel: TUNNEL,
     },

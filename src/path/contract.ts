@@ -132,8 +132,8 @@ interface ExternalUse {
    */
   readonly families: readonly Family[]
   /**
-   * True if the node must open the data path again when an address of these families changes. If false, the node only
-   * publishes the changed address to the peers.
+   * True if the node must open the data path again when the interface's address in one of `families` changes. If false,
+   * the node only publishes the changed address to the peers.
    */
   readonly isBound: boolean
 }
@@ -145,7 +145,10 @@ interface ExternalUse {
 export interface NeededPart {
   readonly ports?: readonly NeededPort[]
   readonly device?: NeededDevice
-  /** The families that this part carries. The part is available if at least one of these families can be carried. */
+  /**
+   * The families of inner packets that use these ports and this device. weftd can open the data path if at least one of
+   * these families can be carried.
+   */
   readonly sides?: readonly NeededSide[]
 }
 
@@ -293,8 +296,8 @@ interface Carrier {
 /** The part of a data path that serves the search for the longest packet to a peer (docs/path-mtu.md). */
 export interface PathSearching {
   /**
-   * The number of bytes that the encapsulation adds to a packet to a peer. If it is left out, the search uses the
-   * backend's overhead with an outer header of the packet's own family.
+   * The number of bytes that the encapsulation adds to a packet to a peer. If it is left out, the path MTU search uses
+   * the backend's overhead with an outer header of the packet's own family.
    */
   readonly overhead?: number
   /**
@@ -303,8 +306,8 @@ export interface PathSearching {
    */
   knownMtu(key: string, family: Family): number | undefined
   /**
-   * Limits packets to each peer to the length in bytes that the search found, by lease key. Left out if the data path
-   * must not use the search's results.
+   * Limits packets to each peer to the length in bytes that the path MTU search found, by lease key. Left out if the
+   * data path must not use the search's results.
    */
   limit?(bytes: ReadonlyMap<string, number>, family: Family): void
 }
@@ -431,15 +434,18 @@ export interface Handshakes {
   unknownKeys(): readonly UnknownKey[]
 }
 
-/** The state of a FastPath: the kernel's programs that carry packets in place of weftd's engine. */
+/** The state of a FastPath: eBPF programs in the kernel that carry packets in place of weftd's engine. */
 export interface FastPath {
-  /** True if the programs are attached, so that peers can be promoted. */
+  /** True if the eBPF programs are attached, so that they can carry packets to peers. */
   readonly isActive: boolean
-  /** Why the programs are not attached; null if they are. */
+  /** Why the eBPF programs are not attached; null if they are. */
   readonly reason: string | null
-  /** The number of peers' subnets to which the kernel carries the packets now. */
+  /** The number of peers' subnets to which the eBPF programs carry the packets now. */
   readonly promoted: number
-  /** How often weftd took a subnet back, and the last such case. The engine carries the packets to such a subnet again. */
+  /**
+   * How often the engine began to carry the packets to a subnet again in place of the eBPF programs. `lastTakenBack` is
+   * the last of these cases.
+   */
   readonly takenBack: number
   readonly lastTakenBack: { readonly subnet: string; readonly reason: string } | null
 }

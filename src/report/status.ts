@@ -276,7 +276,10 @@ export interface NodeReport extends State {
     /** The engine that carries the packets: `native`, `dgram` or `kernel`; `none` if another program carries them. */
     readonly engine: string | null
     readonly features: readonly string[]
-    /** The state of the kernel's programs that carry packets in place of the engine; null if the configuration does not allow them. */
+    /**
+     * The state of the eBPF programs that carry packets in place of the engine; null if the configuration does not
+     * allow them.
+     */
     readonly fastPath: {
       readonly isActive: boolean
       readonly reason: string | null

@@ -63,7 +63,6 @@ async function expectLeft(before: string): Promise<void> {
   expect(await next.stop()).toBe(0)
 }
 
-const changeAddresses = () => host.output(['ip', 'address', 'add', '198.51.100.7/32', 'dev', 'lo'])
 const nothing = async (): Promise<void> => {}
 
 describe('an uncaught error', () => {
@@ -74,8 +73,8 @@ describe('an uncaught error', () => {
     ['health port', () => void host.spawn([process.execPath, '-e', `fetch('http://127.0.0.1:${PORT}/healthz')`])],
     ['status socket', () => get({ socketPath: host.statusSocket, path: '/healthz' }).on('error', () => {})],
     ['descriptor that is readable', () => connect(handoverSocket({ 'subnet-file': host.subnetFile }))?.close()],
-    ['output of a child', changeAddresses],
-    ['end of a command', changeAddresses],
+    ['report of the kernel', () => host.output(['ip', 'address', 'add', '198.51.100.7/32', 'dev', 'lo'])],
+    ['end of a command', () => host.output(['iptables', '-w', '-F', 'FLANNEL-FWD'])],
     ['change of a file', () => writeFileSync(join(leases(), 'subnets', 'junk'), '')],
     ['listener for the stop', (daemon) => daemon.process.kill('SIGTERM')],
   ])('in a %s', async (kind, provoke) => {

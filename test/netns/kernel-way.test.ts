@@ -242,10 +242,9 @@ it('a tc program in front ends the way', async () => {
 })
 
 it('a hand-over to another weftd loses no packet', async () => {
-  const { b, podA, podB, daemons } = await promotedPods()
+  const { b, podA, podB } = await promotedPods()
   const flows = numberedFlows(podA, podB, [{ to: podB.address, port: 7001, sizes: [200] }], 100_000)
   const [next] = await start([b])
   await promoted(podB, podA.address, [next!])
   expect(await flows).toMatchObject([{ received: 100_000, twice: 0 }])
-  expect(daemons[0]!.lines.filter((each) => /carries the packets to .* again/.test(each))).toEqual([])
 })

@@ -1,8 +1,9 @@
 // soak.test.ts - four hosts and an etcd of three members, with random faults one after another in the store, on a host or between hosts. No
-// packet between hosts without a fault may be lost, and after each fault every node's table must equal the store. A third of the time runs
-// IPv4 in IPv4 datagrams, a third both families in IPv4, and a third both in IPv6.
+// packet between hosts without a fault may be lost, and after each fault every node's table must equal the store. Four
+// networks get a quarter of the time each: IPv4 in IPv4 datagrams, both families in IPv4 datagrams, both in IPv6 datagrams, and both in IPv4
+// datagrams with FastPath.
 //
-// `npm run test:soak` runs for an hour in total. WEFT_SEED=n repeats the faults of an earlier run in their order.
+// `npm run test:soak` runs these networks for 80 minutes in total. WEFT_SEED=n repeats the faults of an earlier run in their order.
 
 import { createInterface } from 'node:readline'
 import { setTimeout as delay } from 'node:timers/promises'
@@ -17,7 +18,7 @@ import { subnetOf } from '../support/hosts.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
 import { randomFrom } from '../support/packet-model.ts'
 
-needs(HOSTS, ...ETCD, 'nft', 'ping')
+needs(HOSTS, ...ETCD, 'clang++', 'ethtool', 'nft', 'ping')
 
 /** The duration in ms of the test of each network. */
 const SOAK_MS = process.env['WEFT_LONG'] === '1' ? 1_200_000 : 10_000
@@ -26,20 +27,37 @@ const PREFIX = '/coreos.com/network'
 /** Peers without a host are below the range from which hosts draw. */
 const IPV4 = { Network: '10.5.0.0/16', SubnetMin: '10.5.16.0' }
 const BOTH = { ...IPV4, EnableIPv6: true, IPv6Network: 'fd00:5::/48', IPv6SubnetMin: 'fd00:5:0:10::' }
-const NETWORKS: readonly (readonly [inside: string, underlay: Family, families: readonly Family[], config: object])[] =
-  [
-    ['IPv4', 'ipv4', ['ipv4'], { ...IPV4, Backend: { Type: 'udp' } }],
-    ['both families', 'ipv4', ['ipv4', 'ipv6'], { ...BOTH, Backend: { Type: 'udp', Underlay: 'ipv4' } }],
-    ['both families', 'ipv6', ['ipv4', 'ipv6'], { ...BOTH, Backend: { Type: 'udp', Underlay: 'ipv6' } }],
-  ]
+interface Network {
+  readonly inside: string
+  readonly underlay: Family
+  readonly families: readonly Family[]
+  readonly hasFastPath: boolean
+  readonly config: object
+}
+const network = (families: readonly Family[], underlay: Family, options: object = {}): Network => ({
+  inside: families.length > 1 ? 'both families' : 'IPv4',
+  underlay,
+  families,
+  hasFastPath: 'FastPath' in options,
+  config: { ...(families.length > 1 ? BOTH : IPV4), Backend: { Type: 'udp', Underlay: underlay, ...options } },
+})
+const NETWORKS: readonly Network[] = [
+  network(['ipv4'], 'ipv4'),
+  network(['ipv4', 'ipv6'], 'ipv4'),
+  network(['ipv4', 'ipv6'], 'ipv6'),
+  network(['ipv4', 'ipv6'], 'ipv4', { FastPath: 'auto' }),
+]
 
 let lab: Lab
 let etcd: EtcdCluster | undefined
 let families: readonly Family[]
 const daemons = new Map<Host, Daemon>()
+/** All daemons of a test, including those that have ended. */
+const started: Daemon[] = []
 const random = randomFrom(SEED)
 afterEach(async () => {
   daemons.clear()
+  started.length = 0
   await lab.close()
   await etcd?.close()
   etcd = undefined
@@ -49,7 +67,9 @@ const startDaemon = (host: Host): void => {
   const endpoints = etcd!.members.map(({ endpoint }) => endpoint).join()
   // With both families weftd probes peers to choose the family of their datagrams.
   const asking = families.length > 1 ? ['--probe-interval', '1'] : []
-  daemons.set(host, host.startDaemon({ args: ['--etcd-endpoints', endpoints, ...asking] }))
+  const daemon = host.startDaemon({ args: ['--etcd-endpoints', endpoints, ...asking] })
+  daemons.set(host, daemon)
+  started.push(daemon)
 }
 
 /** Returns the addresses of a host's device, one per carried family. */
@@ -138,6 +158,8 @@ interface Fault {
   readonly isOfHost?: boolean
   /** True if the fault exists only with both families. */
   readonly isOfBoth?: boolean
+  /** True if the fault exists only with FastPath. */
+  readonly isOfFastPath?: boolean
 }
 
 const inside = (host: Host, ...command: string[]): Promise<string> => host.output(command)
@@ -169,6 +191,29 @@ async function cut(host: Host, family: Family): Promise<() => Promise<unknown>> 
   const repair = await drop(host, `meta nfproto ${family} udp WAY 8285`)
   await reachAll(pairs(lab.hosts).filter((pair) => pair.includes(host)))
   return repair
+}
+
+/** Adds a tc filter to the ingress of a host's external interface. weft's programs have the priority 4096. */
+async function filter(host: Host, priority: string): Promise<() => Promise<unknown>> {
+  const place = ['dev', 'eth0', 'ingress', 'prio', priority]
+  await inside(host, 'tc', 'qdisc', 'replace', 'dev', 'eth0', 'clsact')
+  await inside(
+    host,
+    'tc',
+    'filter',
+    'add',
+    ...place,
+    'protocol',
+    'all',
+    'u32',
+    'match',
+    'u8',
+    '0',
+    '0',
+    'flowid',
+    '1:1',
+  )
+  return () => inside(host, 'tc', 'filter', 'del', ...place)
 }
 
 function ownKey(host: Host): string {
@@ -285,17 +330,40 @@ const FAULTS: readonly Fault[] = [
     name: 'a link is down',
     isOfHost: true,
     async strike(host) {
+      // Linux removes the IPv6 addresses and the default routes of an interface that goes down. A host's network
+      // manager restores them.
+      await inside(host, 'sysctl', '-q', '-w', 'net.ipv6.conf.eth0.keep_addr_on_down=1')
+      const flags = families.map((family) => (family === 'ipv4' ? '-4' : '-6'))
+      const routes = await Promise.all(flags.map((flag) => inside(host, 'ip', flag, 'route', 'show', 'default')))
       await inside(host, 'ip', 'link', 'set', 'eth0', 'down')
-      return () => inside(host, 'ip', 'link', 'set', 'eth0', 'up')
+      return async () => {
+        await inside(host, 'ip', 'link', 'set', 'eth0', 'up')
+        for (const [index, flag] of flags.entries())
+          for (const route of routes[index]!.split('\n').filter((line) => line !== ''))
+            await inside(host, 'ip', flag, 'route', 'replace', ...route.trim().split(/\s+/))
+      }
     },
   },
+  {
+    name: 'an offload is off',
+    isOfFastPath: true,
+    async strike(host) {
+      const offload = random.of(['tso', 'gso', 'gro', 'tx', 'sg'])
+      await inside(host, 'ethtool', '-K', 'eth0', offload, 'off')
+      return () => inside(host, 'ethtool', '-K', 'eth0', offload, 'on')
+    },
+  },
+  { name: 'a tc filter runs before the programs', isOfFastPath: true, strike: (host) => filter(host, '10') },
+  { name: 'a tc filter runs after the programs', isOfFastPath: true, strike: (host) => filter(host, '5000') },
 ]
 
+const PROMOTED = /FastPath: the kernel carries the packets to/
+
 it.for(NETWORKS)(
-  'loses no packet of %s over %s while its path has no fault, and every table equals the store after each fault',
+  'loses no packet of $inside over $underlay (FastPath: $hasFastPath) while its path has no fault, and every table equals the store after each fault',
   { timeout: SOAK_MS + 20 * EVENT_MS },
-  async ([inner, underlay, carried, config], { annotate }) => {
-    families = carried
+  async ({ inside: inner, underlay, hasFastPath, config, ...carried }, { annotate }) => {
+    families = carried.families
     lab = await createLab({ hosts: 4, families })
     etcd = await startEtcdCluster(lab.hosts)
     await ctl('put', `${PREFIX}/config`, JSON.stringify(config))
@@ -303,7 +371,9 @@ it.for(NETWORKS)(
     for (const daemon of daemons.values()) await daemon.line(/flannel is ready/)
     await allIsWell()
     const subnets = lab.hosts.map(ownKey)
-    const faults = FAULTS.filter(({ isOfBoth }) => !isOfBoth || families.length > 1)
+    const faults = FAULTS.filter(
+      ({ isOfBoth, isOfFastPath }) => (!isOfBoth || families.length > 1) && (!isOfFastPath || hasFastPath),
+    )
     const struck = new Map<string, number>()
     let pings = 0
     const end = performance.now() + SOAK_MS
@@ -334,7 +404,9 @@ it.for(NETWORKS)(
       }
     }
     expect(lab.hosts.map(ownKey)).toEqual(subnets)
-    const counts = JSON.stringify(Object.fromEntries(struck))
+    const promotions = started.flatMap(({ lines }) => lines).filter((line) => PROMOTED.test(line)).length
+    if (hasFastPath) expect(promotions).toBeGreaterThan(0)
+    const counts = JSON.stringify({ ...Object.fromEntries(struck), promotions })
     console.log(`${inner} over ${underlay}, seed ${SEED}: ${pings} flows without a loss; ${counts}`)
   },
 )

@@ -1,7 +1,7 @@
 // throwing.ts - loaded into a weftd before its own code (`node --import`), makes the kind of callback that WEFT_THROW names throw once
 // after SIGUSR2. The error names the callback, so that a test can check that it was thrown.
 
-import childProcess, { type ChildProcess } from 'node:child_process'
+import childProcess from 'node:child_process'
 import fs from 'node:fs'
 import http from 'node:http'
 import http2 from 'node:http2'
@@ -54,13 +54,9 @@ const PREPARE: Readonly<Record<string, () => void>> = {
   },
   'health port': () => strikeOn(http.Server.prototype, 'request', (server) => typeof server.address() === 'object'),
   'status socket': () => strikeOn(http.Server.prototype, 'request', (server) => typeof server.address() === 'string'),
-  'output of a child'() {
-    const { spawn } = childProcess
-    childProcess.spawn = ((...args: Parameters<typeof spawn>) => {
-      const child: ChildProcess = spawn(...args)
-      child.stdout?.on('data', strike)
-      return child
-    }) as typeof spawn
+  'report of the kernel'() {
+    const { watchNetlink } = addon()
+    addon().watchNetlink = (protocol, groups, callback) => watchNetlink(protocol, groups, after(callback))
   },
   'end of a command'() {
     const execFile = childProcess.execFile as Function_

@@ -72,11 +72,14 @@ export function firstAcross(entries: readonly StoreEntry[], { subnet, attrs, own
    * another node.
    */
   const ours = new Map(own.map(({ key, entry }) => [key, entry.revision]))
+  const overlapping = entries.flatMap((entry) => {
+    const other = parseLeaseKey(entry.key)
+    return other && netsOverlap(other, subnet) ? [{ entry, other }] : []
+  })
   for (const net of listed(subnet)) {
     const wanted = netsOf([net])
-    const there = entries.flatMap((entry) => {
-      const other = parseLeaseKey(entry.key)
-      if (!other || !netsOverlap(other, wanted)) return []
+    const there = overlapping.flatMap(({ entry, other }) => {
+      if (!netsOverlap(other, wanted)) return []
       const owner = decodeOrUndefined(entry)
       const isOwn = ours.get(entry.key) === entry.revision || (owner !== undefined && isOfOneNode(owner.attrs, attrs))
       return [{ ...entry, isOwn, isSame: isSame(net, other[familyOf(net)]) }]

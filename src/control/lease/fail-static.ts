@@ -9,7 +9,7 @@
 // together with more than half of the peers, the store lost them.
 
 import type { Log } from '../../base/log.ts'
-import { listed, type Address } from '../../net/address.ts'
+import { addressKey, listed, type AddressKey } from '../../net/address.ts'
 import { leasesEqual, type Lease } from './lease.ts'
 import type { Change, Entry } from './subnet-manager.ts'
 
@@ -38,7 +38,8 @@ interface ViewOptions {
   readonly log: Log
 }
 
-const addressesOf = ({ attrs }: Lease): readonly Address[] => listed(attrs.publicIp)
+/** Returns the keys of the addresses that a lease publishes. */
+const addressesOf = ({ attrs }: Lease): readonly AddressKey[] => listed(attrs.publicIp).map(addressKey)
 
 /** All leases of the network by key, including this node's own. */
 export type PeerView = ReadonlyMap<string, Lease>
@@ -51,7 +52,7 @@ export class LeaseView {
   readonly #options: ViewOptions
   readonly #leases = new Map<string, Lease>()
   /** The number of leases that publish each public address. */
-  readonly #at = new Map<Address, number>()
+  readonly #at = new Map<AddressKey, number>()
   /**
    * The leases that vanished within the last `holdMs`, in the order in which they vanished. While `#isHolding` is true,
    * they are still in `#leases`.
@@ -146,7 +147,7 @@ export class LeaseView {
       }
     }
     const news = new Set([...last.values()].flatMap((lease) => (lease ? addressesOf(lease) : [])))
-    const isNews = (address: Address): boolean => news.has(address)
+    const isNews = (address: AddressKey): boolean => news.has(address)
     const moved = this.#forgetMoved(hasLost ? this.#isPresentBut(last, isNews) : isNews)
     this.#endIfAllAreBack()
     const wasHolding = this.#isHolding
@@ -193,9 +194,9 @@ export class LeaseView {
    */
   #isPresentBut(
     batch: ReadonlyMap<string, unknown>,
-    isNews: (address: Address) => boolean,
-  ): (address: Address) => boolean {
-    const absent = new Map<Address, number>()
+    isNews: (address: AddressKey) => boolean,
+  ): (address: AddressKey) => boolean {
+    const absent = new Map<AddressKey, number>()
     const leave = (lease: Lease | undefined): void => {
       for (const address of lease ? addressesOf(lease) : []) absent.set(address, (absent.get(address) ?? 0) + 1)
     }
@@ -208,7 +209,7 @@ export class LeaseView {
    * Removes a vanished key from `#gone` if its node has a lease under another key, because such a node only got a new
    * subnet. Returns the removed keys.
    */
-  #forgetMoved(isPresent: (address: Address) => boolean): string[] {
+  #forgetMoved(isPresent: (address: AddressKey) => boolean): string[] {
     const moved = [...this.#gone].flatMap(([key, { lease }]) => (addressesOf(lease).some(isPresent) ? [key] : []))
     for (const key of moved) this.#gone.delete(key)
     return moved

@@ -2,7 +2,9 @@
 
 import type { Device } from '../kernel.ts'
 
-/** Returns the index of an interface: its `index`, or else the index of the interface with its name; 0 if there is none. */
+/**
+ * Returns the index of an interface: its `index`, or else the index of the interface with its name; 0 if there is none.
+ */
 export type IndexOf = (device: Device) => number
 
 /** Returns the name of the interface with an index; an empty text if there is none. */

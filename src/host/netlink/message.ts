@@ -1,8 +1,8 @@
 // message.ts - encodes and decodes the messages and attributes of netlink (netlink(7), rtnetlink(7)).
 //
-// Numbers are in the byte order of the host, unless a name says network order. Each message and each attribute begins at
-// a multiple of 4 bytes. The decoders never throw: they end at the first length that does not fit, and the readers of a
-// missing or truncated attribute return undefined.
+// Numbers are in the byte order of the host, unless a name says network order. Each message and each attribute begins
+// at a multiple of 4 bytes. The decoders never throw: they end at the first length that does not fit, and the readers
+// of a missing or truncated attribute return undefined.
 
 import { endianness } from 'node:os'
 import type { Address, Family } from '../../net/address.ts'
@@ -119,7 +119,9 @@ export class MessageWriter {
 
   /** Appends an IP address in network order. */
   address(type: number, address: Address): this {
-    return this.bytes(type, addressBytes(address))
+    const at = this.#attribute(type, typeof address === 'number' ? 4 : 16) // may replace #bytes by a larger buffer
+    writeAddress(this.#bytes, at, address)
+    return this
   }
 
   /** Appends a link-layer address such as `02:11:22:33:44:55`. */
@@ -132,7 +134,9 @@ export class MessageWriter {
     return this.nestedRaw(type | NESTED, write)
   }
 
-  /** As `nested`, but without the flag NLA_F_NESTED, which some older attributes must not have. */
+  /**
+   * Works like `nested`, but does not set the flag NLA_F_NESTED, because some older attributes must not have the flag.
+   */
   nestedRaw(type: number, write: (inner: this) => void): this {
     const value = this.#attribute(type, 0)
     write(this)
@@ -188,26 +192,44 @@ export class MessageWriter {
 
 /** Returns an IP address in network order. */
 export function addressBytes(address: Address): Buffer {
-  if (typeof address === 'number') {
-    const bytes = Buffer.alloc(4)
-    bytes.writeUInt32BE(address)
-    return bytes
-  }
-  const bytes = Buffer.alloc(16)
-  bytes.writeBigUInt64BE(address >> 64n, 0)
-  bytes.writeBigUInt64BE(address & 0xffff_ffff_ffff_ffffn, 8)
+  const bytes = Buffer.alloc(typeof address === 'number' ? 4 : 16)
+  writeAddress(bytes, 0, address)
   return bytes
 }
 
-/** Reads an IP address of 4 or 16 bytes; undefined for any other length. */
-export function addressIn(bytes: Buffer): Address | undefined {
-  if (bytes.length === 4) return bytes.readUInt32BE(0)
-  if (bytes.length === 16) return (bytes.readBigUInt64BE(0) << 64n) | bytes.readBigUInt64BE(8)
+/** Writes an IP address in network order at a position. */
+function writeAddress(bytes: Buffer, at: number, address: Address): void {
+  if (typeof address === 'number') {
+    bytes.writeUInt32BE(address, at)
+  } else {
+    bytes.writeBigUInt64BE(address >> 64n, at)
+    bytes.writeBigUInt64BE(address & 0xffff_ffff_ffff_ffffn, at + 8)
+  }
+}
+
+/** Reads the IP address of 4 or 16 bytes between two positions; undefined for any other length. */
+export function addressIn(bytes: Buffer, from = 0, end = bytes.length): Address | undefined {
+  if (end - from === 4) return bytes.readUInt32BE(from)
+  if (end - from === 16) return (bytes.readBigUInt64BE(from) << 64n) | bytes.readBigUInt64BE(from + 8)
   return undefined
 }
 
 const macBytes = (mac: string): Buffer => Buffer.from(mac.replaceAll(':', ''), 'hex')
-const macText = (bytes: Buffer): string => Array.from(bytes, (byte) => byte.toString(16).padStart(2, '0')).join(':')
+
+const HEX_DIGITS = Buffer.from('0123456789abcdef')
+const COLON = 0x3a
+
+/** Formats a link-layer address. A text of one piece is faster to find in a map than a text of joined parts. */
+function macText(bytes: Buffer): string {
+  const text = Buffer.allocUnsafe(3 * bytes.length)
+  for (let at = 0; at < bytes.length; at++) {
+    const byte = bytes[at] ?? 0
+    text[3 * at] = HEX_DIGITS[byte >> 4] ?? 0
+    text[3 * at + 1] = HEX_DIGITS[byte & 15] ?? 0
+    text[3 * at + 2] = COLON
+  }
+  return text.toString('latin1', 0, Math.max(0, text.length - 1))
+}
 
 /** A message that the kernel sent. The readers of its fixed header return 0 beyond the end of the message. */
 export class ReceivedMessage {
@@ -236,7 +258,7 @@ export class ReceivedMessage {
 
   /** Reads the attributes after a fixed header of the given length. */
   attributes(headerLength: number): Attributes {
-    return new Attributes(this.body.subarray(aligned(headerLength)))
+    return new Attributes(this.body, aligned(headerLength))
   }
 }
 
@@ -251,15 +273,18 @@ export function* messagesIn(buffer: Buffer): Generator<ReceivedMessage, void> {
   }
 }
 
-/** The attributes in a buffer. If an attribute occurs several times, its last occurrence counts, as in the kernel. */
+/**
+ * The attributes in a buffer, from a position on. If an attribute occurs several times, its last occurrence counts, as
+ * in the kernel.
+ */
 export class Attributes {
   readonly #buffer: Buffer
   /** The type, the beginning and the end of the value of each attribute, one after another. */
   readonly #found: number[] = []
 
-  constructor(buffer: Buffer) {
+  constructor(buffer: Buffer, from = 0) {
     this.#buffer = buffer
-    for (let at = 0; at + ATTRIBUTE_HEADER <= buffer.length;) {
+    for (let at = from; at + ATTRIBUTE_HEADER <= buffer.length;) {
       const length = readU16(buffer, at)
       if (length < ATTRIBUTE_HEADER || at + length > buffer.length) return
       this.#found.push(readU16(buffer, at + 2) & TYPE_BITS, at + ATTRIBUTE_HEADER, at + length)
@@ -313,8 +338,8 @@ export class Attributes {
 
   /** Reads an IP address; undefined if the value has neither 4 nor 16 bytes. */
   address(type: number): Address | undefined {
-    const bytes = this.bytes(type)
-    return bytes && addressIn(bytes)
+    const at = this.#find(type)
+    return at < 0 ? undefined : addressIn(this.#buffer, this.#found[at + 1], this.#found[at + 2])
   }
 
   /** Reads a link-layer address of any length as lower-case text such as `02:11:22:33:44:55`. */
@@ -346,8 +371,9 @@ export class Attributes {
   /** Returns where the value of an attribute begins; -1 if the value has fewer than `bytes` bytes. */
   #start(type: number, bytes: number): number {
     const at = this.#find(type)
-    const [start = 0, end = 0] = at < 0 ? [] : [this.#found[at + 1], this.#found[at + 2]]
-    return end - start < bytes ? -1 : start
+    if (at < 0) return -1
+    const start = this.#found[at + 1] ?? 0
+    return (this.#found[at + 2] ?? 0) - start < bytes ? -1 : start
   }
 }
 
@@ -359,5 +385,7 @@ export const AF_BRIDGE = 7
 const familyOfNumber = (number: number): Family | undefined =>
   number === FAMILY_NUMBERS.ipv4 ? 'ipv4' : number === FAMILY_NUMBERS.ipv6 ? 'ipv6' : undefined
 
-/** Reads the family from the first byte of a message of rtnetlink(7); undefined for a family other than IPv4 and IPv6. */
+/**
+ * Reads the family from the first byte of a message of rtnetlink(7); undefined for a family other than IPv4 and IPv6.
+ */
 export const familyIn = (message: ReceivedMessage): Family | undefined => familyOfNumber(message.u8(0))

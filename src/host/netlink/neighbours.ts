@@ -95,13 +95,20 @@ export function neighbourIn(message: ReceivedMessage): Neighbour | undefined {
   const attributes = message.attributes(HEADER)
   const address = attributes.address(NDA.DST)
   if (family === undefined || address === undefined || familyOf(address) !== family) return undefined
-  const state = message.u16(8)
   return {
     deviceIndex: message.u32(4),
     address,
     mac: attributes.mac(NDA.LLADDR) ?? '',
-    states: state === 0 ? ['NONE'] : STATES.filter(([bit]) => (state & bit) !== 0).map(([, name]) => name),
+    states: statesOf(message.u16(8)),
   }
+}
+
+/** The states of the permanent entries, which are most entries of a node among thousands of peers. */
+const PERMANENT: readonly string[] = ['PERMANENT']
+
+function statesOf(state: number): readonly string[] {
+  if (state === NUD_PERMANENT) return PERMANENT
+  return state === 0 ? ['NONE'] : STATES.filter(([bit]) => (state & bit) !== 0).map(([, name]) => name)
 }
 
 /**

@@ -5,12 +5,14 @@
 
 import {
   ADDRESS_BITS,
+  addressKey,
   familyOf,
   formatAddress,
   formatNet,
   netAround,
   netContains,
   type Address,
+  type AddressKey,
   type Family,
   type Net,
 } from '../../net/address.ts'
@@ -136,8 +138,8 @@ const protocolNumber = (name: string): number => PROTOCOL_NUMBERS.get(name) ?? N
 const LOCAL_TYPES: ReadonlySet<RouteType> = new Set(['local', 'broadcast', 'anycast'])
 
 /**
- * Returns the scope of a changed route as iproute2 chooses it. A deletion without a scope finds routes of any scope. The
- * kernel ignores the scope of IPv6 routes.
+ * Returns the scope of a changed route as iproute2 chooses it. A deletion without a scope finds routes of any scope.
+ * The kernel ignores the scope of IPv6 routes.
  */
 function scopeOf({ kind, type = 'unicast', scope, gateway, destination }: RouteRequest): number {
   if (scope !== undefined) return SCOPES[scope]
@@ -234,8 +236,8 @@ export class RouteDump {
   readonly #table: number | undefined
   /** The index of the interface whose routes are wanted; undefined for the routes of all interfaces. */
   readonly #deviceIndex: number | undefined
-  /** The addresses and the texts of the destinations that the filter names; undefined if it names none. */
-  readonly #addresses: ReadonlySet<Address> | undefined
+  /** The keys and the texts of the destinations that the filter names; undefined if the filter names none. */
+  readonly #addresses: ReadonlySet<AddressKey> | undefined
   readonly #destinations: ReadonlySet<string> | undefined
 
   /** `deviceIndex` is the index of `filter.device`. */
@@ -245,7 +247,7 @@ export class RouteDump {
     this.#table = table === 'all' ? undefined : table
     this.#deviceIndex = deviceIndex
     if (exactly) {
-      this.#addresses = new Set(exactly.map((net) => (net === 'default' ? addressZero(family) : net.address)))
+      this.#addresses = new Set(exactly.map((net) => addressKey(net === 'default' ? addressZero(family) : net.address)))
       this.#destinations = new Set(exactly.map((net) => (net === 'default' ? net : textOf(net))))
     }
     const writer = new MessageWriter(RTM_GETROUTE, NLM_F.DUMP)
@@ -275,7 +277,7 @@ export class RouteDump {
     const { within } = this.#filter
     if (!this.#addresses && !within) return true
     const destination = destinationIn(message, attributes)
-    if (!destination || (this.#addresses && !this.#addresses.has(destination.address))) return false
+    if (!destination || (this.#addresses && !this.#addresses.has(addressKey(destination.address)))) return false
     return !within || (destination.prefixLength >= within.prefixLength && netContains(within, destination.address))
   }
 }

@@ -28,7 +28,9 @@ export const NO_DEVICE: Answer = { data: Buffer.alloc(0), errno: ENODEV, explana
 /** Returns true if the kernel refused a listing because the interface or the table of the listing does not exist. */
 export const isMissing = ({ errno }: Refusal): boolean => errno === ENODEV || errno === ENOENT
 
-/** Returns true if the kernel refused a listing because it is built without the family or without the kind of object. */
+/**
+ * Returns true if the kernel refused a listing because it is built without the family or without the kind of object.
+ */
 export const isMissingFamily = ({ errno }: Refusal): boolean => errno === EAFNOSUPPORT || errno === EOPNOTSUPP
 
 /** A socket to one subsystem of the kernel, such as rtnetlink(7). */

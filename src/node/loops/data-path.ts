@@ -154,8 +154,8 @@ async function lookAfter(
       const gone = dataPath.gone()
       logGone(gone)
       for (const each of repaired) repairs.add(each)
-      // Check again soon if the kernel reported a change, because another report may have been lost. Also check again soon while an address is missing, because the node gives up the
-      // address only after some time.
+      // Check again soon if the kernel reported a change, because another report may have been lost. Also check again
+      // soon while an address is missing, because the node gives up the address only after some time.
       isCalm = !rang && repaired.length === 0 && familiesOf(gone).length === 0
     } catch (error) {
       signal.throwIfAborted()

@@ -25,7 +25,8 @@ const DOUBT_LOOKS = 3
 const CALM_LOOKS = 2
 /**
  * The number of checks that must find the same unknown value of this node's lease before weftd concludes that another
- * process wrote it. A renewal of this node whose answer was lost does not last as long, because this node repeats it.
+ * process wrote it. If this node renewed the lease and the answer was lost, the value is unknown too. But then fewer
+ * checks find it, because this node repeats the renewal.
  */
 const FOREIGN_LOOKS = 3
 

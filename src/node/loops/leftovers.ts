@@ -84,7 +84,8 @@ async function removePrograms(node: Node): Promise<void> {
   const links = await Promise.all(names.map((each) => kernel.link(each)))
   for (const { things, remove } of [external, ...findPrograms(links.flatMap((link) => link ?? []))]) {
     const what = things.join(', ')
-    // A program that stays carries no packets after a minute, so it must not keep the node from being ready.
+    // An eBPF program that stays attached carries no packets after a minute, so it must not keep the node from being
+    // ready.
     try {
       await remove()
       calm.info(`Removed ${what}, which an earlier run left`)
@@ -261,7 +262,7 @@ function note(
   const { backend, following } = node
   const own = bypasses.filter(({ isOfOwn }) => isOfOwn)
   const past = backend.isSealed ? bypasses.filter(({ isOfOwn }) => !isOfOwn) : []
-  // The leases of the last known state are enough to judge whether a route is a leftover. A running node whose store
+  // The leases of the last known state are enough to decide whether a route is a leftover. A running node whose store
   // does not answer has no newer leases either.
   const isKnown = following.listedAt !== undefined || [...node.view.keys()].some((key) => key !== node.lease.key)
   const isUnjudged = backend.isSealed === true && needsLeases && !isKnown && past.length === 0

@@ -20,7 +20,10 @@ const TRY_EVERY_MS = 1_000
  * not count as a path that loses long packets.
  */
 const TRIES_OF_LONGEST = 5
-/** The maximum number of requests of one length. Each lost small request adds two requests. */
+/**
+ * The maximum number of requests of one length. Each small request without an answer adds two requests, because the
+ * path then loses packets of any length.
+ */
 const MOST_TRIES = 15
 /**
  * The interval in ms at which weftd checks a length that has passed before (RFC 8899 section 5.1.1,
@@ -272,7 +275,7 @@ export class PathSearch {
     for (const [sequence, request] of this.#waiting) if (request.peer === peer) this.#waiting.delete(sequence)
   }
 
-  /** Evaluates whether the tried size passed, and chooses the next size. */
+  /** Records whether the tried size reaches the peer (`isPassing`), and chooses the next size. */
   #conclude(peer: Known, search: Search, isPassing: boolean, now: number): void {
     if (isPassing) search.passes = search.at
     else search.fails = search.at

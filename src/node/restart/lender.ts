@@ -59,9 +59,9 @@ export class Superseded extends Error {
 }
 
 /**
- * Answers the processes that connect; only one of them at a time can be the successor. Rejects with the signal's
- * reason; after that this process takes no path back. Rejects with Superseded while the successor waits for the end of
- * this process.
+ * Answers the processes that connect; only one of them at a time can be the successor. When `signal` aborts, rejects
+ * with the signal's reason, and this process does not forward again. Rejects with Superseded while the successor waits
+ * for the end of this process.
  */
 export async function serveSuccessors(listener: Listener, lender: Lender, signal: AbortSignal): Promise<never> {
   const over = new AbortController()

@@ -84,7 +84,10 @@ export function createIpsecBackend({
     return external.mtu - overhead - (udpEncap ? UDP_HEADER : 0)
   }
 
-  /** Returns this host's address within the network. Then packets between hosts must pass the policies too. */
+  /**
+   * Returns this host's address if it is within the network. If it is, packets between hosts must match the policies
+   * too.
+   */
   function ownHost(): string | undefined {
     return hostWithin(ipv4For(NEEDS, config).network, ipv4For(NEEDS, external.publicIp), external.address.ipv4)
   }

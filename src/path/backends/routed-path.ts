@@ -84,7 +84,8 @@ export abstract class RoutedPath extends KernelPath {
     const routed = await this.#routes.resync()
     const moved = await this.#direct?.lookUpAgain(this.#filter.peers(), this.#routes)
     if (moved && moved.size > 0) await this.#assign(moved)
-    // If the device was repaired, report only that, because the kernel removed the routes together with the device.
+    // If the device was repaired, report only the device's repair, because the kernel removed the routes together with
+    // the device.
     return repaired.length > 0 ? repaired : routed
   }
 
@@ -98,7 +99,7 @@ export abstract class RoutedPath extends KernelPath {
   }
 
   /**
-   * Gives the wanted next hops to the routes to `subnets`, or to all routes if `subnets` is left out. `before` has the
+   * Sets the routes to `subnets`, or all routes if `subnets` is left out, to the wanted next hops. `before` has the
    * peers of these subnets that were in `tunnelled` before the change.
    */
   protected async setRoutes(

@@ -4,7 +4,7 @@
 // The port and the wire format are those of flanneld (pkg/backend/udp), so that nodes with weftd and with flanneld can
 // form one network. The receiver reads the family of an inner packet from the packet's version field. A datagram has
 // the family over which weftd reaches the peer. In a dual-stack network weftd changes a peer's outer family if the path
-// over the first family fails, so the MTU must fit both.
+// over the first family fails, so the MTU must fit both outer families.
 
 import { WeftError } from '../../base/errors.ts'
 import type { LeaseAttrs } from '../../control/lease/lease.ts'

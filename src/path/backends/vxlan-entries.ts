@@ -5,7 +5,7 @@
 // requests and floods no packets (pkg/backend/vxlan/device.go).
 
 import type { Change, Device, HostKernel, KernelEvent } from '../../host/kernel.ts'
-import { familyOf, type Address } from '../../net/address.ts'
+import { addressKey, familyOf, type Address, type AddressKey } from '../../net/address.ts'
 
 export interface VxlanPeer {
   readonly address: Address
@@ -14,16 +14,10 @@ export interface VxlanPeer {
   readonly host: Address
 }
 
-/**
- * The key of an address in a map. An IPv6 address itself is a bad key: V8 hashes only its lower 64 bits, which are zero
- * in the first address of each subnet.
- */
-const keyOf = (address: Address): string => address.toString(16)
-
 /** The neighbour and forwarding entries of a device. */
 export class VxlanEntries {
   /** The MACs of the neighbour entries, by the key of the address. */
-  readonly #neighbours = new Map<string, { readonly address: Address; readonly mac: string }>()
+  readonly #neighbours = new Map<AddressKey, { readonly address: Address; readonly mac: string }>()
   /** The hosts of the forwarding entries, by MAC. */
   readonly #hosts = new Map<string, Address>()
 
@@ -35,7 +29,7 @@ export class VxlanEntries {
   }
 
   addNeighbour(address: Address, mac: string): void {
-    this.#neighbours.set(keyOf(address), { address, mac })
+    this.#neighbours.set(addressKey(address), { address, mac })
   }
 
   addForwarding(mac: string, host: Address): void {
@@ -45,7 +39,7 @@ export class VxlanEntries {
   /** Replaces the entries of the peers `before` by those of the peers `now`. */
   replace(before: Iterable<VxlanPeer>, now: Iterable<VxlanPeer>): void {
     for (const { address, mac } of before) {
-      this.#neighbours.delete(keyOf(address))
+      this.#neighbours.delete(addressKey(address))
       this.#hosts.delete(mac)
     }
     for (const { address, mac, host } of now) {
@@ -55,7 +49,7 @@ export class VxlanEntries {
   }
 
   macOf(address: Address): string | undefined {
-    return this.#neighbours.get(keyOf(address))?.mac
+    return this.#neighbours.get(addressKey(address))?.mac
   }
 
   hostOf(mac: string): Address | undefined {
@@ -145,7 +139,9 @@ export class VxlanEntryTable {
     await this.remove(present.without(VxlanEntries.of(peers)))
   }
 
-  /** Makes the changes. Resolves with true if the kernel accepted all of them. Rejects if weftd may not change entries. */
+  /**
+   * Makes the changes. Resolves with true if the kernel accepted all of them. Rejects if weftd may not change entries.
+   */
   async #change(changes: readonly Change[]): Promise<boolean> {
     if (changes.length === 0) return true
     const errors = (await this.#kernel.change(changes)).filter((error) => error !== undefined)

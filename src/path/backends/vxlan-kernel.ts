@@ -58,8 +58,8 @@ export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts):
       const open: { [F in Family]?: VxlanPath } = {}
       const watched: Watched = {
         topics: ['neighbours'],
-        // Ignore reports about changes that this process made itself, because a report that is not ignored starts a check
-        // of all entries.
+        // Ignore reports about changes that this process made itself, because a report that is not ignored starts a
+        // check of all entries.
         matters: (event) => listed(open).some((path) => path.owns(event) && !isAsWanted(event, path.entries())),
       }
       return families.map((family) => ({

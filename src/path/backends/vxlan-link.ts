@@ -34,8 +34,8 @@ export function randomMac(): string {
 }
 
 /**
- * Describes how an existing device differs from the wanted options, except its external interface; undefined if it does
- * not differ.
+ * Describes how an existing device differs from the wanted options, without comparing its external interface; undefined
+ * if it does not differ.
  */
 export function differenceOf({ type, vxlan }: Link, options: VxlanOptions): string | undefined {
   if (type !== 'vxlan' || !vxlan) return `it is a device of type ${type || 'none'}`

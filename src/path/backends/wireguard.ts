@@ -68,7 +68,7 @@ const nameIn = (family: Family): string => (family === 'ipv4' ? NAME : NAME_V6)
 const portOptionOf = (name: string): string => (name === NAME_V6 ? OPTIONS.portV6 : OPTIONS.port).name
 
 class WireguardBackend {
-  /** The names of the devices that the data path has or may have. */
+  /** The names of the data path's devices: one device for each family, or one device for all families. */
   readonly devices: readonly string[]
   readonly #options: Parts
   readonly #lacks: readonly string[]

@@ -34,8 +34,8 @@ export const findDevices = async (kernel: HostKernel): Promise<FlannelDevice[]> 
 
 const devicesAmong = (links: readonly Link[]): FlannelDevice[] =>
   links.filter(isOfBackend).map((link) => {
-    // A TUN that is not persistent exists only while a process has it open. For a persistent TUN, `isTunInUse` finds out
-    // whether a process has it open.
+    // A TUN that is not persistent exists only while a process has it open. For a persistent TUN, `isTunInUse` finds
+    // out whether a process has it open.
     return { link, inUse: link.tun !== undefined && (!link.tun.persist || isTunInUse(link)) }
   })
 

@@ -29,7 +29,7 @@ export interface PolicyPeer {
   readonly host: string
 }
 
-/** The changes of the kernel's IPsec policies. */
+/** The kernel's events about changes of IPsec policies. */
 export const POLICY_CHANGES: Watched = { topics: ['ipsec policies'] }
 
 interface PolicyOptions {

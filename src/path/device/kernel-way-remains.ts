@@ -1,19 +1,25 @@
-// kernel-way-remains.ts - the programs and devices that a daemon with a FastPath left on this host. After a minute they carry no packets, but
-// they stay until they are removed.
+// kernel-way-remains.ts - the eBPF programs and veth devices that a weftd with the option FastPath left on this host. A
+// minute after that weftd ended, the programs carry no packets, but programs and devices stay until they are removed.
 
 import { addon } from '../../host/addon.ts'
 import { removeAll } from '../../host/kernel-errors.ts'
 import type { HostKernel, Link } from '../../host/kernel.ts'
 import type { Remains } from '../remains.ts'
 
-/** The name of each program of weft in the lists of tc begins with this text. */
+/** The name of each eBPF program of weft in the lists of tc begins with this text. */
 export const NAME = 'weft-'
 export const isOwn = ({ name }: { readonly name: string }): boolean => name.startsWith(NAME)
 
-/** Packets are sent into the first of these devices, and arrive at the second, where the kernel joins TCP segments. */
+/**
+ * The names of a pair of veth devices. eBPF programs send packets into the first device. The packets arrive at the
+ * second device, where the kernel merges TCP segments.
+ */
 export const JOIN_DEVICES = ['weft-join', 'weft-joined'] as const
 
-/** True if a program of weft is attached. A kernel that cannot list filters has no tc, and so no program. */
+/**
+ * Returns true if an eBPF program of weft is attached. A kernel that cannot list filters has no tc, and so no attached
+ * program.
+ */
 function hasOwn(hook: Parameters<typeof addon.listFilters>[0]): boolean {
   try {
     return addon.listFilters(hook).some(isOwn)
@@ -22,7 +28,7 @@ function hasOwn(hook: Parameters<typeof addon.listFilters>[0]): boolean {
   }
 }
 
-/** Finds weft's programs on these interfaces. */
+/** Finds weft's eBPF programs on these interfaces. */
 export function findPrograms(links: readonly Pick<Link, 'name' | 'index'>[]): readonly Remains[] {
   const hooks = links.flatMap(({ name, index }) => [
     { name, index, isEgress: false },
@@ -35,7 +41,10 @@ export function findPrograms(links: readonly Pick<Link, 'name' | 'index'>[]): re
   }))
 }
 
-/** Finds weft's programs on all interfaces of this host, and the devices at which the kernel joined segments. */
+/**
+ * Finds weft's eBPF programs on all interfaces of this host, and the veth devices at which the kernel merged TCP
+ * segments.
+ */
 export async function findKernelWayRemains(kernel: HostKernel): Promise<readonly Remains[]> {
   const links = await kernel.links()
   const [name] = JOIN_DEVICES
@@ -51,7 +60,7 @@ export async function findKernelWayRemains(kernel: HostKernel): Promise<readonly
   ]
 }
 
-/** Removes the devices at which the kernel joined segments, if they are there. */
+/** Removes the veth devices at which the kernel merged TCP segments, if these devices exist. */
 export async function closeJoin(kernel: HostKernel): Promise<void> {
   await removeAll(kernel, [{ kind: 'delete link', device: { name: JOIN_DEVICES[0] } }]).catch(() => {})
 }

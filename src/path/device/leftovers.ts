@@ -16,16 +16,19 @@ import { isGone, removeAll } from '../../host/kernel-errors.ts'
 import type { Change, HostKernel, Link, Route, RouteQuery } from '../../host/kernel.ts'
 import { deletionOf, givenTo, hasPolicyRules, USUAL_METRIC } from '../../host/links.ts'
 import {
+  addressKey,
   familiesOf,
   familyOf,
   formatNet,
   listed,
   netContains,
+  netKey,
   netsOf,
   netsOverlap,
   parseAddress,
   parseNet,
   type Address,
+  type AddressKey,
   type ByFamily,
   type Family,
   type Net,
@@ -223,22 +226,23 @@ interface Side {
   readonly family: Family
   readonly network: Net
   readonly subnet: Net | undefined
-  /** The subnets of the other nodes; `hosts` has the address of each node's host by the node's subnet. */
+  /** The subnets of the other nodes; `hosts` has the address of each node's host by the key of the node's subnet. */
   readonly peers: readonly Net[]
-  readonly hosts: ReadonlyMap<string, Address | undefined>
-  readonly addresses: ReadonlySet<Address>
+  readonly hosts: ReadonlyMap<AddressKey, Address | undefined>
+  /** The keys of the addresses in `hosts`. */
+  readonly addresses: ReadonlySet<AddressKey>
 }
 
 function sideOf(family: Family, { networks, subnets, leases }: Surroundings): Side {
   const [network, subnet] = [networks[family] as Net, subnets[family]]
   const peers: Net[] = []
-  const hosts = new Map<string, Address | undefined>()
-  const own = subnet && formatNet(subnet)
+  const hosts = new Map<AddressKey, Address | undefined>()
+  const own = subnet && netKey(subnet)
   for (const lease of leases) {
     const net = lease.subnet[family]
-    if (!net || formatNet(net) === own) continue
+    if (!net || netKey(net) === own) continue
     peers.push(net)
-    hosts.set(formatNet(net), lease.attrs.publicIp[family])
+    hosts.set(netKey(net), lease.attrs.publicIp[family])
   }
   return {
     family,
@@ -246,9 +250,12 @@ function sideOf(family: Family, { networks, subnets, leases }: Surroundings): Si
     subnet,
     peers,
     hosts,
-    addresses: new Set([...hosts.values()].filter((each) => each !== undefined)),
+    addresses: new Set([...hosts.values()].flatMap((host) => (host === undefined ? [] : [addressKey(host)]))),
   }
 }
+
+/** Returns true if a network is the subnet of another node. */
+const isSubnetOf = ({ hosts }: Side, net: Net | undefined): boolean => net !== undefined && hosts.has(netKey(net))
 
 /**
  * Returns true if the addresses of another backend's device, or the routes through the device, show that it was created
@@ -260,11 +267,12 @@ function isOfThisNode(
   sides: readonly Side[],
   { networks, subnets, earlier }: Surroundings,
 ): boolean {
-  const ours = new Set([...listed(subnets), ...listed(earlier)].map(({ address }) => address))
-  if (addresses.some((address) => ours.has(address))) return true
+  const ours = new Set([...listed(subnets), ...listed(earlier)].map(({ address }) => addressKey(address)))
+  if (addresses.some((address) => ours.has(addressKey(address)))) return true
   const leads = via.some(({ family, route: { destination } }) =>
     sides.some(
-      (side) => side.family === family && (side.hosts.has(destination) || formatNet(side.network) === destination),
+      (side) =>
+        side.family === family && (isSubnetOf(side, parseNet(destination)) || formatNet(side.network) === destination),
     ),
   )
   const isInside = (address: Address): boolean => {
@@ -295,13 +303,9 @@ function ownerOf(
  * Returns a running daemon that may have made the route to a host; undefined if no daemon may have made it. A daemon
  * whose networks are unknown is returned only if no lease of this network has the route's destination as its subnet.
  */
-function routeOwnerOf(
-  { destination }: Route,
-  { hosts, subnet }: Side,
-  others: readonly OtherDaemon[],
-): OtherDaemon | undefined {
+function routeOwnerOf({ destination }: Route, side: Side, others: readonly OtherDaemon[]): OtherDaemon | undefined {
   const net = parseNet(destination)
-  const isOfThis = hosts.has(destination) || (subnet !== undefined && formatNet(subnet) === destination)
+  const isOfThis = isSubnetOf(side, net) || (side.subnet !== undefined && formatNet(side.subnet) === destination)
   return others.find(({ networks }) =>
     networks === undefined ? !isOfThis : net !== undefined && netsOverlap(networks, netsOf([net])),
   )
@@ -349,8 +353,8 @@ export async function findDiverted(kernel: HostKernel, surroundings: Surrounding
 }
 
 /**
- * Returns the senders of the packets for which `findDiverted` queries routes: this host itself, and a container at each bridge with
- * an address in this node's subnet.
+ * Returns the senders of the packets for which `findDiverted` queries routes: this host itself, and a container at each
+ * bridge with an address in this node's subnet.
  */
 async function sendersOf(
   kernel: HostKernel,
@@ -376,7 +380,7 @@ type RouteKind = 'right' | 'left' | 'own' | 'peers' | 'unknown'
  * show the route's purpose.
  */
 function kindOf(route: Route, side: Side, here: Surroundings & Pick<Devices, 'bridges'>): RouteKind {
-  const { network, subnet, peers, hosts, addresses, family } = side
+  const { network, subnet, peers, addresses, family } = side
   const net = parseNet(route.destination)
   if (!net || route.type !== 'unicast' || here.routesByOthers) return 'right'
   // Packets to a bridge other than the external interface stay within this host, because containers or virtual machines
@@ -388,7 +392,7 @@ function kindOf(route: Route, side: Side, here: Surroundings & Pick<Devices, 'br
   const isWhole = net.prefixLength <= network.prefixLength
   if (isWhole && route.metric >= USUAL_METRIC[family]) return 'right'
   const gateway = route.gateway === undefined ? undefined : parseAddress(route.gateway)
-  const isToHost = gateway !== undefined && addresses.has(gateway)
+  const isToHost = gateway !== undefined && addresses.has(addressKey(gateway))
   // weftd and flanneld set no protocol on their routes, so the kernel records `boot`, as for a manual `ip route add`.
   const isMadeByHand = route.protocol === 'boot'
   if (subnet && isPartOf(net, subnet)) {
@@ -403,7 +407,7 @@ function kindOf(route: Route, side: Side, here: Surroundings & Pick<Devices, 'br
     return isMadeByHand && isLikeOurs && (isWhollyAway || isToHost) ? 'left' : 'own'
   }
   if (here.routesToHosts) return 'right'
-  const isLikeOurs = hosts.has(route.destination) || mayBeLeased(net, side, here.ranges?.[family])
+  const isLikeOurs = isSubnetOf(side, net) || mayBeLeased(net, side, here.ranges?.[family])
   if (isToHost && isLikeOurs && isMadeByHand && !isWhole) return 'left'
   if (peers.some((peer) => netsOverlap(netsOf([peer]), netsOf([net])))) return 'peers'
   return route.gateway === undefined ? 'right' : 'unknown'

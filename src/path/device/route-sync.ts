@@ -144,9 +144,9 @@ export class RouteSync {
   async resync(): Promise<readonly string[]> {
     const all = new Set(this.#wanted.keys())
     const routes = await this.#mainRoutes()
-    if (this.#missing(routes, all).length > 0) await this.#followDevices()
+    let lost = this.#missing(routes, all)
+    if (lost.length > 0 && (await this.#followDevices())) lost = this.#missing(routes, all)
     this.#noteTaken(routes, all)
-    const lost = this.#missing(routes, all)
     const before = this.#refused
     this.#noteRefused(await this.#change([], 'replace route', lost), all)
     return lost
@@ -237,9 +237,9 @@ export class RouteSync {
    * destinations that were not recorded before.
    */
   #noteTaken(routes: ReadonlyMap<string, Route>, looked: ReadonlySet<string>): void {
-    const theirs = [...looked].filter(
-      (destination) => this.#wanted.has(destination) && this.#isAnothers(routes.get(destination)),
-    )
+    const theirs: string[] = []
+    for (const destination of looked)
+      if (this.#isAnothers(routes.get(destination)) && this.#wanted.has(destination)) theirs.push(destination)
     const fresh = theirs.filter((destination) => !this.#taken.has(destination))
     for (const destination of fresh.slice(0, NAMED))
       this.#log.error(
@@ -268,11 +268,13 @@ export class RouteSync {
 
   /** Lists the wanted routes to `destinations` that the kernel lacks and that weftd may set. */
   #missing(routes: ReadonlyMap<string, Route>, destinations: Iterable<string>): Entry[] {
-    return [...destinations].flatMap((destination) => {
+    const missing: Entry[] = []
+    for (const destination of destinations) {
       const hop = this.#wanted.get(destination)
       const route = routes.get(destination)
-      return hop && !isThere(route, hop) && !this.#isAnothers(route) ? [[destination, hop] as const] : []
-    })
+      if (hop && !isThere(route, hop) && !this.#isAnothers(route)) missing.push([destination, hop])
+    }
+    return missing
   }
 
   /**

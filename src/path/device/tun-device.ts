@@ -64,8 +64,8 @@ export interface TunDevice {
 /**
  * Returns the name of a TUN device of an earlier process that no process has open, if its queues and addresses are
  * right; undefined if there is none. Tries the devices of the last process first, then the device to which the network
- * is routed. Deletes an unused device whose queues or addresses are wrong, because it would be in the way. Recognises a
- * device that another program has renamed by this node's address.
+ * is routed. Deletes an unused device whose queues or addresses are wrong, because it would prevent the creation of a
+ * new device. By this node's address, recognises a device that another program has renamed.
  */
 export async function adoptTun(
   kernel: HostKernel,
@@ -188,7 +188,7 @@ const LEAST = { ipv4: 68, ipv6: LEAST_MTU } as const
 export function checkFamily(family: Family, mtu: number, external: ExternalInterface): void {
   if (external.address[family] === undefined)
     throw new WeftError('ADDRESS', `${external.name} has no ${FAMILY_NAMES[family]} address`, {
-      remedy: 'give the interface an address of that family',
+      remedy: 'give the interface an address of that family, or choose another interface with --iface',
     })
   checkMtu(family, mtu, external.name)
 }
@@ -344,7 +344,7 @@ export function createTunDevice(options: TunOptions): TunDevice {
     configure,
     async resync() {
       // Read the routes before the device. If the device goes down between these two requests, weft then reports only
-      // the device, and not the route that went with it.
+      // the device, and not the route that the kernel removed with it.
       const within = await kernel.routes({ family, within: network })
       const link = await kernel.link(device.index ?? device.name)
       if (!link) return []

@@ -44,7 +44,7 @@ const ruleChange = (kind: 'add rule' | 'delete rule', network: Net, device: stri
 })
 
 /**
- * Lists the devices for which a rule that this file made drops packets within the network. The list is empty on a kernel
+ * Lists the devices for which a rule of UserspaceGuard drops packets within the network. The list is empty on a kernel
  * without policy routing.
  */
 async function ruleDevices(kernel: HostKernel, network: Net): Promise<readonly string[]> {
@@ -110,8 +110,8 @@ export class UserspaceGuard {
 
 /**
  * Returns the changes that remove the rules and the unreachable route to the given network, each with a description.
- * `routes` has the host's routes. An operator may have removed only the unreachable route, so the rules do not depend on
- * the route.
+ * `routes` has the host's routes. An operator may have removed only the unreachable route, so the rules do not depend
+ * on the route.
  */
 export async function guardRemovals(
   kernel: HostKernel,

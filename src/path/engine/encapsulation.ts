@@ -12,7 +12,10 @@ export interface Encapsulation {
    */
   readonly headerBytes: number
   readonly trailerBytes: number
-  /** Returns the datagram that contains a packet. If the encapsulation adds no bytes, this is the same Buffer. */
+  /**
+   * Returns the datagram that contains a packet. If the encapsulation adds no bytes, the datagram is the packet's own
+   * Buffer.
+   */
   readonly seal: (packet: Buffer) => Buffer
   /** Returns the packet inside a datagram without copying it; undefined if the datagram contains no packet. */
   readonly open: (datagram: Buffer) => Buffer | undefined

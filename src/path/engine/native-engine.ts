@@ -223,7 +223,7 @@ export class NativeEngine implements Engine {
     return missing.reduce((bound, address) => this.#addSockets(bound, address), rest)
   }
 
-  /** Opens sockets at `address` and adds them to the loops. */
+  /** Opens sockets at `address` and adds them to the forwarding loops. */
   #addSockets(on: Bound, address: string): Bound {
     const family = familyOfText(address)
     try {

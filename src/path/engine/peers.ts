@@ -21,10 +21,12 @@
 
 import {
   FAMILIES,
+  addressKey,
   familyOf,
   isIpv4Net,
   netAround,
   type Address,
+  type AddressKey,
   type Addresses,
   type Family,
   type Net,
@@ -143,15 +145,16 @@ export function createPeerTable(peers: readonly Peer[]): PeerTable {
   interface Length {
     readonly family: Family
     readonly bits: number
-    readonly subnets: Map<Address, Peer>
+    /** The peers by the key of their subnet's address. */
+    readonly subnets: Map<AddressKey, Peer>
   }
   let lengths: readonly Length[] = []
-  const endpoints = { ipv4: new Map<Address, number>(), ipv6: new Map<Address, number>() }
-  function subnetsOf({ subnet }: Peer): Map<Address, Peer> {
+  const endpoints = { ipv4: new Map<AddressKey, number>(), ipv6: new Map<AddressKey, number>() }
+  function subnetsOf({ subnet }: Peer): Map<AddressKey, Peer> {
     const [family, bits] = [familyOf(subnet), subnet.prefixLength]
     const known = lengths.find((length) => length.family === family && length.bits === bits)
     if (known) return known.subnets
-    const length = { family, bits, subnets: new Map<Address, Peer>() }
+    const length = { family, bits, subnets: new Map<AddressKey, Peer>() }
     lengths = [...lengths, length].toSorted((a, b) => b.bits - a.bits)
     return length.subnets
   }
@@ -160,30 +163,32 @@ export function createPeerTable(peers: readonly Peer[]): PeerTable {
     for (const family of FAMILIES) {
       const address = hosts[family]
       if (address === undefined) continue
-      const now = (of.get(address) ?? 0) + change
-      if (now === 0) of.delete(address)
-      else of.set(address, now)
+      const key = addressKey(address)
+      const now = (of.get(key) ?? 0) + change
+      if (now === 0) of.delete(key)
+      else of.set(key, now)
     }
   }
   const table: PeerTable = {
     find(address) {
       const family = familyOf(address)
       for (const length of lengths) {
-        const peer = length.family === family && length.subnets.get(netAround(address, length.bits).address)
+        const peer = length.family === family && length.subnets.get(addressKey(netAround(address, length.bits).address))
         if (peer) return peer
       }
       return undefined
     },
-    hasEndpointAt: (address, family) => endpoints[family].has(address),
+    hasEndpointAt: (address, family) => endpoints[family].has(addressKey(address)),
     change(changes) {
       for (const peer of changes) {
         const subnets = subnetsOf(peer)
-        const before = subnets.get(peer.subnet.address)
+        const key = addressKey(peer.subnet.address)
+        const before = subnets.get(key)
         if (before) count(before, -1)
         if (peer.isGone) {
-          subnets.delete(peer.subnet.address)
+          subnets.delete(key)
         } else {
-          subnets.set(peer.subnet.address, peer)
+          subnets.set(key, peer)
           count(peer, 1)
         }
       }

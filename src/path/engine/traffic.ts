@@ -34,7 +34,7 @@ export function sumTraffic(now: Float64Array, before: Float64Array, agoMs: numbe
   return sum
 }
 
-/** Adds the counts of an engine and of the kernel's programs, which use the same slots at the same time. */
+/** Adds the counts of an engine and of the eBPF programs, which use the same slots at the same time. */
 export function addTraffic(a: Float64Array, b: Float64Array): Float64Array {
   if (b.length === 0) return a
   const sum = new Float64Array(Math.max(a.length, b.length))

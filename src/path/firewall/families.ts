@@ -10,8 +10,8 @@ import type { FirewallWish } from './rules.ts'
 
 export interface Firewall {
   /**
-   * Throws WeftError if iptables or nft shows, without changing the rules, that `raise` would throw. Does not throw if
-   * the tool does not answer in time. Left out if `raise` never throws.
+   * Finds out from iptables or nft, without changing the rules, whether `raise` would throw WeftError, and throws it in
+   * that case. Does not throw if the tool does not answer in time. Left out if `raise` never throws.
    */
   check?(): Promise<void>
   /**

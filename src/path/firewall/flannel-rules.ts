@@ -158,7 +158,7 @@ export function isAnothers(rule: string, networks: ReadonlySet<string>): boolean
   return NETWORK_RULE.test(rule) && !networksIn(rule).some((network) => networks.has(network))
 }
 
-/** Returns the networks that are named by rules that certainly are flannel's. */
+/** Returns the networks in rules that certainly belong to flannel. */
 export function flannelNetworks(lines: readonly string[]): string[] {
   const rules = placed(lines)
   const sure = [...rules.filter(({ commented }) => commented), ...inSets(rules, MASQ_SETS)]

@@ -8,8 +8,8 @@ import { WORDS } from './flannel-rules.ts'
 
 /**
  * Returns the output of `nft list table` for flannel's table; an empty text if the table does not exist. Starts no
- * program if the kernel's list of tables lacks the table. Rejects for every other failure: if weftd considered the table
- * missing, it would rebuild the table without the rules of other daemons.
+ * program if the kernel's list of tables lacks the table. Rejects for every other failure: if weftd considered the
+ * table missing, it would rebuild the table without the rules of other daemons.
  */
 export async function listNftTable(run: Run, kernel: HostKernel, family: Family): Promise<string> {
   const { nft, table } = WORDS[family]

@@ -47,8 +47,8 @@ export function createNftables(options: FirewallOptions): Firewall {
   const removeOther = () => removeIptablesRules(run, kernel, new Set(parts.flatMap(({ ours }) => [...ours])), log)
   let isOtherToGo = false
   /**
-   * Returns the failure that must end the start, because flanneld would exit with it: a failure of a table with
-   * masquerading rules, if the rules of no family could be set. Returns undefined if weftd can continue.
+   * Returns the first failure if weftd must exit: flanneld exits if masquerading is enabled and the table of no family
+   * could be set. Returns undefined if weftd can continue.
    */
   const fatalOf = (failures: readonly WeftError[], isUp: boolean): WeftError | undefined =>
     isUp || (forward && !masq) ? undefined : failures[0]

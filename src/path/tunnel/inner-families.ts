@@ -278,7 +278,7 @@ export class InnerFamilies {
     })
   }
 
-  /** Returns the number of leases that are unusable, counted in each family. */
+  /** Returns the number of unusable leases. A lease with two unusable subnets counts once for each family. */
   skipped(): number {
     return this.all.reduce((sum, { filter }) => sum + filter.skipped(), 0)
   }

@@ -1,22 +1,23 @@
-// kernel-way-join.ts - a pair of veth devices at which the kernel joins received TCP segments (GRO). A program that takes a packet out of a
-// datagram cannot join it with the next packet, and without joining TCP costs several times as much.
+// kernel-way-join.ts - a pair of veth devices at which the kernel merges received TCP segments (GRO). An eBPF program
+// that decapsulates a packet cannot merge it with the next packet, and without merging, TCP costs several times as much
+// CPU time.
 //
-// The pair is used only on links that deliver no superpackets. A link inside one machine (veth, virtio) delivers superpackets, which
-// the sender's kernel did not split, and these need no joining.
+// weftd uses the pair only on links that deliver no superpackets. A link inside one machine (veth, virtio) delivers
+// superpackets, which the sender's kernel did not split, so they need no merging.
 
 import { applyChange, applyChanges } from '../../host/kernel-errors.ts'
 import type { HostKernel } from '../../host/kernel.ts'
 import { JOIN_DEVICES } from '../device/kernel-way-remains.ts'
 import type { Bpf } from './kernel-way-programs.ts'
 
-/** The MTU of the devices in bytes. */
+/** The MTU of both veth devices in bytes. */
 const JOIN_MTU = 9_000
-/** The number of long TCP packets between two checks from which joining is worth while. */
+/** If this number of long TCP packets arrives between two checks, weftd switches merging on. */
 const MANY = 1_000
-/** The number of checks without superpackets after which segments may be joined again. */
+/** After this number of checks without superpackets, weftd may switch merging on again. */
 const QUIET_CHECKS = 5
 
-/** Creates the pair of devices, or continues with that of an earlier process. Returns the indices of both. */
+/** Creates the pair of veth devices, or uses the pair of an earlier process. Returns the indices of both devices. */
 export async function openJoin(kernel: HostKernel, bpf: Bpf): Promise<readonly [number, number]> {
   const [into, from] = JOIN_DEVICES
   if (!(await kernel.link(from)))
@@ -24,7 +25,8 @@ export async function openJoin(kernel: HostKernel, bpf: Bpf): Promise<readonly [
       kind: 'add link',
       link: { name: into, type: 'veth', mtu: JOIN_MTU, peer: { name: from, mtu: JOIN_MTU } },
     })
-  // A veth joins packets only if its sender makes no superpackets itself (drivers/net/veth.c, veth_skb_is_eligible_for_gro).
+  // A veth device merges packets only if its sender makes no superpackets itself (drivers/net/veth.c,
+  // veth_skb_is_eligible_for_gro).
   bpf.setOffload(into, 'tso', false)
   bpf.setOffload(from, 'gro', true)
   await applyChanges(
@@ -36,14 +38,17 @@ export async function openJoin(kernel: HostKernel, bpf: Bpf): Promise<readonly [
   return [first.index, second.index]
 }
 
-/** Decides whether received TCP segments must be joined. Pure. */
+/** Decides whether the kernel must merge received TCP segments. Pure. */
 export class JoinChoice {
   isOn = false
   #long = 0n
   #lone = 0n
   #quiet = QUIET_CHECKS
 
-  /** Takes the numbers of superpackets and of long lone packets that the programs have counted. Returns true if the choice has changed. */
+  /**
+   * Compares the eBPF programs' counters with those of the last call. `long` counts TCP superpackets; `lone` counts all
+   * other TCP packets of more than 1,000 bytes. Returns true if `isOn` has changed.
+   */
   take({ long, lone }: { readonly long: bigint; readonly lone: bigint }): boolean {
     const [newLong, newLone] = [long - this.#long, lone - this.#lone]
     this.#long = long

@@ -1,14 +1,19 @@
-// kernel-way-maps.ts - the maps of the kernel programs: their sizes, and the layouts of their keys and values. native/bpf/kernel_way.bpf.c
-// has the same layouts. Pure.
+// kernel-way-maps.ts - the maps of the eBPF programs: their sizes, and the layouts of their keys and values.
+// native/bpf/kernel_way.bpf.c has the same layouts. Pure.
 
 import { isIpv4Net, type Address, type Nets } from '../../net/address.ts'
 import type { Peer } from '../engine/peers.ts'
 
-/** True on a little-endian machine. Numbers in maps have the byte order of the machine, addresses and ports network order. */
+/**
+ * True on a little-endian machine. In the maps, numbers have the machine's byte order; addresses and ports have network
+ * byte order.
+ */
 export const IS_LITTLE = new Uint8Array(Uint16Array.of(1).buffer)[0] === 1
 
 const [HASH_PER_CPU, ARRAY, ARRAY_PER_CPU, LPM_TRIE] = [5, 2, 6, 11]
-/** The entries of a map are allocated when they are set (BPF_F_NO_PREALLOC). A trie requires this flag. */
+/**
+ * Returns this host's IPv4 address, to which the engine is bound; undefined if the engine is bound to no IPv4 address.
+ */
 const ALLOCATED_LATER = 1
 const MOST_PEERS = 65_536
 
@@ -16,7 +21,7 @@ const CONFIG_BYTES = 96
 const PEER_BYTES = 16
 export const TRAFFIC_BYTES = 40
 
-/** The counters of the programs, in the order of native/bpf/kernel_way.bpf.c. */
+/** The counters of the eBPF programs, in the order of native/bpf/kernel_way.bpf.c. */
 export const COUNTERS = [
   'sent',
   'sentBytes',
@@ -39,7 +44,7 @@ export const COUNTERS = [
 ] as const
 export type CounterName = (typeof COUNTERS)[number]
 
-/** The maps, by the names that the programs use. */
+/** The maps, by the names that the eBPF programs use. */
 export const MAPS = {
   config: { type: ARRAY, keyBytes: 4, valueBytes: CONFIG_BYTES, entries: 1, flags: 0 },
   peers4: { type: LPM_TRIE, keyBytes: 8, valueBytes: PEER_BYTES, entries: MOST_PEERS, flags: ALLOCATED_LATER },
@@ -52,23 +57,29 @@ export type MapName = keyof typeof MAPS
 const LEAVES_SYN = 2
 const LEAVES_PROBES = 4
 
-/** The facts that all packets share. */
+/** The configuration of the eBPF programs, which applies to all packets. */
 export interface ProgramConfig {
-  /** The time of CLOCK_MONOTONIC in ns at which the programs stop to carry packets. */
+  /** The time of CLOCK_MONOTONIC in ns from which the eBPF programs leave all packets to the engine. */
   readonly untilNs: bigint
-  /** The indices of the uplink, of the TUN, and of the interface at which the kernel joins TCP segments (0 for none). */
+  /**
+   * The indices of the external interface, of the TUN device, and of the interface at which the kernel merges TCP
+   * segments (0 if there is none).
+   */
   readonly uplink: number
   readonly tunnel: number
   readonly join: number
-  /** This host's address, from which its datagrams come. */
+  /** The source address of this host's datagrams. */
   readonly ownHost: number
   readonly port: number
-  /** The TCP port of the proof's server. */
+  /** The TCP port at which nodes accept test connections (kernel-way-proof.ts). */
   readonly proofPort: number
   readonly subnets: Nets
-  /** True if the engine must see each SYN, because it lowers the MSS. */
+  /** True if the engine must process each SYN packet, because the engine lowers the MSS in SYN packets. */
   readonly leavesSyn: boolean
-  /** True if the engine must see this host's ICMP packets, because some of them name an outer family. */
+  /**
+   * True if the engine must send this host's ICMP packets, because the reply to a probe must use the outer family that
+   * the probe names.
+   */
   readonly leavesProbes: boolean
 }
 
@@ -128,8 +139,9 @@ export const mapOf = ({ subnet }: Pick<Peer, 'subnet'>): 'peers4' | 'peers6' =>
   isIpv4Net(subnet) ? 'peers4' : 'peers6'
 
 /**
- * Returns the value of a peer. `limit` is the longest packet in bytes that reaches the peer. A peer to which datagrams are IPv6 has no
- * address in the value, so that the programs leave its packets to the engine.
+ * Returns the value of a peer's entry in its map. `limit` is the longest packet in bytes that reaches the peer. If
+ * weftd reaches the peer over IPv6, the value has the address 0, so that the eBPF programs leave the peer's packets to
+ * the engine.
  */
 export function encodePeer(peer: Peer, limit: number, flags: number): Uint8Array {
   const value = new Uint8Array(PEER_BYTES)
@@ -142,7 +154,10 @@ export function encodePeer(peer: Peer, limit: number, flags: number): Uint8Array
   return value
 }
 
-/** Adds up a value of each CPU. `values` has a value of `bytes` bytes for each CPU; the result has a sum for each 64-bit number. */
+/**
+ * Sums the values of all CPUs. `values` has `bytes` bytes for each CPU. The result has one sum for each 64-bit number
+ * of a CPU's value.
+ */
 export function sumOfCpus(values: Uint8Array, bytes: number): bigint[] {
   const view = new DataView(values.buffer, values.byteOffset, values.byteLength)
   const sums = Array.from({ length: bytes / 8 }, () => 0n)

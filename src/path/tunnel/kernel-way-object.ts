@@ -1,27 +1,28 @@
-// kernel-way-object.ts - reads the ELF object file that clang makes of native/bpf/kernel_way.bpf.c. Pure.
+// kernel-way-object.ts - reads the ELF object file that clang compiles from native/bpf/kernel_way.bpf.c. Pure.
 //
-// The file has a section for each program, and for each program the places at which the program refers to a map. `instructionsOf` writes the
-// descriptor of the map into these places, as a loader does (Documentation/bpf/llvm_reloc.rst of Linux).
+// The file has a section for each eBPF program, and for each program a list of the instructions that refer to a map.
+// `instructionsOf` writes the map's descriptor into these instructions, as a loader does
+// (Documentation/bpf/llvm_reloc.rst of Linux).
 
 const SYMBOL_TABLE = 2
 const RELOCATIONS = 9
 const SECTION_BYTES = 64
 const SYMBOL_BYTES = 24
 const RELOCATION_BYTES = 16
-/** The source register that makes a 64-bit load the load of a map's address (BPF_PSEUDO_MAP_FD of linux/bpf.h). */
+/** The source register of a 64-bit load instruction that loads a map's address (BPF_PSEUDO_MAP_FD of linux/bpf.h). */
 const PSEUDO_MAP_FD = 1
 
 interface Section {
   readonly name: string
   readonly type: number
   readonly bytes: Buffer
-  /** For a section of relocations: the index of the section that they change. */
+  /** If this section has relocations: the index of the section that the relocations change. */
   readonly info: number
 }
 
 interface ObjectProgram {
   readonly instructions: Buffer
-  /** The names of the maps, each with the offset of an instruction that refers to it. */
+  /** The names of the maps, each with the offset of an instruction that refers to the map. */
   readonly references: readonly (readonly [offset: number, map: string])[]
 }
 
@@ -33,7 +34,7 @@ export function programsIn(object: Buffer, isLittle: boolean): ReadonlyMap<strin
     return bytes === 4 ? view.getUint32(at, isLittle) : Number(view.getBigUint64(at, isLittle))
   }
   const textAt = (bytes: Buffer, at: number): string => bytes.toString('latin1', at, bytes.indexOf(0, at))
-  if (view.getUint32(0) !== 0x7f454c46) throw new Error('the object file of the kernel programs is not an ELF file')
+  if (view.getUint32(0) !== 0x7f454c46) throw new Error('the object file of the eBPF programs is not an ELF file')
   const [sectionsAt, count, namesIn] = [number(40, 8), number(60, 2), number(62, 2)]
   const rowAt = (index: number): number => sectionsAt + index * SECTION_BYTES
   const bytesOf = (index: number): Buffer => {
@@ -56,7 +57,8 @@ export function programsIn(object: Buffer, isLittle: boolean): ReadonlyMap<strin
       .flatMap(({ bytes }) =>
         Array.from({ length: bytes.length / RELOCATION_BYTES }, (_, index): [number, string] => {
           const at = index * RELOCATION_BYTES
-          // The upper half of `r_info` is the symbol. On a little-endian machine it comes second.
+          // The upper half of the 64-bit member `r_info` is the symbol's index. On a little-endian machine the upper
+          // half is stored second.
           return [wordIn(bytes, at + (isLittle ? 0 : 4)), symbolName(wordIn(bytes, at + (isLittle ? 12 : 8)))]
         }),
       )
@@ -67,7 +69,10 @@ export function programsIn(object: Buffer, isLittle: boolean): ReadonlyMap<strin
   )
 }
 
-/** Returns the program's instructions with the descriptors of its maps, by the maps' names. */
+/**
+ * Returns the program's instructions after writing the maps' descriptors into them. `maps` has the descriptors by the
+ * maps' names.
+ */
 export function instructionsOf(
   { instructions, references }: ObjectProgram,
   maps: Readonly<Record<string, number>>,
@@ -76,8 +81,9 @@ export function instructionsOf(
   const linked = Buffer.from(instructions)
   for (const [at, name] of references) {
     const fd = maps[name]
-    if (fd === undefined) throw new Error(`the kernel programs refer to an unknown map ${name}`)
-    // The registers share a byte; the source register is the upper half of the byte on a little-endian machine.
+    if (fd === undefined) throw new Error(`the eBPF programs refer to an unknown map ${name}`)
+    // The source and destination registers share a byte. The source register is the byte's upper half on a
+    // little-endian machine, and its lower half on a big-endian machine.
     const registers = linked.readUInt8(at + 1)
     linked.writeUInt8(isLittle ? (registers & 15) | (PSEUDO_MAP_FD << 4) : (registers & 0xf0) | PSEUDO_MAP_FD, at + 1)
     if (isLittle) linked.writeInt32LE(fd, at + 4)

@@ -1,8 +1,9 @@
-// kernel-way-peers.ts - promotes peers: decides for which peers the eBPF programs carry the packets, by proofs, and takes a peer back that
-// no longer answers.
+// kernel-way-peers.ts - decides for which peers the eBPF programs carry the packets. A peer is promoted, that is, the
+// programs carry its packets, after a test connection to the peer succeeded (kernel-way-proof.ts). If a promoted peer
+// no longer answers, the engine carries its packets again.
 //
-// The engine has every peer at all times. A peer is promoted by one update of a map, and taken back by another one, so no packet is lost in
-// between.
+// The engine always knows every peer. One update of a map promotes a peer, and one update ends the promotion, so no
+// packet is lost at the change.
 
 import { messageOf } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -17,28 +18,35 @@ import { encodePeer, mapOf, peerKey, PROMOTED, TRIED } from './kernel-way-maps.t
 import type { KernelPrograms } from './kernel-way-programs.ts'
 import { PROOF_BYTES, ProofConnection, type ProofFailure } from './kernel-way-proof.ts'
 
-/** A peer is a candidate if the engine has sent it this number of packets between two calls of `look`. */
+/** weftd tests a peer if the engine has sent it at least this number of packets between two calls of `look`. */
 const BUSY_PACKETS = 10
-/** The maximum numbers of promoted peers, and of proofs that run at the same time. */
+/**
+ * The maximum number of peers whose packets the eBPF programs carry. MOST_PROOFS is the maximum number of simultaneous
+ * test connections.
+ */
 const MOST_PROMOTED = 1_024
 const MOST_PROOFS = 4
-/** The shortest and the longest pause in ms before another proof to a peer whose proof failed. */
+/** The shortest pause in ms after a failed test of a peer until the next test. MOST_RETRY_MS is the longest pause. */
 const RETRY_MS = 10_000
 const MOST_RETRY_MS = 600_000
 /**
- * The times in ms without an answer after which a peer is taken back: while packets arrive from the peer, and while none arrive. A daemon
- * that is stopped for some seconds does not answer, but its kernel continues.
+ * How long, in ms, the eBPF programs carry packets to a peer that answers no `?`, while packets arrive from the peer.
+ * SILENT_MS is the time while no packets arrive. The first time is longer, because the kernel of a daemon that is
+ * stopped for some seconds continues to carry packets.
  */
 const UNANSWERED_MS = 20_000
 const SILENT_MS = 6_000
-/** How long a peer stays promoted after the connection to its daemon ended without a word. It is less than UNCONFIRMED_MS of the peer. */
+/**
+ * How long, in ms, the eBPF programs carry packets to a peer after the connection to the peer's daemon ended without a
+ * `bye`. The time is shorter than UNCONFIRMED_MS, after which the peer's own eBPF programs carry no packets.
+ */
 const ORPHANED_MS = 45_000
-/** The time in ms for which a promoted peer may have no packets. */
+/** After this time, in ms, without packets to or from a peer, the engine carries the peer's packets again. */
 const IDLE_MS = 300_000
 /** The length in bytes of the outer IPv4 and UDP headers. */
 const OUTER_BYTES = 28
 
-/** The options of the tunnel, and the functions that act on the host, as far as the promotion of peers needs them. */
+/** The options of the tunnel and the functions of the host that this file needs. */
 export interface PromotionParts {
   readonly kernel: HostKernel
   readonly log: Log
@@ -46,47 +54,56 @@ export interface PromotionParts {
   /** Returns this host's IPv4 address, to which the engine is bound; undefined if it is bound to none. */
   readonly ownHost: () => Address | undefined
   readonly port: number
-  /** The MTU of the tunnel. */
+  /** The MTU of the tunnel in bytes. */
   readonly mtu: number
   readonly networks: Nets
   readonly subnets: Nets
-  /** Returns the kernel's path MTU between two addresses; 0 if the kernel does not know it. */
+  /** Returns the kernel's path MTU in bytes between two addresses; 0 if the kernel does not know it. */
   readonly pathMtu: (from: string, to: string) => number
 }
 
-/** The programs, as their owner reports them. */
+/** The state of the eBPF programs. */
 interface ProgramsState {
   /** The external interface, which another program may rename. */
   readonly uplink: FollowedLink
-  /** Returns the loaded programs; undefined before they are loaded, and after they are closed. */
+  /** Returns the loaded eBPF programs; undefined before they are loaded, and after they are closed. */
   readonly programs: () => KernelPrograms | undefined
-  /** Returns true while the programs are attached, and no other process takes them over. */
+  /** Returns true while the eBPF programs are attached and no other process is taking them over. */
   readonly isActive: () => boolean
-  /** Called if the kernel refuses to change a map. */
+  /** Called if the kernel refuses to change a map of the eBPF programs. */
   readonly refused: (reason: string) => void
 }
 
-/** A peer's subnet, and the state of its promotion. */
+/** A peer's subnet, and whether the eBPF programs carry the packets to this subnet. */
 interface WayPeer {
   peer: Peer
   /** The subnet as text. */
   readonly name: string
-  /** `tried`: only the packets of a proof take the kernel's way. `kernel`: all packets do that the programs understand. */
+  /**
+   * `engine`: the engine carries all packets to the peer. `tried`: the eBPF programs carry only the packets of a test
+   * connection. `kernel`: the programs carry all packets that they support.
+   */
   state: 'engine' | 'tried' | 'kernel'
-  /** The longest packet in bytes that reaches the peer, as it is in the map. */
+  /** The longest packet in bytes that reaches the peer, equal to the value in the eBPF map. */
   limit: number
-  /** The connection of the last proof that succeeded. */
+  /** The last test connection that succeeded. */
   connection?: ProofConnection | undefined
-  /** True while a proof runs. */
+  /** True while a test connection to the peer runs. */
   isProving: boolean
-  /** The number of proofs that failed one after the other, and the time in ms before which no other proof begins. */
+  /**
+   * The number of tests that failed since the last success. `retryAt` is the time in ms before which no further test
+   * begins.
+   */
   failures: number
   retryAt: number
-  /** The packets that the engine had sent, as of the last `look`. */
+  /** The number of packets that the engine had sent to the peer as of the last `look`. */
   sentBefore: number
-  /** The packets that the engine had received when the connection ended without a word. */
+  /** The number of packets that the engine had received from the peer when the connection ended without a `bye`. */
   receivedAtEnd?: number | undefined
-  /** The packets that the programs had carried as of the last change of that number, and the time of the change in ms. */
+  /**
+   * The number of packets that the eBPF programs have carried between this host and the peer. `carriedAt` is the time
+   * in ms at which the number last changed.
+   */
   carried: number
   carriedAt: number
 }
@@ -102,11 +119,11 @@ const FAILURES: Readonly<Record<ProofFailure, string>> = {
 export class KernelWayPeers {
   readonly #parts: PromotionParts
   readonly #way: ProgramsState
-  /** The peers by their subnet as text. */
+  /** The peers, by their subnet as text. */
   readonly #peers = new Map<string, WayPeer>()
-  /** The peers by their tunnel address as text, from which their proofs come. */
+  /** The peers, by the tunnel address (as text) from which their test connections come. */
   readonly #byAddress = new Map<string, WayPeer>()
-  /** The number of proofs that run now. */
+  /** The number of test connections that run now. */
   #proofs = 0
   #takenBack = 0
   #lastTakenBack: { readonly subnet: string; readonly reason: string } | undefined
@@ -136,23 +153,23 @@ export class KernelWayPeers {
     return count
   }
 
-  /** True if a proof may come from this address of a socket. */
+  /** Returns true if a test connection may come from this source address: the tunnel address of a peer. */
   isPeer(address: string): boolean {
     return this.#byAddress.has(plain(address))
   }
 
-  /** Returns the number of packets that the programs have received from the peer with this address of a socket. */
+  /** Returns the number of packets that the eBPF programs have received from the peer with this tunnel address. */
   carriedFrom(address: string): number {
     const slot = this.#byAddress.get(plain(address))?.peer.slot ?? 0
     return this.#way.programs()?.traffic(slot, process.hrtime.bigint())[2] ?? 0
   }
 
-  /** True if the kernel carries the packets to this subnet. */
+  /** Returns true if the eBPF programs carry the packets to this subnet. */
   carries(subnet: Net): boolean {
     return this.#peers.get(formatNet(subnet))?.state === 'kernel'
   }
 
-  /** Makes the peers equal to these records. */
+  /** Replaces all peers with the peers of these records. */
   setPeers(peers: readonly Peer[]): void {
     const wanted = new Set(peers.map(({ subnet }) => formatNet(subnet)))
     for (const { name, peer } of this.#peers.values()) if (!wanted.has(name)) this.#remove(peer.subnet)
@@ -167,7 +184,10 @@ export class KernelWayPeers {
     }
   }
 
-  /** Takes back the peers that do not answer, and begins proofs. */
+  /**
+   * Makes the engine carry the packets to peers that do not answer, and tests the peers to which the engine sends many
+   * packets.
+   */
   look(): void {
     const now = performance.now()
     const sent = this.#parts.engine.traffic()
@@ -177,22 +197,25 @@ export class KernelWayPeers {
     }
   }
 
-  /** Writes all peers into the maps of newly loaded programs. */
+  /** Writes all peers into the maps of newly loaded eBPF programs. */
   writeAll(): void {
     for (const each of this.#peers.values()) this.#write(each)
   }
 
-  /** Ends all connections of proofs, but leaves the maps as they are. */
+  /** Closes all test connections, but does not change the maps of the eBPF programs. */
   forgetProofs(): void {
     for (const each of this.#peers.values()) this.#forgetProof(each)
   }
 
-  /** Makes the engine carry the packets to all peers, without a report. */
+  /** Makes the engine carry the packets to all peers, without a log line. */
   returnToEngine(): void {
     for (const each of this.#peers.values()) this.#setState(each, 'engine')
   }
 
-  /** Takes back the peers whose hosts the kernel now reaches through another interface, because the programs send only through the uplink. */
+  /**
+   * If the kernel now reaches a peer's host through another interface, makes the engine carry the packets to that peer,
+   * because the eBPF programs send only through the external interface.
+   */
   async checkRoutes(): Promise<void> {
     const promoted = [...this.#peers.values()].filter(({ state }) => state === 'kernel')
     const queries = promoted.map(({ peer }) => ({ to: peer.hosts.ipv4 ?? 0 }))
@@ -202,7 +225,7 @@ export class KernelWayPeers {
         this.#takeBack(each, `its host is no longer reached through ${this.#way.uplink.name}`)
   }
 
-  /** Begins a proof to a peer to which the engine sends many packets. */
+  /** Opens a test connection to the peer if the engine has sent the peer many packets since the last call. */
   #consider(each: WayPeer, sent: Float64Array, now: number): void {
     const slot = each.peer.slot ?? 0
     const packets = sent[slot * SLOT_NUMBERS] ?? 0
@@ -211,12 +234,16 @@ export class KernelWayPeers {
     const host = each.peer.outer === 'ipv4' ? each.peer.hosts.ipv4 : undefined
     if (!isBusy || slot === 0 || host === undefined || each.isProving || now < each.retryAt) return
     if (this.#proofs >= MOST_PROOFS || this.#promoted >= MOST_PROMOTED) return
-    // Datagrams to an address inside the tunnel could come back for ever, which only the engine notices (native/core/circle.h).
+    // Datagrams to an address inside the tunnel could circulate for ever. Only the engine notices that
+    // (native/core/circle.h).
     if (listed(this.#parts.networks).some((network) => netContains(network, host))) return
     void this.#prove(each, host)
   }
 
-  /** Proves the kernel's way to a peer, and promotes the peer. For a promoted peer a failed proof changes nothing. */
+  /**
+   * Opens a test connection to a peer. If the test succeeds, the eBPF programs begin to carry the packets to the peer.
+   * A failed test does not stop them if they carry the packets already.
+   */
   async #prove(each: WayPeer, host: Address): Promise<void> {
     const { log, port, kernel, subnets } = this.#parts
     each.isProving = true
@@ -255,12 +282,15 @@ export class KernelWayPeers {
     }
   }
 
-  /** True if the peer may still be promoted: it has not been removed or replaced, and the programs are attached. */
+  /**
+   * Returns true if the result of a test still counts: the peer has not been removed or replaced, and the eBPF programs
+   * are attached.
+   */
   #isCurrent(each: WayPeer): boolean {
     return this.#peers.get(each.name) === each && this.#way.isActive()
   }
 
-  /** True if the kernel sends packets with this route through the external interface. */
+  /** Returns true if the route leads through the external interface. */
   #isByUplink(answer: RouteAnswer | undefined): boolean {
     return answer !== undefined && 'route' in answer && answer.route.deviceIndex === this.#way.uplink.index
   }
@@ -274,7 +304,10 @@ export class KernelWayPeers {
     if (log.v(1)) log.info(`FastPath: weftd carries the packets to ${each.name}: ${reason}`)
   }
 
-  /** Takes a promoted peer back if it no longer answers, and keeps the length of its packets right. */
+  /**
+   * Makes the engine carry the packets again if the peer no longer answers or has no packets. Updates the longest
+   * packet in the peer's map entry.
+   */
   #watch(each: WayPeer, now: number): void {
     const { connection } = each
     if (!connection) return
@@ -298,8 +331,9 @@ export class KernelWayPeers {
   }
 
   /**
-   * Watches a peer whose daemon ended without a word. Its kernel continues for a minute, and its next daemon proves itself. If the engine
-   * of the next daemon sends packets, but no proof succeeds, that daemon has no FastPath.
+   * Watches a peer whose daemon ended without a `bye`. The peer's eBPF programs continue for a minute. Meanwhile the
+   * peer's next daemon must pass a test connection. If the next daemon's engine sends packets but the test fails, the
+   * next daemon has no FastPath, so this host's engine carries the packets again.
    */
   #watchOrphan(each: WayPeer, silentMs: number): void {
     const received = this.#parts.engine.traffic(each.peer.slot ?? 0)[2] ?? 0
@@ -307,7 +341,7 @@ export class KernelWayPeers {
     if (silentMs > ORPHANED_MS || (received > each.receivedAtEnd && each.failures > 0))
       return this.#takeBack(each, "the peer's weftd has ended")
     const host = each.peer.hosts.ipv4
-    // Try at each call, because the next daemon may begin at any time.
+    // Open a test connection at each call, because the peer's next daemon may start at any time.
     if (!each.isProving && host !== undefined) void this.#prove(each, host)
   }
 
@@ -356,7 +390,7 @@ export class KernelWayPeers {
     const isMoved =
       known.peer.outer !== peer.outer || known.peer.port !== peer.port || known.peer.hosts.ipv4 !== peer.hosts.ipv4
     if (isMoved) {
-      // The proof was about another address.
+      // The test connection showed only that the peer's previous address works, so test the peer again.
       this.#remove(peer.subnet)
       return this.#set(peer)
     }
@@ -386,8 +420,9 @@ export class KernelWayPeers {
   }
 
   /**
-   * Changes a map. If the kernel refuses, for example because the map is full, the programs end for good, because their map may name an
-   * earlier host of a peer. The caller continues: the engine has the peer.
+   * Changes a map of the eBPF programs. If the kernel refuses, for example because the map is full, weftd detaches the
+   * programs permanently, because the map may have an earlier host of a peer. The caller continues, because the engine
+   * knows the peer.
    */
   #changeMap(change: (programs: KernelPrograms) => void): void {
     const programs = this.#way.programs()
@@ -399,7 +434,10 @@ export class KernelWayPeers {
     }
   }
 
-  /** Returns the longest packet in bytes that the kernel may send to the peer. The engine handles longer packets. */
+  /**
+   * Returns the length in bytes of the longest packet that the eBPF programs may send to the peer. The engine handles
+   * longer packets.
+   */
   #limitOf(peer: Peer): number {
     const { mtu, pathMtu, ownHost } = this.#parts
     const [from, to] = [ownHost(), peer.hosts.ipv4]
@@ -413,5 +451,5 @@ export class KernelWayPeers {
   }
 }
 
-/** Returns an address of a socket without the prefix of an IPv4-mapped address. */
+/** Returns a socket's address without the prefix `::ffff:` of an IPv4-mapped address. */
 const plain = (address: string): string => address.replace(/^::ffff:/, '')

@@ -1,5 +1,5 @@
-// kernel-way-programs.ts - the eBPF programs that carry packets for promoted peers: loads them, fills their maps, and attaches them to the
-// TUN and to the external interface.
+// kernel-way-programs.ts - loads the eBPF programs that carry packets for promoted peers (kernel-way-peers.ts), fills
+// their maps, and attaches them to the TUN device and to the external interface.
 
 import { closeSync, readFileSync } from 'node:fs'
 import type { addon } from '../../host/addon.ts'
@@ -18,7 +18,7 @@ import {
 } from './kernel-way-maps.ts'
 import { instructionsOf, programsIn } from './kernel-way-object.ts'
 
-/** The functions of the addon that load programs and attach them. */
+/** The functions of the addon that load and attach eBPF programs. */
 export type Bpf = Pick<
   typeof addon,
   | 'kernelWayObject'
@@ -38,7 +38,10 @@ export type Bpf = Pick<
 type ProgramName = 'egress' | 'ingress' | 'joined'
 const PROGRAMS: readonly ProgramName[] = ['egress', 'ingress', 'joined']
 
-/** Returns the number of CPUs that the kernel may ever have, because a map for each CPU has a value for all of them. */
+/**
+ * Returns the number of CPUs that the kernel supports, including CPUs that are not online, because a map with a value
+ * for each CPU has values for all of them.
+ */
 function possibleCpus(): number {
   const last = /(\d+)\s*$/.exec(readFileSync('/sys/devices/system/cpu/possible', 'latin1'))
   return Number(last?.[1] ?? 0) + 1
@@ -56,7 +59,10 @@ export class KernelPrograms {
   readonly #programs: Readonly<Record<ProgramName, number>>
   readonly #cpus: number
 
-  /** Loads the programs. Throws the addon's Error if the kernel refuses; undefined programs mean that weft was built without clang. */
+  /**
+   * Loads the eBPF programs of the object file `object`. Throws the addon's Error if the kernel refuses a program or a
+   * map.
+   */
   constructor(bpf: Bpf, object: Buffer, cpus: number = possibleCpus()) {
     this.#bpf = bpf
     this.#cpus = cpus
@@ -71,7 +77,7 @@ export class KernelPrograms {
       const found = programsIn(object, IS_LITTLE)
       const programs = PROGRAMS.map((name) => {
         const program = found.get(`tc/${name}`)
-        if (!program) throw new Error(`the object file of the kernel programs lacks ${name}`)
+        if (!program) throw new Error(`the object file of the eBPF programs lacks ${name}`)
         return [name, keep(bpf.loadProgram(instructionsOf(program, this.#maps, IS_LITTLE), `weft_${name}`))] as const
       })
       this.#programs = Object.fromEntries(programs) as Record<ProgramName, number>
@@ -93,14 +99,18 @@ export class KernelPrograms {
     this.#bpf.deleteFromMap(this.#maps[map], key)
   }
 
-  /** Attaches the programs, in place of the programs of an earlier process. Packets pass the earlier or the new programs at any time. */
+  /**
+   * Attaches the eBPF programs in place of those of an earlier process. Each packet passes either the earlier programs
+   * or the new ones.
+   */
   attach({ uplink, tunnel }: Pick<ProgramConfig, 'uplink' | 'tunnel'>): void {
-    // The programs that receive come first: once a peer's packets are sent, this host must understand the answers.
+    // Attach the receiving program first, because this host must understand a peer's replies as soon as it sends
+    // packets.
     this.#bpf.attachProgram({ index: uplink, isEgress: false }, this.#programs.ingress, `${NAME}ingress`)
     this.#bpf.attachProgram({ index: tunnel, isEgress: true }, this.#programs.egress, `${NAME}egress`)
   }
 
-  /** Attaches the program that takes joined packets from the interface with this index. */
+  /** Attaches the eBPF program that receives the merged packets at the interface with this index. */
   attachJoined(index: number): void {
     this.#bpf.attachProgram({ index, isEgress: false }, this.#programs.joined, `${NAME}joined`)
   }
@@ -110,7 +120,7 @@ export class KernelPrograms {
     this.#bpf.detachProgram({ index: uplink, isEgress: false })
   }
 
-  /** Returns the counters of the programs, summed over all CPUs. */
+  /** Returns the counters of the eBPF programs, summed over all CPUs. */
   counters(): Readonly<Record<CounterName, bigint>> {
     const values = new Uint8Array(8 * this.#cpus)
     return Object.fromEntries(
@@ -121,7 +131,9 @@ export class KernelPrograms {
     ) as Record<CounterName, bigint>
   }
 
-  /** Returns the five numbers of a traffic slot, as `Engine.traffic` does. `nowNs` is the time of CLOCK_MONOTONIC in ns. */
+  /**
+   * Returns the five numbers of a traffic slot, as `Engine.traffic` does. `nowNs` is the time of CLOCK_MONOTONIC in ns.
+   */
   traffic(slot: number, nowNs: bigint): Float64Array {
     const values = new Uint8Array(TRAFFIC_BYTES * this.#cpus)
     const numbers = new Float64Array(SLOT_NUMBERS)
@@ -139,14 +151,17 @@ export class KernelPrograms {
     return numbers
   }
 
-  /** Closes the descriptors. Attached programs stay attached, with their maps, until they are detached or replaced. */
+  /**
+   * Closes the descriptors. Attached eBPF programs stay attached, with their maps, until they are detached or replaced.
+   */
   close(): void {
     for (const fd of [...Object.values(this.#programs), ...Object.values(this.#maps)]) closeSync(fd)
   }
 }
 
 /**
- * Returns why the programs would not see each packet: another program is attached before weft's. Undefined if nothing is before them.
+ * Returns a description of a program that runs before weft's eBPF programs and could hide packets from them; undefined
+ * if there is none.
  */
 export function programInFront(bpf: Bpf, hooks: readonly { readonly index: number; readonly isEgress: boolean }[]) {
   for (const hook of hooks) {
@@ -154,15 +169,15 @@ export function programInFront(bpf: Bpf, hooks: readonly { readonly index: numbe
     const filters = bpf.listFilters(hook)
     const own = filters.findIndex(isOwn)
     const before = filters.slice(0, own === -1 ? filters.length : own)
-    // The list is in the order in which the kernel runs the filters.
+    // `filters` is in the order in which the kernel runs the filters.
     const [first] = own === -1 ? before.filter(({ priority }) => priority < OWN_PRIORITY) : before
     if (first) return `the tc filter ${first.name || first.kind} with priority ${first.priority}`
   }
   return undefined
 }
-/** The priority of weft's filters, as in native/io/traffic_control.cc. */
+/** The priority of weft's tc filters, as in native/io/traffic_control.cc. */
 const OWN_PRIORITY = 4096
 
-/** True if weft's programs are attached to all of these hooks. */
+/** Returns true if weft's eBPF programs are attached to all of these hooks. */
 export const areAttached = (bpf: Bpf, hooks: readonly { readonly index: number; readonly isEgress: boolean }[]) =>
   hooks.every((hook) => bpf.listFilters(hook).some(isOwn))

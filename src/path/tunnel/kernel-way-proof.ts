@@ -1,26 +1,35 @@
-// kernel-way-proof.ts - the proof that the kernel's way to a peer works: a TCP transfer whose digest the peer returns.
+// kernel-way-proof.ts - the test connection (proof) to a peer: a TCP transfer whose digest the peer returns. The
+// transfer shows that the eBPF programs of both hosts carry packets undamaged.
 //
-// Each node with a FastPath listens on its tunnel address, on the TCP port that has the number of the backend's UDP port. The node that
-// wants to promote a peer connects to it and sends:
+// Each node with a FastPath listens on its tunnel address, on the TCP port that has the number of the backend's UDP
+// port. A node that tests a peer connects to the peer and sends a line, and then BYTES random bytes:
 //
-//   weft-proof 1 BYTES\n     and then BYTES random bytes. The peer answers with one line:
-//   SHA256 CARRIED\n         the digest in hexadecimal, and how many packets its kernel took out of datagrams meanwhile.
+//   weft-proof 1 BYTES\n
 //
-// The connection stays open. The client sends `?` now and then, and the server answers `!`. If the server's kernel stops to take packets
-// from datagrams, the server sends `bye` first. A server that dies sends nothing: its kernel continues for a minute.
+// The peer answers with one line: the digest in hexadecimal, and the number of packets that its eBPF programs received
+// from the node during the transfer:
+//
+//   SHA256 CARRIED\n
+//
+// The connection stays open. The client sends `?` at intervals, and the server answers `!`. Before the server's eBPF
+// programs are detached, the server sends `bye`. A server that is killed sends no `bye`, because its eBPF programs
+// continue for a minute.
 
 import { createHash, randomBytes } from 'node:crypto'
 import { createServer, connect, type Server, type Socket } from 'node:net'
 
-/** The number of bytes of a proof. A sender's kernel makes superpackets of them, whose segments the proof tests too. */
+/**
+ * The number of random bytes of a test connection. The sender's kernel puts these bytes into superpackets, so the test
+ * also covers the segments of superpackets.
+ */
 export const PROOF_BYTES = 256 << 10
 const MOST_BYTES = 1 << 20
-/** The time in ms in which a proof must be complete. */
+/** A test that takes longer than this time, in ms, has failed. */
 const PROOF_MS = 5_000
 const MOST_CONNECTIONS = 1_024
-/** The maximum number of connections from one peer, so that a peer cannot take the connections of all others. */
+/** The maximum number of connections from one peer, so that one peer cannot use up MOST_CONNECTIONS. */
 const MOST_OF_PEER = 8
-/** The time in ms after which the server closes a connection on which the client asks nothing. */
+/** The time in ms after which the server closes a connection on which the client sends no `?`. */
 const UNASKED_MS = 60_000
 const QUESTION = '?'.codePointAt(0) ?? 0
 const HEAD = /^weft-proof 1 (\d{1,7})\n/
@@ -29,13 +38,13 @@ const MOST_HEAD_BYTES = 32
 const MOST_LINE_BYTES = 256
 
 interface ProofServerOptions {
-  /** True if a connection from this address may be served: it is a peer's tunnel address. */
+  /** Returns true if the address is the tunnel address of a peer, so that the server may serve the connection. */
   readonly isPeer: (address: string) => boolean
-  /** The number of packets that the kernel has carried from the peer with this tunnel address. */
+  /** Returns the number of packets that the eBPF programs have received from the peer with this tunnel address. */
   readonly carriedFrom: (address: string) => number
 }
 
-/** Answers the proofs of peers. */
+/** Serves the test connections of peers. */
 export class ProofServer {
   readonly #options: ProofServerOptions
   readonly #servers: Server[] = []
@@ -61,14 +70,17 @@ export class ProofServer {
     this.#servers.push(server)
   }
 
-  /** Tells the connected peers that this host's kernel will no longer carry packets, and closes. */
+  /**
+   * Informs the connected peers by `bye` that this host's eBPF programs will no longer carry packets, and closes the
+   * connections.
+   */
   leave(): void {
     for (const socket of this.#open) socket.end('bye\n')
     this.#open.clear()
     this.close()
   }
 
-  /** Closes without a word, so that the peers continue to send in the kernel's way. */
+  /** Closes the connections without a `bye`, so that the peers' eBPF programs continue to send packets to this host. */
   close(): void {
     for (const server of this.#servers.splice(0)) server.close()
     for (const socket of this.#open) socket.destroy()
@@ -108,7 +120,8 @@ export class ProofServer {
         const carried = this.#options.carriedFrom(address) - before
         socket.write(`${hash.digest('hex')} ${Math.max(carried, 0)}\n`)
       }
-      // One answer for all questions of a chunk, so that a peer that does not read cannot fill memory.
+      // Send only one `!` for all `?` of a chunk, so that a peer that does not read the answers cannot fill this
+      // process's memory.
       if (!bytes.includes(QUESTION)) return
       if (socket.writableLength > MOST_LINE_BYTES) return void socket.destroy()
       socket.write('!\n')
@@ -116,7 +129,11 @@ export class ProofServer {
   }
 }
 
-/** Why a proof failed. `refused`: no process listens. `silent`: no answer came in time. `wrong`: the bytes arrived damaged. */
+/**
+ * Why a test connection failed. `refused`: no process listens. `silent`: no answer came within PROOF_MS. `wrong`: the
+ * bytes arrived damaged. `not-carried`: the peer's eBPF programs received none of the packets. `left`: the peer sent
+ * `bye`.
+ */
 export type ProofFailure = 'refused' | 'silent' | 'wrong' | 'not-carried' | 'left'
 
 interface ProofTarget {
@@ -125,7 +142,10 @@ interface ProofTarget {
   readonly localAddress: string
 }
 
-/** The client's end of a proof, whose connection then shows that the peer's kernel still carries packets. */
+/**
+ * The client's end of a test connection. After the test, the connection shows that the peer's eBPF programs still carry
+ * packets.
+ */
 export class ProofConnection {
   readonly #socket: Socket
   readonly #proven: Promise<undefined | ProofFailure>
@@ -175,17 +195,20 @@ export class ProofConnection {
     })
   }
 
-  /** Resolves with the reason of a failure; with undefined if the bytes arrived, and the peer's kernel took them out of datagrams. */
+  /**
+   * Resolves with the reason if the test fails. Resolves with undefined if the bytes arrived and the peer's eBPF
+   * programs received the packets.
+   */
   get proven(): Promise<undefined | ProofFailure> {
     return this.#proven
   }
 
-  /** When the peer answered last, by the caller's clock. */
+  /** The time of the peer's last answer, in ms of the clock `now`. */
   get answeredAt(): number {
     return this.#answeredAt
   }
 
-  /** True if the peer has said that its kernel no longer carries packets. */
+  /** True if the peer sent `bye`, because its eBPF programs no longer carry packets. */
   get hasLeft(): boolean {
     return this.#hasLeft
   }
@@ -194,7 +217,7 @@ export class ProofConnection {
     return this.#isClosed
   }
 
-  /** Asks the peer whether it is there. */
+  /** Sends a `?`, which a running peer answers. */
   ask(): void {
     if (!this.#isClosed && this.#socket.writableLength < MOST_LINE_BYTES) this.#socket.write('?')
   }
@@ -207,7 +230,7 @@ export class ProofConnection {
 
 function verdictOn(line: string, digest: string): ProofFailure | undefined {
   const [got = '', carried = ''] = line.split(' ')
-  // A comparison may take any time: only a peer that received the bytes can know the digest.
+  // The comparison needs no constant time, because only a peer that received the bytes can know the digest.
   if (got !== digest) return 'wrong'
   return Number(carried) > 0 ? undefined : 'not-carried'
 }

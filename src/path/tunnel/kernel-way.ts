@@ -1,8 +1,8 @@
-// kernel-way.ts - the life of the eBPF programs that carry the same datagrams as the engine: loads, attaches, confirms and detaches them.
-// kernel-way-peers.ts promotes the peers whose packets the programs carry. docs/design/kernel-way.md describes the programs, the proof,
-// and what stays with the engine.
+// kernel-way.ts - loads, attaches, confirms and detaches the eBPF programs that carry the same datagrams as the engine.
+// kernel-way-peers.ts decides for which peers the programs carry the packets. docs/design/kernel-way.md describes the
+// programs, the test of a peer, and which packets the engine still carries.
 //
-// `look` does all periodic work: the daemon calls it every two seconds.
+// `look` does all periodic work: weftd calls it every two seconds.
 
 import { messageOf } from '../../base/errors.ts'
 import { FollowedLink } from '../../host/links.ts'
@@ -17,16 +17,19 @@ import { KernelWayPeers, type PromotionParts } from './kernel-way-peers.ts'
 import { areAttached, KernelPrograms, programInFront, type Bpf } from './kernel-way-programs.ts'
 import { ProofServer } from './kernel-way-proof.ts'
 
-/** The programs stop to carry packets if no process has confirmed their maps for this time, in ms. */
+/** If no process writes the map `config` for this time, in ms, the eBPF programs carry no packets. */
 const UNCONFIRMED_MS = 60_000
-/** The time in ms between the last word to the peers and the end of the programs. */
+/** The time in ms between the `bye` to the peers and the detachment of the eBPF programs. */
 const FAREWELL_MS = 300
 export interface KernelWayParts extends PromotionParts {
   readonly bpf: Bpf
   /** The name of the external interface. */
   readonly uplink: string
   readonly settings: TunnelSettings
-  /** True if datagrams may be IPv4 or IPv6. The engine must then see this host's probes, which name the family. */
+  /**
+   * True if peers may be reached over IPv4 and IPv6. The engine must then send this host's ICMP packets, because the
+   * reply to a probe must use the outer family that the probe names.
+   */
   readonly hasTwoOuters: boolean
 }
 
@@ -35,7 +38,7 @@ interface Hooks {
   readonly tunnel: number
 }
 
-/** The facts about the uplink after whose change each peer must be proven again. */
+/** The properties of the external interface. If one of them changes, each peer must be tested again. */
 interface Uplink {
   readonly index: number
   readonly mtu: number
@@ -52,22 +55,25 @@ export class KernelWay {
   /** The external interface, which another program may rename. */
   readonly #link: FollowedLink
   #programs: KernelPrograms | undefined
-  /** The hooks of the attached programs; undefined while the programs are not attached. */
+  /** The interfaces to which the eBPF programs are attached; undefined while the programs are not attached. */
   #hooks: Hooks | undefined
-  /** Why the kernel carries no packets; undefined while it may. */
+  /** Why the eBPF programs carry no packets; undefined while they may carry packets. */
   #reason: string | undefined = 'it is not open yet'
   #uplink: Uplink | undefined
   #features = ''
-  /** The choice whether TCP segments are joined, and the indices of the devices that join them; undefined until they exist. */
+  /**
+   * Chooses whether the kernel merges TCP segments. `#join` has the indices of the devices that merge them; undefined
+   * until these devices exist.
+   */
   readonly #joinChoice = new JoinChoice()
   #join: readonly [number, number] | undefined
   /** True after `pause` and `close`, until `resume`. */
   #isPaused = false
-  /** True if the kernel refused the programs, so that no other attempt is made. */
+  /** True if weftd must not attach eBPF programs again, because the kernel refused a program or a map. */
   #isFinal = false
-  /** The last end of the programs, which waits until the peers have heard the farewell. */
+  /** Resolves after the last detachment of the eBPF programs, which waits FAREWELL_MS. */
   #ending: Promise<void> = Promise.resolve()
-  /** True after this process has searched the programs of an earlier process. */
+  /** True after this process has searched for eBPF programs of an earlier process. */
   #isCleared = false
   /** True while a search for IPsec policies runs. */
   #isSearchingPolicies = false
@@ -96,12 +102,12 @@ export class KernelWay {
     }
   }
 
-  /** True if the kernel carries the packets to this subnet. */
+  /** Returns true if the eBPF programs carry the packets to this subnet. */
   carries(subnet: Net): boolean {
     return this.#peers.carries(subnet)
   }
 
-  /** Makes the peers equal to these records. */
+  /** Replaces all peers with the peers of these records. */
   setPeers(peers: readonly Peer[]): void {
     this.#peers.setPeers(peers)
   }
@@ -112,8 +118,8 @@ export class KernelWay {
   }
 
   /**
-   * Confirms the maps, takes back the peers that do not answer, and begins proofs. The daemon calls it every two seconds. An error ends the
-   * kernel's way and never the daemon.
+   * Writes the map `config`, makes the engine carry the packets to peers that do not answer, and tests further peers.
+   * weftd calls it every two seconds. An error detaches the eBPF programs, but never ends weftd.
    */
   look(): void {
     if (!this.#hooks || this.#isPaused) return
@@ -130,8 +136,9 @@ export class KernelWay {
   }
 
   /**
-   * Checks the interfaces, and loads, attaches or detaches the programs. The tunnel calls it first when it is open, and then with each check
-   * of the data path. Does not reject: if the kernel refuses, the engine carries all packets.
+   * Checks the interfaces, and loads, attaches or detaches the eBPF programs. The tunnel calls it after it opened, and
+   * then with each check of the data path. Does not reject: if the kernel refuses the programs, the engine carries all
+   * packets.
    */
   async check(): Promise<void> {
     if (this.#isPaused || this.#isFinal) return
@@ -148,7 +155,10 @@ export class KernelWay {
     }
   }
 
-  /** The counters of the engine to which the packets of the kernel's way are added. */
+  /**
+   * Returns the packets and bytes that the eBPF programs carried, under the names of the engine's counters to which
+   * they are added.
+   */
   counters(): Readonly<Record<string, bigint>> {
     if (!this.#programs) return {}
     const { sent, sentBytes, received, receivedBytes, lost } = this.#programs.counters()
@@ -176,7 +186,10 @@ export class KernelWay {
     return numbers
   }
 
-  /** Stops all work, but leaves the programs as they are: the next process replaces them, and its peers continue. */
+  /**
+   * Stops all work, but leaves the eBPF programs attached. The programs continue to carry packets until the next
+   * process replaces them.
+   */
   pause(): void {
     this.#isPaused = true
     this.#server.close()
@@ -191,7 +204,7 @@ export class KernelWay {
     await this.check()
   }
 
-  /** Takes all peers back, and detaches the programs. */
+  /** Makes the engine carry all packets again, and detaches the eBPF programs. */
   async close(): Promise<void> {
     if (this.#hooks && !this.#isPaused) await this.#end('weftd stops')
     else if (!this.#isPaused) await this.#ending
@@ -201,7 +214,7 @@ export class KernelWay {
     this.#programs = undefined
   }
 
-  /** Attaches the programs, or continues with the attached programs after a change of the uplink. */
+  /** Attaches the eBPF programs, or keeps the attached programs after a change of the external interface. */
   async #follow(uplink: Uplink): Promise<void> {
     const before = this.#uplink
     this.#uplink = uplink
@@ -228,7 +241,7 @@ export class KernelWay {
       this.#peers.writeAll()
     }
     const tun = await kernel.link(engine.tunName)
-    // The tunnel may have passed the data path on, or closed.
+    // During the await, the tunnel may have passed the data path on, or closed.
     if (this.#isPaused || this.#isFinal || !this.#programs) return
     const hooks = { uplink: uplink.index, tunnel: tun?.index ?? 0 }
     const front = programInFront(bpf, hooksOf(hooks))
@@ -243,7 +256,7 @@ export class KernelWay {
       await this.#server.listen(formatAddress(subnet.address), port).catch((error: unknown) => {
         log.warn(`FastPath: peers cannot prove their way to this node: ${messageOf(error)}`)
       })
-    // The programs have ended meanwhile, or the next process needs the port.
+    // During the await, the eBPF programs may have been detached, or the next process may need the port.
     if (this.#isPaused || this.#hooks !== hooks) return this.#server.close()
     log.info(`FastPath: the kernel can carry packets between ${engine.tunName} and ${this.#link.name}`)
   }
@@ -259,7 +272,10 @@ export class KernelWay {
     this.#refuse(reason)
   }
 
-  /** Detaches the programs of an earlier process, which this process does not replace. They know neither its peers nor its rules. */
+  /**
+   * Detaches the eBPF programs of an earlier process if this process does not replace them, because those programs do
+   * not know this process's peers and rules.
+   */
   async #clear(uplink: Uplink): Promise<void> {
     if (this.#isCleared) return
     this.#isCleared = true
@@ -270,13 +286,14 @@ export class KernelWay {
       for (const hook of hooksOf({ uplink: uplink.index, tunnel: tun?.index ?? 0 }))
         if (bpf.listFilters(hook).some(isOwn)) bpf.detachProgram(hook)
     } catch {
-      // The kernel has no tc, or weftd lacks the capability. Programs that stay carry nothing after a minute.
+      // The kernel has no tc, or weftd lacks the capability. eBPF programs that stay attached carry no packets after a
+      // minute.
     }
   }
 
   /**
-   * Takes all peers back, says farewell to those that send in the kernel's way, and detaches the programs. Does not reject. Resolves after
-   * the programs are detached.
+   * Makes the engine carry all packets again, sends `bye` to the connected peers, and detaches the eBPF programs. Does
+   * not reject. Resolves after the programs are detached.
    */
   #end(reason: string): Promise<void> {
     const hooks = this.#hooks
@@ -293,12 +310,12 @@ export class KernelWay {
 
   async #detach(hooks: Hooks): Promise<void> {
     await new Promise((resolve) => setTimeout(resolve, FAREWELL_MS))
-    // Since `pause` the programs may be those of the next process.
+    // After `pause`, the attached eBPF programs may be those of the next process.
     if (this.#isPaused) return
     try {
       this.#programs?.detach(hooks)
     } catch (error) {
-      // The interfaces may be gone. Programs that stay carry nothing after a minute.
+      // An interface may be gone. eBPF programs that stay attached carry no packets after a minute.
       this.#refuse(messageOf(error))
     }
     if (this.#join) await closeJoin(this.#parts.kernel)
@@ -313,7 +330,7 @@ export class KernelWay {
     return { index, mtu, qdisc, isEthernet }
   }
 
-  /** Returns why the kernel must not carry packets; undefined if it may. */
+  /** Returns why the eBPF programs must not carry packets; undefined if they may. */
   async #problemWith(uplink: Uplink): Promise<string | undefined> {
     const { settings, bpf, ownHost } = this.#parts
     const { name } = this.#link
@@ -326,14 +343,17 @@ export class KernelWay {
   }
 
   /**
-   * True if packets between hosts may be encrypted by IPsec. The programs send and receive without a look at the policies, so they would send
-   * such packets in the clear.
+   * Returns true if this host has IPsec policies, which may encrypt packets between hosts. The eBPF programs ignore
+   * IPsec policies, so they would send such packets unencrypted.
    */
   #hasPolicies(): Promise<boolean> {
     return this.#parts.kernel.hasIpsecPolicies()
   }
 
-  /** Ends the programs if IPsec policies have appeared. The kernel reports no event for these, so each `look` searches them. */
+  /**
+   * Detaches the eBPF programs if IPsec policies have appeared. weftd watches no event for new policies, so each `look`
+   * searches for them.
+   */
   #watchPolicies(): void {
     if (this.#isSearchingPolicies) return
     this.#isSearchingPolicies = true
@@ -380,13 +400,14 @@ export class KernelWay {
     })
   }
 
-  /** Lets the kernel join received TCP segments, or stops it, as the link needs. */
+  /** Switches the merging of received TCP segments on or off, as `#joinChoice` decides. */
   #chooseJoin(): void {
     const { kernel, bpf, log } = this.#parts
     const programs = this.#programs
     if (!programs) return
     const isChanged = this.#joinChoice.take(programs.counters())
-    // Without the program at the devices, or without the devices, the kernel would drop all TCP of promoted peers.
+    // Without the eBPF program at the veth devices, or without these devices, the kernel would drop all TCP packets
+    // that are sent to these devices.
     const isLost = this.#join && !areAttached(bpf, [{ index: this.#join[1], isEgress: false }])
     if (isLost) {
       this.#join = undefined
@@ -395,7 +416,7 @@ export class KernelWay {
     if (this.#join || !this.#joinChoice.isOn) return this.#confirm()
     openJoin(kernel, bpf).then(
       (indices) => {
-        // The programs have ended meanwhile.
+        // During the await, the eBPF programs may have been detached.
         if (!this.#hooks) return void closeJoin(kernel)
         if (this.#isPaused) return
         programs.attachJoined(indices[1])
@@ -412,7 +433,7 @@ const hooksOf = ({ uplink, tunnel }: Hooks) => [
   { index: tunnel, isEgress: true },
 ]
 
-/** Describes why the kernel refused the programs. */
+/** Describes why the kernel refused the eBPF programs. */
 function refusalOf(error: unknown): string {
   const { code, log = '' } = error as { readonly code?: string; readonly log?: string }
   if (code === 'EPERM') return 'the kernel refuses eBPF programs: grant CAP_BPF and CAP_NET_ADMIN'

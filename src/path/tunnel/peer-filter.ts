@@ -2,7 +2,7 @@
 // exists.
 //
 // If leases conflict, the winner depends only on these leases, not on the order in which they arrived. So after a
-// change the filter judges again only the changed leases and the leases that conflict with them.
+// change the filter checks only the changed leases and the leases that conflict with them.
 
 import type { Log } from '../../base/log.ts'
 import {
@@ -15,14 +15,16 @@ import {
   type OwnLease,
 } from '../../control/lease/lease.ts'
 import {
-  familiesOf,
   FAMILY_NAMES,
+  familiesOf,
   familyOf,
   formatAddress,
   formatNet,
   isOneHost,
   netContains,
+  netKey,
   netText,
+  type AddressKey,
   type Family,
   type Net,
 } from '../../net/address.ts'
@@ -57,8 +59,8 @@ export interface PeerFilterOptions<N extends Net = Net> {
    */
   readonly network: N
   /**
-   * True in a dual-stack network, which has one filter for each family. A lease with only one family is judged and
-   * logged only by the filter of that family.
+   * True in a dual-stack network, which has one filter for each family. Only the filter of its family checks and logs
+   * a lease with only one family.
    */
   readonly isOneOfTwo?: boolean
   /**
@@ -78,7 +80,7 @@ export interface PeerFilterOptions<N extends Net = Net> {
  * virtual machine and its clone may, one host would get the packets of both.
  */
 interface Identity {
-  /** The name of the property for messages, such as `MAC`. */
+  /** The name of the property, such as `MAC`, as messages show it. */
   readonly name: string
   /** The value of the property that this node has. */
   readonly own: string
@@ -102,10 +104,10 @@ function isNewer(a: Lease, b: Lease): boolean {
 }
 
 /** Groups leases by a value that should be unique, such as the subnet, and finds the newest lease of each group. */
-class LeaseConflicts<Value, L extends Lease> {
-  /** The newest lease of each group, which wins the conflict. */
+class LeaseConflicts<Value extends AddressKey, L extends Lease> {
+  /** For each value, the newest of the leases that have the value. This lease wins the conflict. */
   readonly #newest = new Map<Value, L>()
-  /** For each group, the leases that lose the conflict. A group of one lease has no entry. */
+  /** For each value that several leases have, all of these leases except the newest. */
   readonly #others = new Map<Value, readonly L[]>()
 
   newest(value: Value): L | undefined {
@@ -132,16 +134,6 @@ class LeaseConflicts<Value, L extends Lease> {
 }
 
 /**
- * Returns a number that is unique for each subnet, for use as a map's key. V8 hashes a bigint by its low 64 bits, which
- * are 0 for all /64 subnets. So the high bits are mixed into the low bits; otherwise each lookup would compare all
- * entries.
- */
-const numberOf = (net: Net): number | bigint =>
-  typeof net.address === 'number'
-    ? net.address * 64 + net.prefixLength
-    : (BigInt(net.prefixLength) << 128n) | (net.address ^ (net.address >> 64n))
-
-/**
  * The type of a usable lease in a network of type N. If the family is not known at compile time, the type is `Lease`,
  * and callers use `sideOf`.
  */
@@ -151,7 +143,7 @@ type PeerOf<N extends Net> = N['address'] extends number
     ? FamilyLease<'ipv6'>
     : Lease
 
-/** A lease that must be judged because of a change. */
+/** A lease that must be checked again because of a change. */
 interface Judged<L extends Lease> {
   /** The usable peer before the change; undefined if the lease was not a usable peer. */
   readonly before: L | undefined
@@ -169,7 +161,7 @@ export class PeerFilter<N extends Net = Net> {
   /** The leases, by key, that are valid by themselves but lose against a newer lease. */
   #losing = new Map<string, PeerOf<N>>()
   /** The leases of `#peers` and `#losing`, grouped by subnet to find conflicts. */
-  #bySubnet = new LeaseConflicts<number | bigint, PeerOf<N>>()
+  #bySubnet = new LeaseConflicts<AddressKey, PeerOf<N>>()
   /** The newest lease of each subnet, grouped by identity (such as the MAC) to find conflicts. */
   #byIdentity = new LeaseConflicts<string, PeerOf<N>>()
   /** The keys of the unusable leases. The reason for each was logged when the lease became unusable. */
@@ -182,9 +174,9 @@ export class PeerFilter<N extends Net = Net> {
   }
 
   /**
-   * Judges the leases `leases`, except this node's own. `touched` lists the lease keys that may differ from the last
-   * call; if it is left out, all may differ. Returns, by key, the earlier lease of each peer that was added
-   * (undefined), changed or removed. Returns undefined if all peers may have changed.
+   * Decides which of `leases` are peers, except this node's own lease. `touched` lists the lease keys that may differ
+   * from the last call; if it is left out, all may differ. Returns, by key, the earlier lease of each peer that was
+   * added (undefined), changed or removed. Returns undefined if all peers may have changed.
    */
   take(
     leases: ReadonlyMap<string, Lease>,
@@ -227,9 +219,9 @@ export class PeerFilter<N extends Net = Net> {
       if (typeof judged === 'string') this.#decide(key, undefined, judged, logged)
       else if (judged) sound.push(judged)
     }
-    for (const lease of sound) this.#bySubnet.add(this.#subnetNumber(lease), lease)
+    for (const lease of sound) this.#bySubnet.add(this.#subnetKey(lease), lease)
     for (const lease of identity ? sound : []) {
-      const isNewest = this.#bySubnet.newest(this.#subnetNumber(lease)) === lease
+      const isNewest = this.#bySubnet.newest(this.#subnetKey(lease)) === lease
       const name = isNewest ? identity?.of(lease) : undefined
       if (name !== undefined) this.#byIdentity.add(name, lease)
     }
@@ -239,7 +231,7 @@ export class PeerFilter<N extends Net = Net> {
   #takeTouched(leases: ReadonlyMap<string, Lease>, touched: Iterable<string>): Map<string, PeerOf<N> | undefined> {
     const judged = new Map<string, Judged<PeerOf<N>>>()
     /** For each subnet that a changed lease has or had, the newest lease before the change. */
-    const newestBefore = new Map<number | bigint, PeerOf<N> | undefined>()
+    const newestBefore = new Map<AddressKey, PeerOf<N> | undefined>()
     for (const key of new Set(touched)) {
       const before = this.#peers.get(key)
       const was = before ?? this.#losing.get(key)
@@ -248,11 +240,11 @@ export class PeerFilter<N extends Net = Net> {
       const is = typeof alone === 'string' ? undefined : alone
       judged.set(key, { before, unsound: typeof alone === 'string' ? alone : undefined })
       for (const each of [was, is]) {
-        const subnet = each && this.#subnetNumber(each)
+        const subnet = each && this.#subnetKey(each)
         if (subnet !== undefined && !newestBefore.has(subnet)) newestBefore.set(subnet, this.#bySubnet.newest(subnet))
       }
-      if (was) this.#bySubnet.remove(this.#subnetNumber(was), was)
-      if (is) this.#bySubnet.add(this.#subnetNumber(is), is)
+      if (was) this.#bySubnet.remove(this.#subnetKey(was), was)
+      if (is) this.#bySubnet.add(this.#subnetKey(is), is)
       this.#peers.delete(key)
       this.#losing.delete(key)
       if (is) this.#losing.set(key, is) // until `#decide`
@@ -266,7 +258,7 @@ export class PeerFilter<N extends Net = Net> {
    * Returns the keys of the leases that share a subnet or an identity with a changed lease. Also updates `#byIdentity`
    * for the subnets that now have another newest lease.
    */
-  #keysInConflict(newestBefore: ReadonlyMap<number | bigint, PeerOf<N> | undefined>): Set<string> {
+  #keysInConflict(newestBefore: ReadonlyMap<AddressKey, PeerOf<N> | undefined>): Set<string> {
     const { identity } = this.#options
     const keys = new Set<string>()
     const identities = new Set<string>()
@@ -284,7 +276,10 @@ export class PeerFilter<N extends Net = Net> {
     return keys
   }
 
-  /** Decides about each judged lease. Returns, by key, the earlier lease of each peer that differs now. */
+  /**
+   * Decides for each checked lease whether it is a peer. Returns, by key, the earlier lease of each peer that differs
+   * now.
+   */
   #decideEach(judged: ReadonlyMap<string, Judged<PeerOf<N>>>): Map<string, PeerOf<N> | undefined> {
     const changed = new Map<string, PeerOf<N> | undefined>()
     for (const [key, { before, unsound }] of judged) {
@@ -307,7 +302,7 @@ export class PeerFilter<N extends Net = Net> {
   }
 
   /**
-   * Judges the lease without a comparison with other leases. Returns the peer if the lease is valid, and the reason as
+   * Checks the lease without a comparison with other leases. Returns the peer if the lease is valid, and the reason as
    * text if it is not. Returns undefined if the lease must be skipped without a log line, for example because the other
    * address family's filter logs the reason.
    */
@@ -356,7 +351,7 @@ export class PeerFilter<N extends Net = Net> {
    */
   #whyLosing(lease: PeerOf<N>): string | undefined {
     const { identity } = this.#options
-    const first = this.#bySubnet.newest(this.#subnetNumber(lease))
+    const first = this.#bySubnet.newest(this.#subnetKey(lease))
     if (first && first.key !== lease.key && isOfOneNode(first.attrs, lease.attrs)) return ''
     if (first && first.key !== lease.key)
       return this.#losesAgainst(first, lease, `subnet ${formatNet(this.#subnetOf(lease))}`)
@@ -382,8 +377,8 @@ export class PeerFilter<N extends Net = Net> {
     return sideOf(lease, this.#family).subnet
   }
 
-  #subnetNumber(lease: Lease): number | bigint {
-    return numberOf(this.#subnetOf(lease))
+  #subnetKey(lease: Lease): AddressKey {
+    return netKey(this.#subnetOf(lease))
   }
 
   #isWithin({ subnet }: Lease, whole: Net): boolean {

@@ -91,7 +91,7 @@ export interface TunnelKind {
    * process forwards, because that process would create the device again.
    */
   readonly clear?: () => Promise<void>
-  /** True if eBPF programs may carry the packets to peers to which they were proven to work (kernel-way.ts). */
+  /** True if eBPF programs may carry the packets to each peer that passed a test connection (kernel-way-proof.ts). */
   readonly fastPath?: boolean
   /** True if packets to peers on the same link use a route to the peer's host instead of the tunnel. */
   readonly directRouting?: boolean

@@ -1,4 +1,5 @@
-// tunnel-peers.ts - the peers of a tunnel: judges the leases, and gives the peers' records to the engine.
+// tunnel-peers.ts - the peers of a tunnel: decides which leases are usable peers, and gives the peers' records to the
+// engine.
 
 import { sideOf, type Lease } from '../../control/lease/lease.ts'
 import { familyOf, type Family } from '../../net/address.ts'
@@ -23,7 +24,7 @@ export class TunnelPeers {
   readonly #slots: TrafficSlots
   /** The engine that gets the records; undefined until the engine runs. */
   #engine: Engine | undefined
-  /** The kernel's programs, which get each peer's record too; undefined if there are none. */
+  /** The eBPF programs, which get each peer's record too; undefined if there are none. */
   #kernelWay: Pick<KernelWay, 'setPeers' | 'change' | 'traffic'> | undefined
   /** Logs the senders of refused packets; undefined until the tunnel is open. */
   #unknownSenders: UnknownSenderLog | undefined
@@ -40,7 +41,7 @@ export class TunnelPeers {
     this.#slots = slots
   }
 
-  /** Judges the leases that are known before the engine runs. */
+  /** Decides which of the leases that are known before the engine runs are usable peers. */
   takeFirst(leases: ReadonlyMap<string, Lease>, ownKey: string): void {
     for (const { filter } of this.#innerFamilies.all) filter.take(leases, ownKey)
     this.#slots.keep(this.#innerFamilies.keys())
@@ -65,7 +66,10 @@ export class TunnelPeers {
     this.#slots.counted = (slot) => engine.traffic(slot)
   }
 
-  /** Gives the records of all peers, and all further changes, to the kernel's programs too. Their traffic is added to the engine's. */
+  /**
+   * Gives the records of all peers, and all further changes, to the eBPF programs too. Adds the programs' traffic to
+   * that of the engine.
+   */
   followKernelWay(to: Pick<KernelWay, 'setPeers' | 'change' | 'traffic'>): void {
     this.#kernelWay = to
     to.setPeers(this.#all())
@@ -84,8 +88,8 @@ export class TunnelPeers {
   }
 
   /**
-   * Makes the peers equal to the usable leases of `leases`. If `touched` is given, only leases with a key in it differ
-   * from the last call.
+   * Makes the peers equal to the usable leases of `leases`. If `touched` is given, only leases whose key is in
+   * `touched` differ from the last call.
    */
   async apply(leases: ReadonlyMap<string, Lease>, ownKey: string, touched?: ReadonlySet<string>): Promise<void> {
     const changes = this.#innerFamilies.all.map((inner) => [inner, inner.filter.take(leases, ownKey, touched)] as const)

@@ -3,7 +3,7 @@
 //
 // `Tunnel.open` has these steps. Until step 3 an earlier process may forward.
 // 1. It refuses a network that is already routed to a foreign device.
-// 2. It judges the known leases, and gives a traffic slot to each peer.
+// 2. It decides which of the known leases are usable peers, and gives a traffic slot to each peer.
 // 3. It takes over the open descriptors of the predecessor, if there is a predecessor. From this step on no process
 // forwards, and packets wait in the descriptors.
 // 4. The session manager continues the predecessor's sessions, and gets the peers.
@@ -14,8 +14,8 @@
 // 7. The session manager begins: it sends handshakes, and answers the handshakes of peers.
 // 8. It configures the TUN: MTU, address, route. Packets flow through a new TUN from this step on.
 // 9. It loads the code that logs unknown senders.
-// 10. If the configuration allows it, it begins to load the kernel's programs (kernel-way.ts). It does not wait for
-// them.
+// 10. If the configuration allows FastPath, it begins to load the eBPF programs (kernel-way.ts), and does not wait
+// until they are loaded.
 
 import { messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -89,8 +89,8 @@ export function checkNetwork(config: NetworkConfig, own: Addresses, log: Log): v
     if (!range || address === undefined || !netContains(range.network, address)) continue
     const last = netAround(range.subnetMax, range.subnetLength)
     const mayLease = address >= range.subnetMin && (address < range.subnetMax || netContains(last, address))
-    // Warn, because such a network works only if all peers are on links of this host: the kernel prefers a link's route
-    // to the network's route, because the link's prefix is longer.
+    // Warn, because a network with this node's own address works only if all peers are on links of this host: the
+    // kernel prefers a link's route to the network's route, because the link's prefix is longer.
     log.warn(
       `the network ${formatNet(range.network)} contains this node's own address ${formatAddress(address)}` +
         `${mayLease ? ', and may lease it to containers' : ''}: datagrams to peers behind a router go into the tunnel; ` +
@@ -159,7 +159,7 @@ function engineConfig(
   }
 }
 
-/** The state of a FastPath whose programs are not loaded yet. */
+/** The state of a FastPath whose eBPF programs are not loaded yet. */
 const NOT_OPEN: FastPath = {
   isActive: false,
   reason: 'the programs are not loaded yet',
@@ -199,7 +199,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   readonly #innerFamilies: InnerFamilies
   /** The outer family, the endpoint and the path MTU for each peer. */
   readonly #underlay: Underlay
-  /** The object that judges the leases, and gives the peers' records to the engine. */
+  /** The object that decides which leases are usable peers, and gives the peers' records to the engine. */
   readonly #peers: TunnelPeers
   /** For each family of inner packets, the object that configures the TUN device and repairs its configuration. */
   readonly #devices: ReadonlyMap<Family, TunDevice>
@@ -216,7 +216,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   #isUnapplied = false
   /** The name of the TUN device as of the last `resync`. */
   #knownName: string
-  /** The kernel's programs that carry packets for promoted peers; undefined if the configuration does not allow them. */
+  /** The eBPF programs that carry packets to some peers; undefined if the configuration does not allow them. */
   #kernelWay: KernelWay | undefined
   /** True after `close` was called. */
   #isClosing = false
@@ -309,7 +309,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     tunnel.#logStart()
     if (kind.fastPath)
       tunnel.#inTurn(() => tunnel.#openKernelWay()).catch((error: unknown) =>
-        parts.log.error(`FastPath: the kernel's programs cannot be used: ${messageOf(error)}`),
+        parts.log.error(`FastPath: the eBPF programs cannot be used: ${messageOf(error)}`),
       )
     return tunnel
   }
@@ -404,14 +404,14 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     return this.#kernelWay?.state ?? (this.#kind.fastPath ? NOT_OPEN : undefined)
   }
 
-  /** Describes how packets reach a peer: through the engine, through the kernel's programs, or by a direct route. */
+  /** Describes how packets reach a peer: through the engine, through the eBPF programs, or by a direct route. */
   #sideOf(inner: InnerFamily, peer: Lease): PathSide {
     const side = inner.pathSide(peer)
     const isByKernel = side.way === 'tunnel' && this.#kernelWay?.carries(sideOf(peer, inner.family).subnet)
     return isByKernel ? { ...side, way: 'kernel' } : side
   }
 
-  /** Loads the code of the kernel's programs, and gives them the peers. */
+  /** Loads kernel-way.ts and its eBPF programs, and gives the peers to the programs. */
   async #openKernelWay(): Promise<void> {
     if (this.#isClosing) return
     const { KernelWay: Way } = await import('./kernel-way.ts')

@@ -106,8 +106,8 @@ export class Underlay {
   choose(key: string, family: Family): void {
     if (family === this.#kind.outer) this.#chosen.delete(key)
     else this.#chosen.set(key, family)
-    // Forget the limits of the peer's packets, because the search found them over the earlier outer family, and the
-    // path over the new family may differ.
+    // Forget the limits of the peer's packets, because the path MTU search found them over the earlier outer family,
+    // and the path over the new family may differ.
     for (const inner of FAMILIES)
       this.#limits[inner] = new Map([...this.#limits[inner]].filter(([each]) => each !== key))
   }
@@ -126,8 +126,8 @@ export class Underlay {
   }
 
   /**
-   * Sets the lengths in bytes of the longest packets that the search found, by lease key. Returns the keys whose limit
-   * has changed.
+   * Sets the lengths in bytes of the longest packets that the path MTU search found, by lease key. Returns the keys
+   * whose limit has changed.
    */
   setLimits(bytes: ReadonlyMap<string, number>, inner: Family): readonly string[] {
     const before = this.#limits[inner]
@@ -137,8 +137,8 @@ export class Underlay {
   }
 
   /**
-   * Returns the length in bytes of the longest packet that the kernel sends to the peer, without the limits of the
-   * search for the path MTU.
+   * Returns the length in bytes of the longest packet to the peer according to the kernel's path MTU. Ignores the
+   * limits that weftd's own search for the path MTU found.
    */
   knownMtu(peer: Lease, inner: Family): number {
     const { mtu, overhead, overheadOf = () => overhead } = this.#kind

@@ -16,9 +16,9 @@ export class UnknownSenderLog {
   readonly #filter: FilterOptions
   readonly #log: Log
   readonly #now: () => number
-  /** Returns all peers. Called only when a refused sender is judged and the peer table is not built yet. */
+  /** Returns all peers. Called only when a refused sender is checked again and the peer table is not built yet. */
   #peers: () => readonly Peer[] = () => []
-  /** The table of all peers; undefined until a refused sender is judged. */
+  /** The table of all peers; undefined until a refused sender is checked again. */
   #table: PeerTable | undefined
   /** The senders that were passed to the previous call of `report`. */
   #before: readonly UnknownSender[] = []
@@ -57,7 +57,7 @@ export class UnknownSenderLog {
     const early = new Set<string>()
     for (const sender of before) {
       const from = formatAddress(sender.from)
-      // Judge the packet again, because the peers may have changed since the engine refused the packet. The packet may
+      // Check the packet again, because the peers may have changed since the engine refused the packet. The packet may
       // now be acceptable, or be refused for another reason.
       const reason = reasonToDrop(this.#filter, known, sender)
       if (reason === undefined) {

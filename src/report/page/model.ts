@@ -1,10 +1,11 @@
 // model.ts - derives the content of the page from the status: peers, verdict, changes, items of the map. Pure.
 
 import {
-  compareAddresses,
   FAMILIES,
-  familiesOf,
   FAMILY_NAMES,
+  addressKey,
+  compareAddresses,
+  familiesOf,
   formatNet,
   listed,
   netAround,
@@ -350,7 +351,8 @@ export function placesOf(peers: readonly Peer[], most = MOST_PLACES): readonly P
     }))
   const addresses = peers.map(({ net }) => net?.address ?? 0)
   let bits = peers.reduce((longest, { net }) => Math.max(longest, net?.prefixLength ?? 0), 0)
-  for (; bits > 0; bits--) if (new Set(addresses.map((each) => netAround(each, bits).address)).size <= most) break
+  for (; bits > 0; bits--)
+    if (new Set(addresses.map((each) => addressKey(netAround(each, bits).address))).size <= most) break
   const groups = new Map<string, Peer[]>()
   peers.forEach((peer, at) => {
     const name = formatNet(netAround(addresses[at] ?? 0, bits))

@@ -1,4 +1,4 @@
-// checks.ts - the checks of `weft doctor`, each of which judges the facts that facts.ts gathered. Pure.
+// checks.ts - the checks of `weft doctor`, each of which evaluates the facts that facts.ts gathered. Pure.
 //
 // A check reports a fault only if the facts prove it, so that a healthy host has no findings. findings.ts lists all
 // possible findings.

@@ -1,4 +1,4 @@
-// facts.ts - gathers the facts about this host that weft doctor judges in checks.ts.
+// facts.ts - gathers the facts about this host that weft doctor evaluates in checks.ts.
 
 import { open, readFile } from 'node:fs/promises'
 import { get as httpGet } from 'node:http'

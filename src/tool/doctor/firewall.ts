@@ -234,8 +234,9 @@ function fixOf({ name, base, side, isFlannels }: Dropped, all: readonly Dropped[
     const packets = all.filter(({ packet }) => packet.chain === chain).map(({ packet }) => packet)
     const [packet] = packets
     if (!packet) return []
-    const hosts = [...new Set(packets.map(({ source, destination }) => (chain === 'INPUT' ? source : destination)))]
-    const [named, port] = [hosts.slice(0, COMMAND_PEERS).map(formatAddress), packet.port]
+    const texts = packets.map(({ source, destination }) => formatAddress(chain === 'INPUT' ? source : destination))
+    const hosts = [...new Set(texts)]
+    const [named, port] = [hosts.slice(0, COMMAND_PEERS), packet.port]
     const isIn = chain === 'INPUT'
     if (!base)
       return `\`${tool} -I ${chain} -p ${packet.protocol}${port === undefined ? '' : ` --dport ${port}`} -${isIn ? 's' : 'd'} ${named.join(',')} -j ACCEPT\``

@@ -132,7 +132,10 @@ async function help(): Promise<string> {
   return `Usage: weft COMMAND [OPTION]... [ARGUMENT]...\n\n${lines}\nThe daemon is weftd; see weftd --help.\n`
 }
 
-/** Returns the C library and its version, such as `glibc 2.36`. The report of Node.js has no version of a C library other than glibc. */
+/**
+ * Returns the C library and its version, such as `glibc 2.36`. The report of Node.js has no version of a C library
+ * other than glibc.
+ */
 function libc(): string {
   const { header } = process.report.getReport() as { readonly header: { readonly glibcVersionRuntime?: string } }
   return header.glibcVersionRuntime === undefined ? 'musl' : `glibc ${header.glibcVersionRuntime}`

@@ -4,6 +4,7 @@ import fc from 'fast-check'
 import { Address6 } from 'ip-address'
 import { describe, expect, it } from 'vitest'
 import {
+  addressKey,
   addressText,
   compareAddresses,
   formatAddress,
@@ -11,6 +12,7 @@ import {
   netAround,
   listed,
   netContains,
+  netKey,
   netSize,
   netsOf,
   netsOverlap,
@@ -302,4 +304,12 @@ it.each([
   [1n, 9, 1],
 ])('sorts %d and %d: %d', (a, b, expected) => {
   expect(compareAddresses(a, b)).toBe(expected)
+})
+
+it('gives each address and each network a key of its own, which is a number or a text', () => {
+  const addresses = [0, 0n, 1, 1n, 16, 16n, (0xfd88n << 112n) + 1n, (0xfd89n << 112n) + 1n]
+  const nets = [parseNet('10.5.1.0/24'), parseNet('10.5.1.0/25'), parseNet('fd00::/64'), parseNet('fd00::/65')]
+  const keys = [...addresses.map(addressKey), ...nets.map((each) => netKey(each!))]
+  expect(new Set(keys).size).toBe(12)
+  expect(keys.filter((key) => typeof key === 'bigint')).toEqual([])
 })

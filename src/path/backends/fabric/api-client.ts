@@ -43,7 +43,7 @@ interface ApiClientOptions {
 }
 
 export class ApiClient {
-  /** For each origin, the time by `now` in ms before which its server accepts no request. */
+  /** For each origin, the time in ms of the clock `#now` before which its server accepts no request. */
   readonly #notBefore = new Map<string, number>()
   readonly #answerMs: number
   readonly #answerBytes: number
@@ -128,7 +128,9 @@ export function whereOf({ method, url }: Pick<ApiRequest, 'method' | 'url'>): st
  */
 const SECRET_HEADER = /authorization|token|credential|cookie|secret|key/i
 
-/** Replaces secrets in a text that a server sent, also if the server percent-encoded the secrets or wrote them as JSON. */
+/**
+ * Replaces secrets in a text that a server sent, also if the server percent-encoded the secrets or wrote them as JSON.
+ */
 export function hideIn(text: string, secrets: readonly string[]): string {
   const forms = secrets.flatMap((secret) => {
     const inJson = JSON.stringify(secret).slice(1, -1)
@@ -137,7 +139,7 @@ export function hideIn(text: string, secrets: readonly string[]): string {
     const encoded = encodeURIComponent(secret)
     return [...raw, encoded, encodeURIComponent(encoded)]
   })
-  // Replace the longest form first, because a secret can contain another one.
+  // Replace the longest form first, because a secret can contain another secret.
   const longestFirst = forms.filter(({ length }) => length > 3).toSorted((a, b) => b.length - a.length)
   return longestFirst.reduce((left, secret) => left.replaceAll(secret, HIDDEN), text)
 }

@@ -58,7 +58,7 @@ export class AwsPublisher implements Publisher {
     const own = await this.#findInterface(read)
     log.info(`Found ${own.id} that has ${formatAddress(address)} IP address.`)
     const domain = await read('services/domain')
-    /** The URL of a service; the variables are those that AWS's own tools read. */
+    /** Returns the URL of a service. AWS's own tools read the same environment variables. */
     const urlOf = (service: string): string => {
       const given = environment[`AWS_ENDPOINT_URL_${service.toUpperCase()}`] ?? environment['AWS_ENDPOINT_URL']
       if (given === undefined) requireDomain(domain)

@@ -11,7 +11,7 @@ import { readMetadataJson } from './metadata.ts'
 import { elementsAt, textAt, tryXml } from './xml.ts'
 
 type Environment = Readonly<Record<string, string | undefined>>
-/** Access keys, with the member names of AWS's servers. */
+/** Access keys as a JSON object, with the member names that AWS's servers use. */
 export type JsonKeys = Readonly<Record<string, unknown>>
 
 const STS_VERSION = '2011-06-15'
@@ -95,7 +95,7 @@ export async function containerKeys(
     return await readMetadataJson(client, url, token === undefined ? {} : { authorization: token }, signal)
   } catch (error) {
     if (signal.aborted || !isWeftError(error)) throw error
-    // On ECS any process of the host that knows the path gets the keys.
+    // Remove the URL's path from the message, because on ECS any process of the host that knows the path gets the keys.
     throw new WeftError('FABRIC', hideIn(error.message, [new URL(url).pathname]), {
       remedy: 'check the variables AWS_CONTAINER_CREDENTIALS_... and AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE',
     })

@@ -70,8 +70,8 @@ export async function findMetadata(
 
 /**
  * Checks a name from the metadata server, and returns the name, which becomes a part of a URL's host. Throws WeftError
- * FABRIC if the text is not a name without dots, because requests with credentials would then go to another host, such as
- * to a customer's bucket in the cloud's domain.
+ * FABRIC if the text is not a name without dots, because requests with credentials would then go to another host, such
+ * as to a customer's bucket in the cloud's domain.
  */
 export function requireHostName(what: string, name: string): string {
   if (/^[a-z\d-]+$/i.test(name)) return name

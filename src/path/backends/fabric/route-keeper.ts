@@ -53,7 +53,7 @@ export class RouteKeeper {
   #wasThere = false
   /** The number of routes in the fullest table at the last check. */
   #routes = 0
-  /** The limit of a table that is nearly full, as a number of routes; 0 if no table is nearly full. */
+  /** The maximum number of routes of a table that is nearly full; 0 if no table is nearly full. */
   #nearLimit = 0
   /** The number of routes at the last warning, by table. */
   readonly #warnedAt = new Map<string, number>()
@@ -175,7 +175,7 @@ export class RouteKeeper {
 
   /**
    * Adds the route to one table if the table lacks it. Returns true if the route was added. Throws WeftError FABRIC if
-   * another route is in the way.
+   * a live route to this node's subnet leads to another target.
    */
   async #ensure(table: RouteTable, signal: AbortSignal): Promise<boolean> {
     if (table.isBlind) return this.#putBlindly(table, signal)

@@ -48,7 +48,8 @@ export function signV4(
   const names = Object.keys(headers).toSorted()
   // The path of a URL is encoded already. Every service but S3 encodes the path again.
   const path = service === 's3' ? pathname : pathname.split('/').map(encoded).join('/')
-  // Sort by name and then by value, without the equals sign, because a digit precedes the sign.
+  // Sort by name and then by value. An order of the joined texts `name=value` would differ, because digits precede the
+  // equals sign.
   const query = [...searchParams]
     .map(([name, value]) => [encoded(name), encoded(value)] as const)
     .toSorted((a, b) => compare(a[0], b[0]) || compare(a[1], b[1]))

@@ -92,8 +92,8 @@ export class IpsecConnections {
   /** The wanted connections that, at the last call of `keys`, had no keys and for which charon negotiated none. */
   #idle: ReadonlySet<string> = new Set()
   /**
-   * For each connection, the start of the pause before the next request to negotiate keys (the last request, or the
-   * loss of the keys, in ms of performance.now()), and the length of the pause in ms.
+   * For each connection: the time, in ms of performance.now(), of the last request to negotiate keys or of the loss of
+   * the keys, and the pause, in ms, from that time to the next request.
    */
   readonly #asked = new Map<string, { readonly at: number; readonly ms: number }>()
   /** Called after charon has negotiated or deleted keys, or was started again. */
@@ -359,7 +359,7 @@ export class IpsecConnections {
     }
   }
 
-  /** Returns flanneld's name for the child of a connection. */
+  /** Returns flanneld's name for the child association (CHILD_SA) of the connection to a peer. */
   #childOf({ subnet }: PolicyPeer): string {
     return `${this.#options.own.subnet}-${subnet}`
   }

@@ -28,8 +28,8 @@ const AGAIN_MS = 5_000
 const MISSING_MS = 4_000
 
 /**
- * Returns an IPv4 address of this host that is within the network. A host behind NAT has another address than its public
- * IP, and both count, because weftd must not block packets between hosts.
+ * Returns an IPv4 address of this host that is within the network. A host behind NAT has another address than its
+ * public IP, and both count, because weftd must not block packets between hosts.
  */
 export function hostWithin(network: Net, publicIp: Address, address: Address | undefined): string | undefined {
   const found = [publicIp, address].find((each) => each !== undefined && netContains(network, each))
@@ -89,7 +89,7 @@ export class IpsecPath extends KernelPath implements Counting {
   #keys: ReadonlyMap<string, PeerKeys> = new Map()
   /**
    * For each peer without keys, by lease key: the time since which the keys are missing, in ms of performance.now(),
-   * and whether that is logged.
+   * and whether weftd has logged that they are missing.
    */
   readonly #missing = new Map<string, { readonly since: number; isLogged: boolean }>()
   #timer: NodeJS.Timeout | undefined

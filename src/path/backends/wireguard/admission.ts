@@ -8,8 +8,8 @@ import { createHandshakeLimiter } from './handshake-limiter.ts'
 
 export interface AdmissionCounters {
   /**
-   * The number of messages that were dropped as invalid: a wrong length, type or mac1; an unknown sender; no message of
-   * this node that they answer; or a failed decryption.
+   * The number of messages that were dropped as invalid: messages with a wrong length, type or mac1, messages from
+   * unknown senders, responses to no message of this node, and messages that could not be decrypted.
    */
   junk: number
   /**

@@ -6,7 +6,7 @@
 // gets a part. So a flood from forged addresses uses up only the rate `free`, and a flood from real addresses uses up
 // only the parts of these addresses. The number of cookie replies is limited too.
 
-import type { Address } from '../../../net/address.ts'
+import { addressKey, type Address, type AddressKey } from '../../../net/address.ts'
 import { createBucket } from '../../engine/reference/bucket.ts'
 import type { Cookies, Endpoint } from './cookie.ts'
 import { MAX_SOURCES, RATES } from './limits.ts'
@@ -24,10 +24,10 @@ interface HandshakeLimiter {
 const bucketOf = ({ perSecond, burst }: { perSecond: number; burst: number }) => createBucket(1_000 / perSecond, burst)
 
 /**
- * Returns the sender to which the rate limit of one sender applies: an IPv4 address, or the /64 prefix of an IPv6
- * address, because one host may have a whole /64.
+ * Returns the key of the sender to which the rate limit of one sender applies: an IPv4 address, or the /64 prefix of an
+ * IPv6 address, because one host may have a whole /64.
  */
-const sourceOf = (address: Address): Address => (typeof address === 'number' ? address : address >> 64n)
+const sourceOf = (address: Address): AddressKey => addressKey(typeof address === 'number' ? address : address >> 64n)
 
 /**
  * Returns a limiter. `through` names the rate for messages without proof of the sender's address. Times are in ms of a
@@ -43,7 +43,7 @@ export function createHandshakeLimiter(
   const answered = bucketOf(RATES.cookies)
   const every = 1_000 / RATES.source.perSecond
   /** The time at which each address may send a whole burst again, in ms of the caller's clock (bucket.ts). */
-  const sources = new Map<Address, number>()
+  const sources = new Map<AddressKey, number>()
   function mayOfSource(address: Address, now: number): boolean {
     const source = sourceOf(address)
     if (sources.size >= MAX_SOURCES) for (const [each, full] of sources) if (full <= now) sources.delete(each)

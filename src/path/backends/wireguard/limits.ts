@@ -57,8 +57,8 @@ export const RATES = {
   cookies: { perSecond: 200, burst: 50 },
 } as const
 /**
- * The maximum number of addresses whose share of the rate `proved` this node remembers. At this maximum, messages from
- * further addresses are dropped. RATES admits fewer addresses than the maximum at a time.
+ * The maximum number of source addresses whose use of the rate `source` this node remembers. At this maximum, messages
+ * from further addresses are dropped. The rate limits admit fewer addresses at a time.
  */
 export const MAX_SOURCES = 1_024
 /** The maximum number of unknown public keys that this node remembers; it keeps the latest ones. */

@@ -19,8 +19,8 @@ export interface LocalNodeParts {
   /** This node's private key, 32 bytes. LocalNode copies the key, so the caller may erase its own copy. */
   readonly privateKey: SecretBytes
   /**
-   * A random number of 32 bits that hides in the messages' indices how many peers this node has. The engine needs the
-   * same number.
+   * A random 32-bit number that scrambles the indices in messages, so that the indices do not reveal how many peers
+   * this node has. The engine needs the same number.
    */
   readonly indexSecret: number
   /**

@@ -18,7 +18,7 @@
 import type { Log } from '../../../base/log.ts'
 import { SecretBytes, type Secret } from '../../../base/secret.ts'
 import type { Lease } from '../../../control/lease/lease.ts'
-import type { Address } from '../../../net/address.ts'
+import { addressKey, type Address, type AddressKey } from '../../../net/address.ts'
 import type { PeerSession, UnknownKey } from '../../contract.ts'
 import type { EngineSessions, UdpEndpoint } from '../../engine/engine.ts'
 import type { SessionManager } from '../../tunnel/session-manager.ts'
@@ -35,8 +35,8 @@ import { KEY_BYTES } from './x25519.ts'
 
 /**
  * The length in bytes of the data about a peer that the engine reads: the session's number and, at ANY_PORT_OFFSET,
- * whether the peer sends from any port. OWN_END_BYTES is the length of the data about this host;
- * native/encap/wireguard.h has the offsets in it.
+ * whether the peer may send from any local port. OWN_END_BYTES is the length of the data about this host, whose offsets
+ * are in native/encap/wireguard.h.
  */
 const END_BYTES = 16
 const ANY_PORT_OFFSET = 4
@@ -106,7 +106,7 @@ export class WireguardSessionManager implements SessionManager {
   readonly #sessions = new Map<string, Session>()
   readonly #byNumber = new Map<number, Session>()
   /** The sessions by the address of the peer's current endpoint; undefined if the map is out of date. */
-  #byAddress: ReadonlyMap<Address, readonly Session[]> | undefined
+  #byAddress: ReadonlyMap<AddressKey, readonly Session[]> | undefined
   /** The running engine; undefined before `begin`, after `pause` and after `stop`. */
   #engine: EngineSessions | undefined
   /** Called with a lease's key when this node begins to send the peer's datagrams to another endpoint. */
@@ -235,8 +235,8 @@ export class WireguardSessionManager implements SessionManager {
     return { address: published?.address ?? 0, port: published?.port ?? 0 }
   }
 
-  // Returns false for a peer behind NAT, which receives datagrams only from the port to which it has sent. Such a
-  // peer's current endpoint differs from its lease.
+  // Returns true for a peer behind NAT too, because the peer receives datagrams only from the port to which it has
+  // sent. The current endpoint of a peer behind NAT differs from the endpoint in its lease.
   isFromKnownPort(peer: Lease): boolean {
     const session = this.#sessionOf(peer)
     return !this.#hasLanes() || !session?.anyPort || !isSame(this.#endpointOf(session), session.leased)
@@ -281,8 +281,9 @@ export class WireguardSessionManager implements SessionManager {
 
   /** Reads the peer's lease again. Returns true if this node must now send datagrams to the endpoint in the lease. */
   #update(session: Session, { address, port, anyPort }: PublishedPeer): boolean {
-    // Before this change, the peer's lease did not let the peer send from any port, so the engine sent datagrams to the
-    // port from which the peer last sent. Now the lease names the port on which the peer receives, so use that port.
+    // Until this change, the peer's lease did not announce that the peer sends from several ports, so the engine sent
+    // datagrams to the source port of the peer's last datagram. Now the lease names the port on which the peer
+    // receives, so use that port.
     const isNews = anyPort && !session.anyPort && this.#endpointOf(session).address === address
     session.anyPort = anyPort
     if (!isNews && isSame(session.leased, { address, port })) return false
@@ -328,8 +329,8 @@ export class WireguardSessionManager implements SessionManager {
     const mail = this.#engine.takeMail(MOST_OF_OTHERS)
     for (const number of mail.confirmed) this.#handshakes.confirmed(number, now)
     for (const { session, ...to } of mail.moved) {
-      // Ignore a report of a changed port that the engine made before the peer's lease allowed the peer to send from
-      // any port.
+      // Ignore a report of a changed port that the engine made before the peer's lease announced that the peer sends
+      // from several ports.
       if (this.#byNumber.get(session)?.anyPort) continue
       this.#handshakes.moved(session, to)
     }
@@ -354,19 +355,19 @@ export class WireguardSessionManager implements SessionManager {
    */
   #renew(address: Address, isMeant: (session: Session) => boolean, now: number): void {
     this.#byAddress ??= this.#groupByAddress()
-    for (const session of this.#byAddress.get(address) ?? []) {
+    for (const session of this.#byAddress.get(addressKey(address)) ?? []) {
       const hasKeys = this.#handshakes.keyAgeOf(session.number, now) !== undefined
       if (!hasKeys && isMeant(session)) this.#handshakes.wanted(session.number, now)
     }
   }
 
-  #groupByAddress(): ReadonlyMap<Address, readonly Session[]> {
-    const groups = new Map<Address, Session[]>()
+  #groupByAddress(): ReadonlyMap<AddressKey, readonly Session[]> {
+    const groups = new Map<AddressKey, Session[]>()
     for (const session of this.#sessions.values()) {
-      const { address } = this.#endpointOf(session)
-      const group = groups.get(address)
+      const key = addressKey(this.#endpointOf(session).address)
+      const group = groups.get(key)
       if (group) group.push(session)
-      else groups.set(address, [session])
+      else groups.set(key, [session])
     }
     return groups
   }

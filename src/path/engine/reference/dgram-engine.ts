@@ -297,8 +297,8 @@ export class DgramEngine implements Engine {
     const mtu = size > ALWAYS_FITS_BYTES ? this.#mtuTo(endpoint) : Infinity
     if (size <= mtu) return this.#send(packet, endpoint)
     if (!mayFragment(packet)) {
-      // An echo request of this host may exceed the limit that a search found, because the request may be a probe that
-      // tests whether longer packets arrive again.
+      // An echo request of this host may exceed the limit that the path MTU search found, because the request may be a
+      // probe that tests whether longer packets arrive again.
       if (size <= this.#knownMtu(endpoint.address) && isEchoRequestFrom(this.#ipv4.tunAddress, packet))
         return this.#send(packet, endpoint)
       this.#drop('tx_drop_too_big', packet, to)
