@@ -51,7 +51,7 @@ describe('a release', () => {
       /^release: git shows no commit \(.*not a git repository.*\); set SOURCE_DATE_EPOCH to /,
     ],
     ['of a time that is none', 'yesterday', /^release: SOURCE_DATE_EPOCH is not seconds since 1970: yesterday\n$/],
-    ['of a clone that does not compile', '1', /^release: Command failed: .*tsc -p tsconfig\.json/],
+    ['of a clone that does not compile', '1', /^release: Command failed: .*tsc -p tsconfig\.json/m],
   ])('fails, and the existing release stays, %s', async (_, time, line) => {
     const { code, stderr } = await execute([
       'env',
