@@ -34,6 +34,20 @@ const { XDG_CACHE_HOME = '' } = process.env
 const cache = join(isAbsolute(XDG_CACHE_HOME) ? XDG_CACHE_HOME : join(homedir(), '.cache'), 'weft')
 
 /**
+ * The programs that a node of another architecture runs in an emulator, in the test of a release's manifest. They are built only if
+ * WEFT_RELEASE_DIR names a release. qemu-user says that the kernel cannot filter system calls. runc, which is not emulated, does filter
+ * them, so containerd's check of the kernel is replaced.
+ */
+const EMULATED = {
+  architecture: 'arm64',
+  programs: ['containerd', 'ctr'],
+  replaced: {
+    path: 'pkg/seccomp/seccomp_linux.go',
+    text: 'package seccomp\n\nfunc isEnabled() bool { return true }\n',
+  },
+}
+
+/**
  * Programs that are built from one version of a Go module.
  * @typedef {object} GoSet
  * @property {string} module
@@ -159,8 +173,12 @@ export function goMod({ module, version }, own) {
   return [`module weft.test/cluster`, `go ${go}`, `require ${module} ${version}`, ...replaced, ...others, ''].join('\n')
 }
 
-/** The path of a program in the cache, such as ~/.cache/weft/kubelet-v1.37.2. */
-export const cached = (name, { version }) => join(cache, `${name}-${version}`)
+/**
+ * The path of a program in the cache, such as ~/.cache/weft/kubelet-v1.37.2, or containerd-v2.4.2-arm64 for another architecture than this
+ * machine's.
+ */
+export const cached = (name, { version }, architecture) =>
+  join(cache, [name, version, architecture].filter(Boolean).join('-'))
 
 /**
  * Downloads a Go module, and returns the paths of its folder and files.
@@ -180,25 +198,37 @@ export function downloadOf({ module, version }, cwd) {
  * share.
  * @param {GoSet} set
  * @param {readonly string[]} names
+ * @param {typeof EMULATED} [emulated] What differs for an emulated node.
  */
-export async function build(set, names) {
+export async function build(set, names, emulated) {
   mkdirSync(cache, { recursive: true })
   const work = mkdtempSync(join(cache, 'build-'))
   const remove = undo(() => rmSync(work, { recursive: true, force: true }))
-  const { GoMod } = downloadOf(set, work)
+  const { GoMod, Dir } = downloadOf(set, work)
   writeFileSync(join(work, 'go.mod'), goMod(set, readFileSync(GoMod, 'utf8')))
   if (set.main) writeFileSync(join(work, 'main.go'), set.main)
+  const overlay = join(work, 'overlay.json')
+  if (emulated) {
+    const file = join(work, 'replaced.go')
+    writeFileSync(file, emulated.replaced.text)
+    writeFileSync(overlay, JSON.stringify({ Replace: { [join(Dir, emulated.replaced.path)]: file } }))
+  }
   for (const name of names) {
     const target = set.main ? '.' : join(set.module, set.programs[name])
     const flags = ['-mod=mod', '-trimpath', '-buildvcs=false', `-ldflags=-s -w ${set.ldflags ?? ''}`]
-    const args = ['build', ...flags, ...(set.tags ? [`-tags=${set.tags}`] : []), '-o', join(work, name), target]
+    const others = [...(set.tags ? [`-tags=${set.tags}`] : []), ...(emulated ? [`-overlay=${overlay}`] : [])]
+    const args = ['build', ...flags, ...others, '-o', join(work, name), target]
     const code = await runAloud('go', args, {
       cwd: work,
       stdout: process.stderr,
-      env: { ...process.env, CGO_ENABLED: set.needsC ? '1' : '0' },
+      env: {
+        ...process.env,
+        CGO_ENABLED: set.needsC ? '1' : '0',
+        ...(emulated ? { GOARCH: emulated.architecture } : {}),
+      },
     })
     if (code !== 0) throw new Error(`go build of ${target} ${set.version} ended with exit code ${code}`)
-    renameSync(join(work, name), cached(name, set))
+    renameSync(join(work, name), cached(name, set, emulated?.architecture))
   }
   remove()
 }
@@ -252,6 +282,11 @@ async function programs(kubernetes) {
     await build(set, names)
     for (const name of names) sources[name] = `the Go module ${set.module} ${set.version}`
   }
+  const { architecture } = EMULATED
+  const foreign = process.env.WEFT_RELEASE_DIR ? EMULATED.programs : []
+  const containerd = sets.find((set) => 'containerd' in set.programs)
+  const unbuilt = foreign.filter((name) => !existsSync(cached(name, containerd, architecture)))
+  if (unbuilt.length > 0) await build(containerd, unbuilt, EMULATED)
   sources.flanneld = existsSync(FLANNELD) ? `the cache: ${FLANNELD}` : `the Go module ${FLANNEL} ${FLANNEL_VERSION}`
   await flanneld()
   const manifests = join(cache, `flannel-${FLANNEL_VERSION}`)
@@ -268,6 +303,9 @@ async function programs(kubernetes) {
   for (const set of sets)
     for (const name of Object.keys(set.programs))
       symlinkSync(join('..', basename(cached(name, set))), join(folder, name))
+  mkdirSync(join(folder, architecture))
+  for (const name of foreign)
+    symlinkSync(join('../..', basename(cached(name, containerd, architecture))), join(folder, architecture, name))
   symlinkSync(join('..', basename(FLANNELD)), join(folder, 'flanneld'))
   symlinkSync(join('..', basename(manifests)), join(folder, 'flannel-source'))
   const lines = Object.entries(sources).map(([name, source]) => `${name}: ${source}`)

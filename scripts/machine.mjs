@@ -127,6 +127,7 @@ export const NEEDS = [
   { name: 'dpkg-deb', package: 'dpkg', for: ['test', 'release'] },
   { name: 'rpmbuild', package: 'rpm', for: ['test', 'release'] },
   { name: 'g++', package: 'g++', for: ['release'] },
+  { name: 'pip3', package: 'python3-pip', for: ['release'] }, // downloads zig, and Node.js for musl
   { name: 'clang++', package: 'clang', for: ['test', 'lint', 'fuzz', 'release'] },
   { name: 'clang-format', package: 'clang-format', for: ['lint'] },
   { name: "libFuzzer and clang's sanitizers", isThere: hasFuzzer, package: fuzzerPackage, for: ['fuzz'] },

@@ -8,6 +8,10 @@
 
 /** The version of Node.js in weft's executables. Node.js is taken from packages of the npm registry. */
 export const NODE_VERSION = '24.21.0'
+/** The version of zig, whose C++ compiler makes the addons for musl. zig is taken from the Python package ziglang. */
+export const ZIG_VERSION = '0.15.1'
+/** The SHA-256 checksum of the Python package for amd64. */
+export const ZIG_INTEGRITY = '4e45994a0e608d9b16ecad255698f5557a2e24de0bd7ba9efb156ab3f3683d9a'
 /** The oldest version of Debian's nodejs that runs weft (`engines` in package.json). */
 export const DEBIAN_NODE = '20.19'
 
@@ -18,6 +22,8 @@ export const DEBIAN_NODE = '20.19'
  * @property {{ architecture: string, variant?: string }} platform The name in container images (Docker, Kubernetes).
  * @property {string} gnu The name in GNU's tools; the compiler is `${gnu}-g++`.
  * @property {string} [qemu] The program of qemu-user that runs programs of the architecture; amd64 needs none.
+ * @property {string} [musl] The name in zig's compiler, for the addon that uses the C library musl. It is missing if the
+ *   release has no addon for musl, because there is no Node.js for musl with which the addon can be tested.
  * @property {string} [rpm] The name in RPM packages. It is missing if the release has no RPM package, because the RPM
  *   package contains the executable.
  * @property {string} [integrity] npm's checksum of the official Node.js. It is missing if Debian's nodejs is the
@@ -36,6 +42,7 @@ export const ARCHITECTURES = [
     debian: 'amd64',
     platform: { architecture: 'amd64' },
     gnu: 'x86_64-linux-gnu',
+    musl: 'x86_64-linux-musl',
     rpm: 'x86_64',
     integrity: '3nULszZ5X0fciYpG0t6TrdApJzAn8+FlINP6OiMX7V8HrvpATPN936U1LlReOJriLRa4e8yEqQBYCnLyPNAs7Q==',
     glibc: [2, 28],
@@ -45,6 +52,7 @@ export const ARCHITECTURES = [
     debian: 'arm64',
     platform: { architecture: 'arm64' },
     gnu: 'aarch64-linux-gnu',
+    musl: 'aarch64-linux-musl',
     qemu: 'qemu-aarch64-static',
     rpm: 'aarch64',
     integrity: 'FpJRPEz2OvvTLfjIOlNGFY9JLPMKgl5m+d4oGYBLg24kJ1mmvN1Zl/HPJgF4HDaJ51ISev1l1cRZ/DM+keXW5g==',

@@ -3,7 +3,7 @@
 
 import { ARCHITECTURES } from './architectures.mjs'
 import { imageBase } from './image-base.mjs'
-import { nodeRelease, sysroot } from './inputs.mjs'
+import { nodeRelease, sysroot, zig } from './inputs.mjs'
 
 const listed = (architectures) => architectures.map(({ debian }) => debian).join(', ')
 
@@ -17,7 +17,7 @@ export function partial(chosen) {
 }
 
 /**
- * Downloads Debian's packages and Node.js for the architectures, unless the cache has them. Throws if something cannot
+ * Downloads Debian's packages, Node.js and zig for the architectures, unless the cache has them. Throws if something cannot
  * be downloaded, and names the option that leaves out the affected architectures.
  * @param {readonly import('./architectures.mjs').Architecture[]} chosen
  * @param {(step: string) => void} onStep Is called with the name of each step.
@@ -29,6 +29,7 @@ export function fetchInputs(chosen, onStep) {
       imageBase(architecture)
       sysroot(architecture)
       if (architecture.integrity !== undefined) nodeRelease(architecture)
+      if (architecture.musl !== undefined) zig()
     } catch (error) {
       process.stderr.write(`${architecture.debian}: ${error.message}\n`)
       return true
@@ -38,9 +39,9 @@ export function fetchInputs(chosen, onStep) {
   if (failed.length === 0) return
   const rest = chosen.filter((each) => !failed.includes(each))
   throw new Error(
-    `cannot download all packages of Debian and Node.js for ${listed(failed)}; the lines above say what is missing. ` +
+    `cannot download all packages of Debian, Node.js and zig for ${listed(failed)}; the lines above say what is missing. ` +
       (rest.length === 0
-        ? 'Check that this machine reaches deb.debian.org, security.debian.org and the npm registry.'
+        ? 'Check that this machine reaches deb.debian.org, security.debian.org, the npm registry and PyPI.'
         : 'Run the release again when the mirrors have these packages, or release the other architectures only: ' +
           `npm run release -- --arch ${rest.map(({ debian }) => debian).join(',')}`),
   )

@@ -1,5 +1,5 @@
-// inputs.mjs - downloads the inputs of a release that are neither in this clone nor in its npm packages: Node.js, and
-// the C library to which the addons are linked. The downloads are kept in ~/.cache/weft or $XDG_CACHE_HOME/weft, so a
+// inputs.mjs - downloads the inputs of a release that are neither in this clone nor in its npm packages: Node.js, the C
+// library to which the addons are linked, and the compiler for musl. The downloads are kept in ~/.cache/weft or $XDG_CACHE_HOME/weft, so a
 // second release needs no network.
 
 import { execFileSync, spawnSync } from 'node:child_process'
@@ -16,10 +16,11 @@ import {
   renameSync,
   rmSync,
   symlinkSync,
+  writeFileSync,
 } from 'node:fs'
 import { homedir } from 'node:os'
 import { dirname, isAbsolute, join, relative } from 'node:path'
-import { NODE_VERSION } from './architectures.mjs'
+import { NODE_VERSION, ZIG_INTEGRITY, ZIG_VERSION } from './architectures.mjs'
 
 /**
  * Debian's mirrors have deleted the updates of its old releases, so only the packages of the release itself are used.
@@ -75,6 +76,27 @@ export function nodeRelease({ name, integrity }) {
     execFileSync('tar', ['-xzf', archive, '-C', folder, '--strip-components=1'])
     rmSync(archive)
   })
+}
+
+/**
+ * Returns the command that runs zig, whose compiler has musl and LLVM's C++ library for every architecture. Downloads
+ * zig's Python package for amd64 if necessary. pip fails if the checksum of the package differs from ZIG_INTEGRITY.
+ */
+export function zig() {
+  const folder = made(`zig-${ZIG_VERSION}`, (work) => {
+    const wanted = join(work, 'requirements.txt')
+    writeFileSync(wanted, `ziglang==${ZIG_VERSION} --hash=sha256:${ZIG_INTEGRITY}\n`)
+    const words = ['-m', 'pip', 'download', '--quiet', '--no-deps', '--only-binary=:all:', '--require-hashes']
+    execFileSync('python3', [...words, '--dest', work, '--requirement', wanted], { stdio: ['ignore', 2, 'inherit'] })
+    const wheel = join(work, readdirSync(work).find((name) => name.endsWith('.whl')) ?? '')
+    execFileSync('python3', ['-m', 'zipfile', '-e', wheel, work])
+    rmSync(wheel)
+    chmodSync(join(work, 'ziglang/zig'), 0o755)
+  })
+  // zig compiles musl and the C++ library once, and keeps the results in this folder.
+  const compiled = join(cache, `zig-${ZIG_VERSION}-cache`)
+  const places = ['GLOBAL', 'LOCAL'].map((kind) => `ZIG_${kind}_CACHE_DIR=${compiled}`)
+  return ['env', ...places, join(folder, 'ziglang/zig')]
 }
 
 /**

@@ -9,7 +9,7 @@ import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { createProgress } from '../progress.mjs'
 import { TASKS } from '../tasks.mjs'
-import { buildAddon } from './addon.mjs'
+import { buildAddon, buildMuslAddon } from './addon.mjs'
 import { ARCHITECTURES, NODE_VERSION } from './architectures.mjs'
 import { sha256 } from './archive.mjs'
 import { bundle } from './bundle.mjs'
@@ -21,7 +21,7 @@ import { imageBase } from './image-base.mjs'
 import { buildImage } from './image.mjs'
 import { nodeRelease } from './inputs.mjs'
 import { buildKubernetes } from './kubernetes.mjs'
-import { compiled, debianPackages, library, runtime } from './materials.mjs'
+import { compiled, compiledForMusl, debianPackages, library, runtime } from './materials.mjs'
 import { buildNpm, dependencies } from './npm.mjs'
 import { OptionError, readOptions } from './options.mjs'
 import { buildRpm } from './rpm.mjs'
@@ -124,7 +124,17 @@ function time() {
 }
 
 const official = architectures.filter(({ integrity }) => integrity !== undefined)
-const progress = createProgress('release', { total: 6 + architectures.length * 3 + official.length * 2, pace: 'even' })
+const withMusl = architectures.filter(({ musl }) => musl !== undefined)
+const total = 6 + architectures.length * 3 + official.length * 2 + withMusl.length
+const progress = createProgress('release', { total, pace: 'even' })
+let steps = 0
+
+/** Shows the next step of the release: in the progress bar, or as a line if stderr is not a terminal. */
+function step(name) {
+  progress.now(name)
+  progress.plain(`release: ${++steps} of ${total}, ${Math.round(performance.now() / 1000)} s: ${name}`)
+}
+
 try {
   process.umask(0o022) // so that folders in the packages get mode 755
   if (!isVersion(version)) throw new Error(`package.json: ${JSON.stringify(version)} is not a version such as 0.2.0`)
@@ -133,12 +143,12 @@ try {
   const changes = status === 0 ? stdout.trimEnd() : `git cannot list them: ${stderr?.trim()}`
   rmSync(out, { recursive: true, force: true })
   mkdirSync(out, { recursive: true })
-  progress.now('TypeScript and the page')
+  step('TypeScript and the page')
   for (const [file, ...words] of TASKS.build.commands) {
     const path = file === 'node' ? process.execPath : join(root, 'node_modules/.bin', file)
     execFileSync(path, words, { cwd: root, stdio: ['ignore', 2, 'inherit'] })
   }
-  progress.now('the bundle')
+  step('the bundle')
   const { code, lines, packages } = await bundle(root)
   const tool = (...words) => said(process.execPath, 'bin/weft', ...words)
   const texts = {
@@ -150,15 +160,20 @@ try {
     'usr/share/doc/weft/changelog.gz': read('CHANGELOG.md'),
     ...documents(root),
   }
-  fetchInputs(architectures, progress.now)
+  fetchInputs(architectures, step)
   const addons = []
   for (const architecture of architectures) {
-    progress.now(`the addon for ${architecture.debian}`)
+    step(`the addon for ${architecture.debian}`)
     const addon = join(below(architecture.name), 'weft.node')
     await buildAddon(root, architecture, addon)
-    addons.push({ architecture, addon })
+    const muslAddon = architecture.musl ? join(below(architecture.name), 'weft-musl.node') : undefined
+    if (muslAddon !== undefined) {
+      step(`the addon for ${architecture.debian} with musl`)
+      await buildMuslAddon(root, architecture, muslAddon)
+    }
+    addons.push({ architecture, addon, muslAddon })
   }
-  progress.now('the npm package')
+  step('the npm package')
   const npm = buildNpm({
     root,
     work: below('npm'),
@@ -167,13 +182,17 @@ try {
     target: join(out, `weft-npm-${version}.tgz`),
   })
   const modules = dependencies(root)
-  writeMaterials('weft-npm', 'npm package', [...modules.map(library), ...compiled()])
+  writeMaterials('weft-npm', 'npm package', [
+    ...modules.map(library),
+    ...compiled(),
+    ...(withMusl.length > 0 ? compiledForMusl() : []),
+  ])
   const builds = addons.map(({ architecture, addon }) => {
     const work = below(architecture.name)
     const { name, debian, integrity } = architecture
     const executable = integrity ? join(out, `weftd-linux-${name}`) : undefined
     if (executable !== undefined) {
-      progress.now(`the executable for ${debian}`)
+      step(`the executable for ${debian}`)
       buildExecutable({ root, work, architecture, version, code, lines, addon, target: executable })
       chmodSync(executable, 0o755)
     }
@@ -194,16 +213,16 @@ try {
       publisher,
       texts: { ...texts, 'usr/share/doc/weft/copyright': build.licences },
     }
-    progress.now(`the Debian package for ${debian}`)
+    step(`the Debian package for ${debian}`)
     buildDeb({ ...from, target: join(out, `weft_${version}_${debian}.deb`) })
     if (architecture.rpm) {
-      progress.now(`the RPM package for ${debian}`)
+      step(`the RPM package for ${debian}`)
       buildRpm({ ...from, out })
     }
     writeMaterials(executable ? `weftd-linux-${name}` : `weft-deb-${debian}`, `linux ${name}`, components)
     return build
   })
-  progress.now('the images')
+  step('the images')
   const image = join(out, `weft-image-${version}.tar`)
   const digest = buildImage({ root, work: below('image'), version, publisher, builds, target: image })
   for (const { architecture, components } of builds)
@@ -211,7 +230,7 @@ try {
       ...components,
       ...debianPackages(imageBase(architecture)),
     ])
-  progress.now('the files for Kubernetes')
+  step('the files for Kubernetes')
   buildKubernetes({
     root,
     work: below('kubernetes'),
@@ -222,7 +241,7 @@ try {
     manifest: join(out, 'weft.yaml'),
     chart: join(out, `weft-chart-${version}.tgz`),
   })
-  progress.now('notes and checksums')
+  step('notes and checksums')
   writeFileSync(join(out, 'LICENCES'), licences(packages))
   writeFileSync(join(out, 'NOTES.md'), releaseNotes())
   const names = readdirSync(out).toSorted()

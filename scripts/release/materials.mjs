@@ -4,7 +4,7 @@
 import { execFileSync } from 'node:child_process'
 import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { NODE_VERSION } from './architectures.mjs'
+import { NODE_VERSION, ZIG_VERSION } from './architectures.mjs'
 
 /**
  * Returns the license field of a component in CycloneDX. A single SPDX license is an `id`. Several licenses, or a
@@ -33,6 +33,17 @@ export const compiled = () => [
     name: 'libstdc++',
     version: execFileSync('g++', ['-dumpfullversion'], { encoding: 'utf8' }).trim(),
     description: 'linked into the addon',
+  },
+]
+
+/** Returns the C++ library in the addons for musl. zig's version determines the library's version. */
+export const compiledForMusl = () => [
+  {
+    type: 'library',
+    name: 'libc++',
+    version: `zig ${ZIG_VERSION}`,
+    licenses: licencesOf('Apache-2.0 WITH LLVM-exception'),
+    description: 'linked into the addons for musl',
   },
 ]
 

@@ -58,7 +58,7 @@ function manifest(root, publisher, packages) {
  * Writes the npm package with the addons of all architectures to the file `target`, and returns the folder with its
  * files.
  * @param {{ root: string, work: string, publisher: typeof import('./publisher.json'), builds: readonly { architecture:
- *   import('./architectures.mjs').Architecture, addon: string }[], target: string }} from
+ *   import('./architectures.mjs').Architecture, addon: string, muslAddon?: string }[], target: string }} from
  */
 export function buildNpm({ root, work, publisher, builds, target }) {
   const tree = join(work, 'package')
@@ -83,7 +83,10 @@ export function buildNpm({ root, work, publisher, builds, target }) {
       filter: (path) => isKept(path) && !path.slice(join(root, folder).length).split('/').includes('node_modules'),
     })
   execFileSync('chmod', ['-R', 'u+rwX,go=u-w', tree])
-  for (const { architecture, addon } of builds) put(addon, prebuiltAddon(architecture))
+  for (const { architecture, addon, muslAddon } of builds) {
+    put(addon, prebuiltAddon(architecture))
+    if (muslAddon !== undefined) put(muslAddon, prebuiltAddon(architecture, 'musl'))
+  }
   writeFileSync(join(tree, 'package.json'), `${JSON.stringify(manifest(root, publisher, packages), null, 2)}\n`)
   writeFileSync(target, gzip(tarOf(work, 'package')))
   return tree

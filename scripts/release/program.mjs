@@ -15,7 +15,7 @@ const TO_BUILD = ['node-addon-api', '@types', 'undici-types'].map((name) => join
 /**
  * The names that the npm package has for an addon, which depend on the architecture and the C library (node-gyp-build).
  */
-export const prebuiltAddon = ({ name }) => `prebuilds/linux-${name}/weft.napi.glibc.node`
+export const prebuiltAddon = ({ name }, libc = 'glibc') => `prebuilds/linux-${name}/weft.napi.${libc}.node`
 
 /**
  * Puts the program into the folder `tree`, with a link in `bin` for each of the `names` by which it is started.

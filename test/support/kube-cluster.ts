@@ -18,6 +18,7 @@ import { ended, output } from '../../lab/command.ts'
 import { createLab, EVENT_MS, SWITCH_ADDRESS, type Lab, type Pod } from '../../lab/lab.ts'
 import { ARCHITECTURES } from '../../scripts/release/architectures.mjs'
 import { imageBase } from '../../scripts/release/image-base.mjs'
+import type { Emulation } from './emulated-node.ts'
 import { writeImage, writePause } from './image-archive.ts'
 import { createKubeNode, type KubeNode, type ProxyMode } from './kube-node.ts'
 import { makeAuthority, type Authority, type Certificate } from './kube-pki.ts'
@@ -58,9 +59,9 @@ interface Server {
   stop(): Promise<void>
 }
 
-export interface KubeCluster {
+export interface KubeCluster<Nodes extends readonly KubeNode[] = readonly [KubeNode, KubeNode, KubeNode]> {
   readonly lab: Lab
-  readonly nodes: readonly [KubeNode, KubeNode, KubeNode]
+  readonly nodes: Nodes
   /** The folder in which `sh` runs. */
   readonly work: string
   readonly versions: string
@@ -98,8 +99,18 @@ const kubeconfig = (server: string, caFile: string, { cert, key }: Certificate):
     contexts: [{ name: 'cluster', context: { cluster: 'cluster', user: 'user' } }],
   })
 
-/** Makes the images of the tests' pods, of CoreDNS, and of flannel. Returns their archives. */
-async function makeImages(programs: string, folder: string): Promise<string[]> {
+/** Returns the name of an architecture in container images. */
+const platformOf = ({ platform }: (typeof ARCHITECTURES)[number]): string => platform.architecture
+
+/**
+ * Makes the images of the tests' pods, of CoreDNS, and of flannel, for the nodes of one architecture. Returns their archives. The images of
+ * a foreign architecture have programs of this machine where one program is enough, because runc is this machine's.
+ */
+async function makeImages(
+  programs: string,
+  folder: string,
+  architecture: (typeof ARCHITECTURES)[number],
+): Promise<string[]> {
   mkdirSync(folder, { recursive: true })
   const layer = (name: string, files: Readonly<Record<string, string>>): string => {
     const tree = join(folder, `${name}-layer`)
@@ -115,7 +126,7 @@ async function makeImages(programs: string, folder: string): Promise<string[]> {
   const copying = layer('copying', { 'bin/busybox': busybox })
   symlinkSync('busybox', join(copying, 'bin/cp'))
   // The base has the programs of weft's and flannel's images: ip, iptables, nft, wg, and a busybox that can resolve names.
-  const base = imageBase(ARCHITECTURES.find(({ name }) => name === process.arch)!)
+  const base = imageBase(architecture)
   const web = join(folder, 'web-layer')
   mkdirSync(join(web, 'usr/bin'), { recursive: true })
   for (const each of ['httpd', 'wget', 'mkdir']) symlinkSync('busybox', join(web, 'usr/bin', each))
@@ -126,14 +137,20 @@ async function makeImages(programs: string, folder: string): Promise<string[]> {
     layers: readonly string[],
     entrypoint: readonly string[],
   ): Promise<string> =>
-    writeImage(join(folder, file), { name, layers, entrypoint, env: ['PATH=/usr/sbin:/usr/bin:/sbin:/bin'] })
+    writeImage(join(folder, file), {
+      name,
+      layers,
+      entrypoint,
+      env: ['PATH=/usr/sbin:/usr/bin:/sbin:/bin'],
+      architecture: platformOf(architecture),
+    })
   const plugin = layer('plugin', { flannel: program('flannel-cni') })
   const flannel = layer('flannel', {
     'opt/bin/flanneld': program('flanneld'),
     'opt/bin/install-conf': program('flannel-install-conf'),
   })
   return [
-    await writePause(join(folder, 'pause')),
+    await writePause(join(folder, 'pause'), platformOf(architecture)),
     await image('test', TEST_IMAGE, [base, web], ['/bin/sh']),
     await image('coredns', COREDNS_IMAGE, [layer('coredns', { coredns: program('coredns') })], ['/coredns']),
     await image('flannel', FLANNEL_IMAGES.flannel, [base, flannel], ['/opt/bin/flanneld']),
@@ -143,24 +160,33 @@ async function makeImages(programs: string, folder: string): Promise<string[]> {
   ]
 }
 
-interface ClusterOptions {
+interface ClusterOptions<Proxies extends readonly ProxyMode[]> {
   /** The folder with the programs. */
   readonly programs: string
   /** The archives of weft's images. */
   readonly images: readonly string[]
-  /** How kube-proxy of each node works. */
-  readonly proxies: readonly [ProxyMode, ProxyMode, ProxyMode]
+  /** How kube-proxy of each node works. The cluster has one node for each of them. */
+  readonly proxies: Proxies
+  /** Makes the last node one of another architecture. */
+  readonly emulation?: Emulation
 }
 
 /** Starts the cluster without a network: its nodes are not ready until a network is installed. */
-export async function startCluster({ programs, images, proxies }: ClusterOptions): Promise<KubeCluster> {
-  const lab = await createLab({ hosts: 3, families: ['ipv4', 'ipv6'] })
+export async function startCluster<const Proxies extends readonly ProxyMode[]>({
+  programs,
+  images,
+  proxies,
+  emulation,
+}: ClusterOptions<Proxies>): Promise<KubeCluster<{ readonly [Index in keyof Proxies]: KubeNode }>> {
+  const lab = await createLab({ hosts: proxies.length, families: ['ipv4', 'ipv6'] })
   const work = join(lab.folder, 'work')
   const logs = join(lab.folder, 'logs')
   for (const each of [work, logs, join(lab.folder, 'etcd')]) mkdirSync(each)
   const program = (name: string): string => join(programs, name)
   const authority = await makeAuthority(join(lab.folder, 'pki'))
-  const archives = await makeImages(programs, join(lab.folder, 'images'))
+  const own = ARCHITECTURES.find(({ name }) => name === process.arch)!
+  const archives = await makeImages(programs, join(lab.folder, 'images'), own)
+  const foreign = emulation && (await makeImages(programs, join(lab.folder, 'foreign'), emulation.architecture))
   const config = async (name: string, subject: string, server = API): Promise<string> => {
     const file = join(lab.folder, `${name}.kubeconfig`)
     writeFileSync(file, kubeconfig(server, authority.ca.cert, await authority.issue(name, subject)))
@@ -201,7 +227,7 @@ export async function startCluster({ programs, images, proxies }: ClusterOptions
   }
   const servers = await controlPlane({ lab, authority, server, kubectl, config })
 
-  const nodes = [] as unknown as [KubeNode, KubeNode, KubeNode]
+  const nodes: KubeNode[] = []
   for (const [index, host] of lab.hosts.entries()) {
     const parts = {
       programs,
@@ -214,15 +240,16 @@ export async function startCluster({ programs, images, proxies }: ClusterOptions
       proxy: await config(`proxy-${host.name}`, '/CN=system:kube-proxy'),
       clusterDns: DNS_SERVICE,
       podNetworks: `${PODS.ipv4},${PODS.ipv6}`,
+      emulation: host === lab.hosts.at(-1) ? emulation : undefined,
     }
     nodes.push(createKubeNode(parts))
   }
 
   const places = new Map<string, Pod>()
   let adopted = 0
-  const cluster: KubeCluster = {
+  const cluster: KubeCluster<{ readonly [Index in keyof Proxies]: KubeNode }> = {
     lab,
-    nodes,
+    nodes: nodes as unknown as { readonly [Index in keyof Proxies]: KubeNode },
     work,
     versions: [
       (await output([program('kubelet'), '--version'])).trim(),
@@ -301,7 +328,7 @@ export async function startCluster({ programs, images, proxies }: ClusterOptions
     await Promise.all([servers.manager.start(), servers.scheduler.start()])
     for (const node of nodes) {
       await node.start()
-      await node.load([...archives, ...images])
+      await node.load([...(foreign && node === nodes.at(-1) ? foreign : archives), ...images])
     }
     await soon(async () => {
       const { items } = await cluster.get<{ items: object[] }>('nodes')
@@ -505,7 +532,10 @@ export function webObjects(): object[] {
 }
 
 /** Waits until the condition of each node is as given. */
-export const nodesAre = (cluster: KubeCluster, isReadyNode: boolean): Promise<void> =>
+export const nodesAre = (
+  cluster: Pick<KubeCluster<readonly KubeNode[]>, 'nodes' | 'get'>,
+  isReadyNode: boolean,
+): Promise<void> =>
   soon(async () => {
     for (const { name } of cluster.nodes) {
       const { status } = await cluster.get<{

@@ -8,6 +8,7 @@ import { appendFileSync, copyFileSync, existsSync, mkdirSync, readFileSync, rmSy
 import { join } from 'node:path'
 import { ended, execute, output, type Finished } from '../../lab/command.ts'
 import type { Host } from '../../lab/lab.ts'
+import type { Emulation } from './emulated-node.ts'
 import { eventually } from './event.ts'
 import { PAUSE } from './image-archive.ts'
 
@@ -48,6 +49,8 @@ interface NodeParts {
   readonly proxy: string
   readonly clusterDns: string
   readonly podNetworks: string
+  /** Makes the node one of another architecture. */
+  readonly emulation?: Emulation | undefined
 }
 
 const PLUGINS = ['bridge', 'host-local', 'loopback', 'portmap']
@@ -93,9 +96,11 @@ done
 true`
 
 export function createKubeNode(parts: NodeParts): KubeNode {
-  const { host, folder, programs, proxyMode } = parts
+  const { host, folder, programs, proxyMode, emulation } = parts
   const { name } = host
   const program = (each: string): string => join(programs, each)
+  /** Returns the path of a program that starts containers. */
+  const runtime = (each: string): string => join(emulation?.programs ?? programs, each)
   const at = (file: string): string => join(folder, file)
   const folders = 'opt/cni/bin etc etc-work var var-work lib/containerd lib/kubelet log logs settings'.split(' ')
   for (const each of folders) mkdirSync(at(each), { recursive: true })
@@ -104,7 +109,7 @@ export function createKubeNode(parts: NodeParts): KubeNode {
     mkdirSync(join(at('settings'), setting, '..'), { recursive: true })
     writeFileSync(join(at('settings'), setting), `${value}\n`)
   }
-  writeFileSync(at('containerd.toml'), containerdConfig(programs))
+  writeFileSync(at('containerd.toml'), containerdConfig(runtime('runc')))
   writeFileSync(at('kubelet.json'), JSON.stringify(kubeletConfig(parts)))
   writeFileSync(at('proxy.json'), JSON.stringify(proxyConfig(parts)))
   writeFileSync(at('resolv.conf'), 'nameserver 192.0.2.53\n')
@@ -120,7 +125,7 @@ export function createKubeNode(parts: NodeParts): KubeNode {
     '--net',
     '--pid',
     'env',
-    `PATH=${programs}:${process.env['PATH']}:/usr/sbin:/sbin`,
+    `PATH=${[...(emulation ? [emulation.programs] : []), programs, process.env['PATH']].join(':')}:/usr/sbin:/sbin`,
   ]
   /** Starts a program of the node. Its output is in a file of the folder logs. */
   function start(words: readonly string[]): ChildProcess {
@@ -132,7 +137,7 @@ export function createKubeNode(parts: NodeParts): KubeNode {
     return child
   }
   const ctr = (...words: string[]): Promise<string> =>
-    output([...enter(), program('ctr'), '--address', CONTAINERD, '--namespace', 'k8s.io', ...words], {
+    output([...enter(), runtime('ctr'), '--address', CONTAINERD, '--namespace', 'k8s.io', ...words], {
       timeoutMs: 600_000,
     })
   /** Kills all processes, and removes the containers' cgroups, which the kernel keeps. */
@@ -161,7 +166,7 @@ export function createKubeNode(parts: NodeParts): KubeNode {
         if (!said.includes('booted')) throw new Error(`${name} boots: ${said}`)
       })
       first = Number(readFileSync(`/proc/${machine.pid}/task/${machine.pid}/children`, 'utf8').trim())
-      start([program('containerd'), '--config', at('containerd.toml')])
+      start([runtime('containerd'), '--config', at('containerd.toml')])
       await eventually(() => ctr('version'))
       start([program('kube-proxy'), '--config', at('proxy.json'), '--v', '1'])
       start([
@@ -174,6 +179,7 @@ export function createKubeNode(parts: NodeParts): KubeNode {
         name,
         '--node-ip',
         parts.nodeIp,
+        ...(emulation ? ['--node-labels', `kubernetes.io/arch=${emulation.architecture.platform.architecture}`] : []),
         '--v',
         '2',
       ])
@@ -210,7 +216,7 @@ export function createKubeNode(parts: NodeParts): KubeNode {
   return node
 }
 
-const containerdConfig = (programs: string): string => `version = 3
+const containerdConfig = (runc: string): string => `version = 3
 [plugins."io.containerd.cri.v1.images".pinned_images]
   sandbox = "${PAUSE}"
 [plugins."io.containerd.cri.v1.runtime"]
@@ -219,7 +225,7 @@ const containerdConfig = (programs: string): string => `version = 3
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
-  BinaryName = "${join(programs, 'runc')}"
+  BinaryName = "${runc}"
 `
 
 const kubeletConfig = ({ folder, caFile, clusterDns }: NodeParts): object => ({

@@ -18,7 +18,7 @@ import { runInNewContext } from 'node:vm'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { execute, output } from '../../../lab/command.ts'
 import { packageRoot } from '../../../lab/lab.ts'
-import { ARCHITECTURES, NODE_VERSION } from '../../../scripts/release/architectures.mjs'
+import { ARCHITECTURES, NODE_VERSION, ZIG_VERSION } from '../../../scripts/release/architectures.mjs'
 import { inAscii } from '../../../scripts/release/bundle.mjs'
 import { buildDeb } from '../../../scripts/release/deb.mjs'
 import { documents } from '../../../scripts/release/documents.mjs'
@@ -51,7 +51,7 @@ describe('a release', () => {
       /^release: git shows no commit \(.*not a git repository.*\); set SOURCE_DATE_EPOCH to /,
     ],
     ['of a time that is none', 'yesterday', /^release: SOURCE_DATE_EPOCH is not seconds since 1970: yesterday\n$/],
-    ['of a clone that does not compile', '1', /^release: Command failed: .*tsc -p tsconfig\.json/],
+    ['of a clone that does not compile', '1', /^release: Command failed: .*tsc -p tsconfig\.json/m],
   ])('fails, and the existing release stays, %s', async (_, time, line) => {
     const { code, stderr } = await execute([
       'env',
@@ -156,7 +156,7 @@ describe('a mirror without some packages', () => {
     const paths = ['architectures', 'fetch'].map((name) =>
       JSON.stringify(join(packageRoot, `scripts/release/${name}.mjs`)),
     )
-    for (const name of ['trixie-image-amd64', 'bullseye-amd64', `node-${NODE_VERSION}-x64`])
+    for (const name of ['trixie-image-amd64', 'bullseye-amd64', `node-${NODE_VERSION}-x64`, `zig-${ZIG_VERSION}`])
       mkdirSync(join(folder, 'weft', name), { recursive: true })
     writeFileSync(
       join(folder, 'mmdebstrap'),
