@@ -87,7 +87,7 @@ export const NEEDS = [
   { name: 'ip', package: 'iproute2', for: HOSTED },
   { name: 'nstat', package: 'iproute2', for: ['test'] },
   { name: 'ping', package: 'iputils-ping', for: HOSTED },
-  { name: 'ethtool', package: 'ethtool', for: ['bench', 'test', 'paths'] },
+  { name: 'ethtool', package: 'ethtool', for: ['bench', 'test', 'soak', 'paths'] },
   { name: 'iperf3', package: 'iperf3', for: ['demo', 'bench', 'test', 'soak', 'paths', 'cluster', 'page'] },
   { name: 'unshare', package: 'util-linux', for: HOSTED },
   { name: 'setpriv', package: 'util-linux', for: [...HOSTED, 'stubborn', 'vm'] },
@@ -128,7 +128,7 @@ export const NEEDS = [
   { name: 'rpmbuild', package: 'rpm', for: ['test', 'release'] },
   { name: 'g++', package: 'g++', for: ['release'] },
   { name: 'pip3', package: 'python3-pip', for: ['release'] }, // downloads zig, and Node.js for musl
-  { name: 'clang++', package: 'clang', for: ['test', 'lint', 'fuzz', 'release'] },
+  { name: 'clang++', package: 'clang', for: ['test', 'soak', 'lint', 'fuzz', 'release'] },
   { name: 'clang-format', package: 'clang-format', for: ['lint'] },
   { name: "libFuzzer and clang's sanitizers", isThere: hasFuzzer, package: fuzzerPackage, for: ['fuzz'] },
   ...ARCHITECTURES.flatMap(({ gnu, qemu }) =>

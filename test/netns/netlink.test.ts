@@ -393,16 +393,16 @@ describe('the reports of the kernel', () => {
     await ip('link set vx up')
     await watch()
     const device = { name: 'vx' }
-    for (const [host, subnet] of [
+    for (const [address, subnet] of [
       ['10.5.1.0', '10.5.2.0/24'],
       ['fd00:5::1', 'fd00:6::/64'],
     ] as const) {
-      const address = parseAddress(host)!
-      const prefixLength = host.includes(':') ? 128 : 32
+      const parsed = parseAddress(address)!
+      const prefixLength = address.includes(':') ? 128 : 32
       const route = { destination: parseNet(subnet)!, device }
       const [, ...errors] = await kernel.change([
         { kind: 'delete route', ...route },
-        { kind: 'replace address', device, address, prefixLength, noDad: true },
+        { kind: 'replace address', device, address: parsed, prefixLength, noDad: true },
         { kind: 'replace neighbour', device, address: parseNet(subnet)!.address, mac: '02:00:00:00:00:02' },
         { kind: 'add route', ...route },
         { kind: 'delete route', ...route },
@@ -411,17 +411,17 @@ describe('the reports of the kernel', () => {
       expect(errors).toEqual(Array(5).fill(undefined))
       await ip(`route del ${subnet} dev vx`)
       await ip(`neigh del ${subnet.split('/')[0]} dev vx`)
-      await ip(`address del ${host}/${prefixLength} dev vx`)
-      await expectEvents([`-address ${host}/${prefixLength}`])
+      await ip(`address del ${address}/${prefixLength} dev vx`)
+      await expectEvents([`-address ${address}/${prefixLength}`])
       expect(events.filter((event) => own.has(event)).map(textOf)).toEqual([
-        ...(prefixLength === 32 ? [`+address ${host}/${prefixLength}`] : []), // the kernel names no process for IPv6
+        ...(prefixLength === 32 ? [`+address ${address}/${prefixLength}`] : []), // the kernel names no process for IPv6
         `+neighbour ${subnet.split('/')[0]} 02:00:00:00:00:02`,
         `+route ${subnet} vx`,
         `-route ${subnet} vx`,
         `+route ${subnet} vx`,
       ])
       const others = events.filter((event) => !own.has(event)).map(textOf)
-      expect(others).toEqual(expect.arrayContaining([`-route ${subnet} vx`, `-address ${host}/${prefixLength}`]))
+      expect(others).toEqual(expect.arrayContaining([`-route ${subnet} vx`, `-address ${address}/${prefixLength}`]))
       expect(others).not.toContain(`+route ${subnet} vx`)
       events.length = 0
     }
