@@ -198,7 +198,7 @@ export function downloadOf({ module, version }, cwd) {
  * share.
  * @param {GoSet} set
  * @param {readonly string[]} names
- * @param {typeof EMULATED} [emulated] What differs for an emulated node.
+ * @param {typeof EMULATED} [emulated] The settings for an emulated node.
  */
 export async function build(set, names, emulated) {
   mkdirSync(cache, { recursive: true })

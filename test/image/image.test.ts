@@ -87,7 +87,7 @@ describe('the image', () => {
     const mb = (value: number): string => `${(value / 1e6).toFixed(0)} MB`
     process.stdout.write(`  ${mb(unpacked)}: Debian ${mb(base)}, Node.js ${mb(node)}; ${mb(packed)} compressed\n`)
     const text = readFileSync(root('docs/docker.md'), 'utf8').replaceAll('\n', ' ')
-    const stated = /(\d+) MB \((\d+) MB compressed\), of which Debian 12 is (\d+) and Node.js (\d+)/.exec(text)!
+    const stated = /(\d+) MB \((\d+) MB compressed\), of which Debian 12 takes (\d+) MB and Node\.js (\d+)/.exec(text)!
     for (const [index, measured] of [unpacked, packed, base, node].entries())
       expect(Math.abs(Number(stated[index + 1]) - measured / 1e6) / (measured / 1e6), stated[0]).toBeLessThan(0.05)
   })
