@@ -75,7 +75,8 @@ it('explains the path of a packet, outgoing and incoming', async () => {
     string,
   ]
   const explain = async (source: string, destination: string) => {
-    const { code, stdout } = await weft(first, ['explain', source, destination, '--json'])
+    const { code, stdout, stderr } = await weft(first, ['explain', source, destination, '--json'])
+    expect([code, stderr]).toEqual([expect.any(Number), ''])
     const { passes, steps } = JSON.parse(stdout) as {
       passes: boolean | null
       steps: { step: string; passes?: boolean; says: string }[]

@@ -162,6 +162,33 @@ async function exchange(hosts: readonly Host[], daemons: readonly Daemon[]): Pro
   for (const daemon of daemons) expect(daemon.lines.filter((line) => /^[EF]\d/.test(line))).toEqual([])
 }
 
+/** The engines and backends with which two hosts exchange packets. */
+const FORWARDING = [
+  ['native', { Type: 'udp' }],
+  ['dgram', { Type: 'udp' }],
+  ['native', { Type: 'wireguard', DataPath: 'userspace' }],
+] as const
+
+/** Checks that two hosts whose weftd is the command `weftd` exchange packets. */
+async function forwards(
+  weftd: readonly string[],
+  engine: string,
+  backend: object,
+  env: Readonly<Record<string, string>> = {},
+): Promise<void> {
+  const { lab: opened, leases } = await openLab(2, backend)
+  const daemons = opened.hosts.map((host) =>
+    host.startDaemon({
+      args: ['--lease-dir', leases, '--engine', engine],
+      env: { WIREGUARD_KEY_FILE: join(opened.folder, `${host.name}-wgkey`), ...env },
+      before: ['sh', '-c', `shift 2; exec ${weftd.join(' ')} "$@"`, 'sh'],
+    }),
+  )
+  await exchange(opened.hosts, daemons)
+  // An emulated weftd on a busy machine may need longer than the 5 s after which it ends itself, so its exit code is not checked.
+  for (const daemon of daemons) await daemon.stop()
+}
+
 describe('a release', () => {
   it('is complete, and its checksums are right', async () => {
     expect(readdirSync(release).toSorted()).toEqual(
@@ -554,23 +581,9 @@ describe.each(WITH_MUSL)('the npm package with musl on $debian', (architecture) 
     })
   })
 
-  it.each([
-    ['native', { Type: 'udp' }],
-    ['dgram', { Type: 'udp' }],
-    ['native', { Type: 'wireguard', DataPath: 'userspace' }],
-  ] as const)('forwards packets: %s %j', async (engine, backend) => {
-    const { lab: opened, leases } = await openLab(2, backend)
-    const weftd = [...node, join(installed, 'bin/weftd')].join(' ')
-    const daemons = opened.hosts.map((host) =>
-      host.startDaemon({
-        args: ['--lease-dir', leases, '--engine', engine],
-        env: { WIREGUARD_KEY_FILE: join(opened.folder, `${host.name}-wgkey`), LIBC: 'musl' },
-        before: ['sh', '-c', `shift 2; exec ${weftd} "$@"`, 'sh'],
-      }),
-    )
-    await exchange(opened.hosts, daemons)
-    for (const daemon of daemons) await daemon.stop()
-  })
+  it.each(FORWARDING)('forwards packets: %s %j', (engine, backend) =>
+    forwards([...node, join(installed, 'bin/weftd')], engine, backend, { LIBC: 'musl' }),
+  )
 })
 
 describe('the image', () => {
@@ -659,24 +672,9 @@ describe.each(ARCHITECTURES.filter(({ qemu }) => qemu !== undefined))('$debian, 
     expect(told).toMatchObject({ version, arch: name, libc: expect.stringMatching(/^glibc 2\./) as string })
   })
 
-  it.each([
-    ['native', { Type: 'udp' }],
-    ['dgram', { Type: 'udp' }],
-    ['native', { Type: 'wireguard', DataPath: 'userspace' }],
-  ] as const)('forwards packets: %s %j', async (engine, backend) => {
-    const { lab: opened, leases } = await openLab(2, backend)
-    const weftd = (await emulatedWeftd(architecture)).join(' ')
-    const daemons = opened.hosts.map((host) =>
-      host.startDaemon({
-        args: ['--lease-dir', leases, '--engine', engine],
-        env: { WIREGUARD_KEY_FILE: join(opened.folder, `${host.name}-wgkey`) },
-        before: ['sh', '-c', `shift 2; exec ${weftd} "$@"`, 'sh'],
-      }),
-    )
-    await exchange(opened.hosts, daemons)
-    // An emulated weftd on a busy machine may need longer than the 5 s after which it ends itself, so its exit code is not checked.
-    for (const daemon of daemons) await daemon.stop()
-  })
+  it.each(FORWARDING)('forwards packets: %s %j', async (engine, backend) =>
+    forwards(await emulatedWeftd(architecture), engine, backend),
+  )
 
   it.runIf(integrity === undefined)('has a Debian package that requires Node.js', async () => {
     const field = (each: string) =>

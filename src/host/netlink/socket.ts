@@ -97,7 +97,10 @@ export class KernelSocket implements NetlinkSocket {
     return (await answers).map((answer) => (answer ? { explanation: undefined, ...answer } : ACCEPTED))
   }
 
-  /** Waits for the last exchange. Returns false if the exchange hangs, at once if it has hung for PATIENCE_MS. */
+  /**
+   * Waits for the last exchange. Returns false if the exchange hangs. If it has already hung for PATIENCE_MS, does not
+   * wait.
+   */
   #isDone(): Promise<boolean> {
     return new Promise((resolve) => {
       const timer = setTimeout(() => resolve(false), Math.max(0, this.#endsBy - performance.now()))
