@@ -121,6 +121,8 @@ export async function startKubelet(
     })
     return child
   }
+  /** Returns the last errors that kubelet has logged. */
+  const errors = (): string => (printed.join('').match(/^[EF]\d.*$/gm) ?? []).slice(-10).join('\n')
   const ctr = (...words: string[]): Promise<string> =>
     output(['ctr', '--address', address, '--namespace', 'k8s.io', ...words], { timeoutMs: 600_000 })
   const containerd = start(['containerd', '--config', at('containerd.toml')])
@@ -151,13 +153,7 @@ export async function startKubelet(
     return (JSON.parse(said) as { items: (KubeObject & { status: PodStatus })[] | null }).items ?? []
   }
   await soon(async () => {
-    if (kubelet.exitCode !== null)
-      throw new Error(
-        `kubelet ended: ${printed
-          .join('')
-          .match(/^[EF]\d.*$/gm)
-          ?.join('\n')}`,
-      )
+    if (kubelet.exitCode !== null) throw new Error(`kubelet ended: ${errors()}`)
     await pods()
   })
 
@@ -185,7 +181,7 @@ export async function startKubelet(
     async ready(name) {
       await soon(async () => {
         const is = await status(name)
-        if (!isReady(is)) throw new Error(`${name} is not ready: ${JSON.stringify(is)}`)
+        if (!isReady(is)) throw new Error(`${name} is not ready: ${JSON.stringify(is)}\n${errors()}`)
       })
     },
     async gone(name) {
