@@ -165,7 +165,7 @@ it('does not call back for changes that this process requested', async () => {
   expect(await after(() => kernel.act(add))).toBe(1)
   expect(await after(() => kernel.change([remove]))).toBe(0)
   // Linux reports the IPv6 routes that vanish when an interface goes down, and names no process for them.
-  await watch.follow(['ipv4', 'ipv6'])
+  await after(() => watch.follow(['ipv4', 'ipv6']))
   await kernel.change([{ kind: 'add route', destination: parseNet('fd00:5::/48')!, device }])
   expect(await after(() => kernel.change([{ kind: 'set link', device, up: false }]))).toBeGreaterThan(0)
   await watch.end()
