@@ -118,7 +118,8 @@ export interface Daemon {
    * `timeoutMs`.
    */
   line(pattern: RegExp, timeoutMs?: number): Promise<string>
-  stop(signal?: NodeJS.Signals): Promise<number | null>
+  /** Sends `signal`, by default SIGTERM. Resolves with the exit code, or the signal that ended the process. */
+  stop(signal?: NodeJS.Signals): Promise<number | NodeJS.Signals | null>
 }
 
 export interface DaemonArgs {
@@ -601,7 +602,7 @@ function watchDaemon(child: ChildProcess, logFile: string): Daemon {
     async stop(signal = 'SIGTERM') {
       child.kill(signal)
       await ended(child)
-      return child.exitCode
+      return child.exitCode ?? child.signalCode
     },
   }
 }

@@ -175,7 +175,9 @@ describe('health', () => {
       .toMatch(
         /^200 flanneld is running\n200 flanneld is ready\n200 weftd is alive\nsubnet 10\.5\.\d+\.0\/24, 0 peers, directory store reachable; leases compared \d+ s ago; 0 repairs since the start\n/,
       )
-    const second = await host!.run([process.execPath, join(packageRoot, 'bin/weftd'), '--iface', 'eth0', ...args])
+    // A subnet file of its own: /run/flannel/subnet.env is the same file in all network namespaces.
+    const own = ['--iface', 'eth0', '--subnet-file', `${host!.subnetFile}.second`]
+    const second = await host!.run([process.execPath, join(packageRoot, 'bin/weftd'), ...own, ...args])
     expect([second.code, second.stderr]).toEqual([1, expect.stringContaining('Start healthz server error.')])
     expect(await daemon!.stop()).toBe(0)
   })
