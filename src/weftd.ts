@@ -14,6 +14,7 @@ import {
 } from './base/go-flags.ts'
 import type { Log } from './base/log.ts'
 import { printable } from './base/text.ts'
+import { afterRunning } from './host/bell.ts'
 import {
   checkFeatures,
   checkMargin,
@@ -161,7 +162,7 @@ async function runOnce(context: Context): Promise<number | 'alone'> {
       // such as a file lock on a dead server.
       process.kill(process.pid, 'SIGKILL')
     }
-    stopping.signal.addEventListener('abort', () => (killing = setTimeout(kill, STOP_MS).unref()))
+    stopping.signal.addEventListener('abort', () => (killing = afterRunning(STOP_MS, kill).unref()))
     process.on('SIGINT', stop).on('SIGTERM', stop)
     context.unlisten()
     context.unlisten = unlisten

@@ -78,6 +78,26 @@ export async function limited<T>(
   }
 }
 
+/** The unit in ms in which `afterRunning` counts. */
+const COUNT_MS = 100
+
+/**
+ * Calls `late` after `ms` milliseconds in which this process could run. The time in which the whole host stands still,
+ * for example while its virtual machine is moved, counts as at most COUNT_MS, because the process for which the caller
+ * waits could not run then either. clearTimeout cancels the returned timer.
+ */
+export function afterRunning(ms: number, late: () => void): NodeJS.Timeout {
+  let leftMs = ms
+  // Node.js calls the function once after a standstill, however many intervals it took.
+  const timer = setInterval(() => {
+    leftMs -= COUNT_MS
+    if (leftMs > 0) return
+    clearInterval(timer)
+    late()
+  }, COUNT_MS)
+  return timer
+}
+
 /**
  * Runs `work` with a promise that resolves after `ms` milliseconds, so that `work` can notice that it takes long, and
  * postpone its remaining steps.

@@ -15,7 +15,7 @@
 import { WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import { parseLeaseKey } from '../../control/lease/lease.ts'
-import { createTurn, pause } from '../../host/bell.ts'
+import { afterRunning, createTurn, pause } from '../../host/bell.ts'
 import { closeAll } from '../../host/unix-socket.ts'
 import { FAMILIES, familyOfText, formatNet, type Nets } from '../../net/address.ts'
 import { hasBackendName, isNamedBy } from '../../path/catalog.ts'
@@ -197,10 +197,10 @@ export class Handover {
     before.end()
     // The predecessor still has the lent paths open. So the device and the port belong to this process alone only after
     // the predecessor has ended.
-    const late = setTimeout(() => {
+    const late = afterRunning(END_MS, () => {
       if (before.pid > 0 && this.parts.rendezvous.kill(before.pid))
         this.parts.log.warn(`The previous weftd (pid ${pidOf(before.pid)}) hung while it ended, and was killed`)
-    }, END_MS)
+    })
     before.ended.then(
       () => {
         clearTimeout(late)

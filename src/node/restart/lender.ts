@@ -1,6 +1,7 @@
 // lender.ts - the predecessor's side of a hand-over: it answers its successor, and forwards again if the successor ends
 // or hangs.
 
+import { afterRunning } from '../../host/bell.ts'
 import { closeAll, type Connection, type Listener, type Parcel } from '../../host/unix-socket.ts'
 import type { OpenPath } from '../../path/engine/engine.ts'
 import { packPaths } from './open-path.ts'
@@ -235,7 +236,7 @@ async function receive(
   const late = new AbortController()
   // End the wait one turn of the event loop after the time limit, so that messages which have already arrived are read
   // first.
-  const timer = setTimeout(() => setImmediate(() => late.abort()), withinMs)
+  const timer = afterRunning(withinMs, () => void setImmediate(() => late.abort()))
   const onStop = (): void => late.abort()
   stopping.addEventListener('abort', onStop)
   try {

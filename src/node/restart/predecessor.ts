@@ -2,6 +2,7 @@
 // this process sends to it.
 
 import { messageOf, WeftError } from '../../base/errors.ts'
+import { afterRunning } from '../../host/bell.ts'
 import { closeAll, type Connection, type Parcel } from '../../host/unix-socket.ts'
 import type { OpenPath } from '../../path/engine/engine.ts'
 import { unpackPaths } from './open-path.ts'
@@ -152,10 +153,8 @@ export class Predecessor {
     try {
       const parcel = await new Promise<Parcel | undefined>((resolve, reject) => {
         this.answered = resolve
-        late = setTimeout(
-          () => setImmediate(() => reject(new Error(`no answer within ${withinMs / 1000} s`))),
-          withinMs,
-        )
+        const end = (): void => reject(new Error(`no answer within ${withinMs / 1000} s`))
+        late = afterRunning(withinMs, () => void setImmediate(end))
         try {
           this.connection.send(messageFor({ want }))
         } catch (error) {

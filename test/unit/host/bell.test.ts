@@ -1,7 +1,7 @@
 // bell.test.ts - rings are not lost, and each wait ends with the signal.
 
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
-import { createBell, pause } from '../../../src/host/bell.ts'
+import { afterRunning, createBell, pause } from '../../../src/host/bell.ts'
 
 beforeEach(() => vi.useFakeTimers())
 afterEach(() => vi.useRealTimers())
@@ -44,5 +44,31 @@ describe('bell', () => {
     await expect(waiting).rejects.toBe(reason)
     expect(vi.getTimerCount()).toBe(0)
     await expect(pause(stopping.signal, 1000)).rejects.toBe(reason)
+  })
+})
+
+describe('a limit of the time in which the process runs', () => {
+  it('does not count a standstill of the process', async () => {
+    vi.useRealTimers()
+    let isLate = false
+    const timer = afterRunning(300, () => (isLate = true))
+    const ordinary = new Promise((resolve) => setTimeout(resolve, 300))
+    // Blocks the only thread for longer than the limit.
+    Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 500)
+    await ordinary
+    expect(isLate).toBe(false)
+    await expect.poll(() => isLate).toBe(true)
+    clearTimeout(timer)
+  })
+
+  it('can be cancelled, and calls once', async () => {
+    const late = vi.fn()
+    clearTimeout(afterRunning(1000, late))
+    afterRunning(1000, late)
+    await vi.advanceTimersByTimeAsync(900)
+    expect(late).toHaveBeenCalledTimes(0)
+    await vi.advanceTimersByTimeAsync(5000)
+    expect(late).toHaveBeenCalledTimes(1)
+    expect(vi.getTimerCount()).toBe(0)
   })
 })
