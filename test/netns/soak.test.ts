@@ -20,8 +20,9 @@ import { randomFrom } from '../support/packet-model.ts'
 
 needs(HOSTS, ...ETCD, 'clang++', 'ethtool', 'nft', 'ping')
 
+const LONG_MINUTES = process.env['WEFT_LONG'] === '1' ? 20 : 1 / 6
 /** The duration in ms of the test of each network. */
-const SOAK_MS = process.env['WEFT_LONG'] === '1' ? 1_200_000 : 10_000
+const SOAK_MS = Number(process.env['WEFT_SOAK_MINUTES'] ?? LONG_MINUTES) * 60_000
 const SEED = Number(process.env['WEFT_SEED'] ?? Date.now() % 1_000_000)
 const PREFIX = '/coreos.com/network'
 /** Peers without a host are below the range from which hosts draw. */
