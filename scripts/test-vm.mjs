@@ -73,6 +73,9 @@ const ON_FIRST_KERNEL = [
   ['test/netns/wireguard-mixed.test.ts', '-t', 'of kernel'],
   ['test/netns/vxlan.test.ts', '-t', 'a cluster of both (has|sends)'],
   ['test/netns/ipsec-mixed.test.ts'],
+  ['test/native/kernel-way.test.ts'],
+  ['test/netns/kernel-way.test.ts', '-t', '^(?!.*inside IPv4)'],
+  ['test/netns/kernel-way-mixed.test.ts'],
 ]
 
 function fail(message) {

@@ -3,10 +3,11 @@
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterEach, expect, it } from 'vitest'
-import { createLab, type Daemon, type Host, type Lab, type Place } from '../../lab/lab.ts'
+import { createLab, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { eventually } from '../support/event.ts'
 import { answers, statusOf, subnetOf, tunAddress } from '../support/hosts.ts'
+import { carriedByKernel, promoted, transfer } from '../support/kernel-way.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 import { numberedFlows } from '../support/numbered-flows.ts'
 import { ipv4Packet, udpDatagram } from '../support/packets.ts'
@@ -15,32 +16,6 @@ needs(HOSTS, 'clang++', 'ethtool', 'python3', 'ping')
 
 let lab: Lab
 afterEach(() => lab?.close())
-
-/** Receives bytes until the sender ends, and prints their digest. */
-const RECEIVE = `
-import hashlib, socket, sys
-s = socket.create_server((sys.argv[1], 7000), family=socket.AF_INET6 if ':' in sys.argv[1] else socket.AF_INET)
-print('listening', flush=True)
-c, _ = s.accept()
-digest = hashlib.sha256()
-while True:
-    data = c.recv(1 << 20)
-    if not data:
-        break
-    digest.update(data)
-print(digest.hexdigest(), flush=True)
-`
-const SEND = `
-import hashlib, random, socket, sys
-s = socket.create_connection((sys.argv[1], 7000))
-digest = hashlib.sha256()
-for number in range(int(sys.argv[2])):
-    data = random.Random(number).randbytes(1 << 20)
-    digest.update(data)
-    s.sendall(data)
-s.close()
-print(digest.hexdigest())
-`
 
 const CONFIG = { Network: '10.5.0.0/16', Backend: { Type: 'udp', FastPath: 'auto' } }
 
@@ -59,13 +34,6 @@ async function start(
 }
 
 const line = (subnet: string): RegExp => new RegExp(`FastPath: the kernel carries the packets to ${subnet}`)
-
-/** Sends pings to an address until all of these daemons have promoted their peer. */
-async function promoted(from: Place, to: string, daemons: readonly Daemon[], what = /FastPath: the kernel carries/) {
-  const pings = from.spawn(['ping', '-q', '-i', '0.05', to])
-  await Promise.all(daemons.map((daemon) => daemon.line(what)))
-  pings.kill()
-}
 
 /** Makes a lab of two hosts whose kernels carry the packets between their containers. */
 async function promotedPods() {
@@ -86,29 +54,14 @@ async function promotedHosts() {
   return { a, b, daemons }
 }
 
-/** Sends some MiB of random bytes by TCP, and checks their digest. */
-async function transfer(from: Place, to: Place, address: string, mebibytes: number): Promise<void> {
-  const receiver = to.spawn(['python3', '-c', RECEIVE, address])
-  let text = ''
-  receiver.stdout!.on('data', (data: Buffer) => (text += String(data)))
-  await eventually(() => expect(text).toContain('listening'))
-  const sent = await from.output(['python3', '-c', SEND, address, String(mebibytes)], { timeoutMs: 60_000 })
-  await eventually(() => expect(text.split('\n')[1]).toBe(sent.trim()))
-}
-
-const carried = async (host: Host) => {
-  const { counters } = (await statusOf(host)).dataPath!
-  return { sent: counters['kernel_tx_packets'] ?? 0, received: counters['kernel_rx_packets'] ?? 0 }
-}
-
 it('the kernel carries TCP and UDP between containers of proven peers, with the right bytes', async () => {
   const { a, podA, podB } = await promotedPods()
-  const before = await carried(a)
+  const before = await carriedByKernel(a)
   await transfer(podA, podB, podB.address, 8)
   await transfer(podB, podA, podA.address, 8)
   const [flow] = await numberedFlows(podA, podB, [{ to: podB.address, port: 7001, sizes: [20, 1000, 1444] }], 2_000)
   expect(flow).toMatchObject({ received: 2_000, late: 0, twice: 0 })
-  const after = await carried(a)
+  const after = await carriedByKernel(a)
   expect(after.sent - before.sent).toBeGreaterThan(8_000)
   expect(after.received - before.received).toBeGreaterThan(5_000)
   const status = await statusOf(a)
@@ -128,9 +81,9 @@ it('the kernel carries IPv6 packets inside IPv4', async () => {
   const daemons = await start([a, b], { config })
   const [podA, podB] = [await a.startPod(), await b.startPod()]
   await promoted(podA, podB.ipv6!, daemons, /FastPath: the kernel carries the packets to fd00/)
-  const before = await carried(a)
+  const before = await carriedByKernel(a)
   await transfer(podA, podB, podB.ipv6!, 8)
-  expect((await carried(a)).sent - before.sent).toBeGreaterThan(4_000)
+  expect((await carriedByKernel(a)).sent - before.sent).toBeGreaterThan(4_000)
 })
 
 it('a peer whose kernel refuses the programs is not promoted, and reached as before', async () => {
@@ -239,6 +192,20 @@ it('a tc program in front ends the way', async () => {
   await daemons[1]!.line(/carries the packets to .* again: the peer's kernel has stopped to carry packets/)
   await transfer(b, a, tunAddress(a), 4)
   await a.output(['tc', 'filter', 'del', 'dev', 'eth0', 'ingress', 'prio', '10'])
+})
+
+it('a tc program behind changes nothing', async () => {
+  const { a, b, daemons } = await promotedHosts()
+  const behind = ['prio', '5000', 'protocol', 'ip', 'u32', 'match', 'u8', '0', '0', 'flowid', '1:1']
+  await a.output(['tc', 'filter', 'add', 'dev', 'eth0', 'ingress', ...behind])
+  const before = await carriedByKernel(a)
+  await transfer(a, b, tunAddress(b), 4)
+  await transfer(b, a, tunAddress(a), 4)
+  expect((await carriedByKernel(a)).received - before.received).toBeGreaterThan(2_000)
+  expect((await statusOf(a)).dataPath?.fastPath).toMatchObject({ isActive: true, promoted: 1, takenBack: 0 })
+  expect(daemons[0]!.lines.filter((each) => /carries (the|all) packets/.test(each) && /weftd/.test(each))).toEqual([])
+  // The programs leave packets with options to weftd. These packets pass the other program on their way.
+  await a.output(['ping', '-c', '1', '-W', '5', '-R', tunAddress(b)])
 })
 
 it('a hand-over to another weftd loses no packet', async () => {

@@ -3,7 +3,8 @@
 // networks get a quarter of the time each: IPv4 in IPv4 datagrams, both families in IPv4 datagrams, both in IPv6 datagrams, and both in IPv4
 // datagrams with FastPath.
 //
-// `npm run test:soak` runs these networks for 80 minutes in total. WEFT_SEED=n repeats the faults of an earlier run in their order.
+// `npm run test:soak` runs these networks for 80 minutes in total; WEFT_SOAK_MINUTES sets the time of each network. WEFT_SEED=n repeats
+// the faults of an earlier run in their order.
 
 import { createInterface } from 'node:readline'
 import { setTimeout as delay } from 'node:timers/promises'
