@@ -11,7 +11,7 @@ import type { Place } from './publisher.ts'
 
 export type Variables = Readonly<Record<string, string>>
 
-/** Returns the values of a route's variables, except {id} and {credential}. */
+/** Returns the values of a route's template variables, except {id} and {credential}. */
 export function variablesOf(
   subnet: Net,
   { publicIp, address, nodeName, environment }: Pick<Place, 'publicIp' | 'address' | 'nodeName' | 'environment'>,
@@ -26,7 +26,7 @@ export function variablesOf(
     publicIp: formatAddress(publicIp),
     address: formatAddress(address),
     node: nodeName,
-    // The instance's name in the cloud is known only if the operator configured the name.
+    // weftd knows the instance's name in the cloud only if the operator set WEFT_INSTANCE.
     ...(instance === undefined || instance === '' ? {} : { instance }),
   }
 }
@@ -122,8 +122,9 @@ export function fillHeaders(headers: unknown, variables: Variables): Record<stri
 }
 
 /**
- * Returns the text of a template. Throws WeftError CONFIG if the text has the placeholder of a secret. The file of the
- * last known state has such placeholders; a node that starts from this file must wait for its store.
+ * Returns the text of a template. Throws WeftError CONFIG if the text has a placeholder instead of a secret. The file
+ * of weftd's last known state has such placeholders. A node that starts from this file must wait until it can read the
+ * network configuration from its store.
  */
 function plain(text: string | Secret, what: string): string {
   const value = typeof text === 'string' ? text : text.reveal()
