@@ -64,8 +64,8 @@ export function createFabricBackend<T extends BackendType>(
         families,
         mtu: external.mtu,
         external: { families: FAMILIES, isBound: true },
-        // The kernel does not report changes of routes outside of this host. So weftd calls `resync` often. A
-        // RouteKeeper skips the call if the next check of its route is not due.
+        // The kernel does not report changes of routes outside of this host. So weftd calls `resync` often; a
+        // RouteKeeper (fabric/route-keeper.ts) sends requests to the API only if a check of its route is due.
         isUnreported: true,
         async open(own, _leases, signal) {
           const path = new FabricPath(keepersFor(own), filtersFor(own))

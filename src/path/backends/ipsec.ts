@@ -1,9 +1,9 @@
 // ipsec.ts - the ipsec backend: strongSwan's charon negotiates keys with each peer, and the kernel or charon carries
 // the ESP packets.
 //
-// The lease, the policies, charon's connections and the error texts are those of flanneld (pkg/backend/ipsec). If the
-// kernel carries the packets, weftd makes no device and no route, because the policies decide which packets are
-// encrypted.
+// The lease, the IPsec policies, charon's connections and the error texts are those of flanneld (pkg/backend/ipsec). If
+// the kernel carries the packets, weftd makes no device and no route, because the IPsec policies decide which packets
+// are encrypted.
 
 import { describeError, isWeftError, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'

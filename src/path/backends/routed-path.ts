@@ -19,7 +19,9 @@ export interface RoutedParts {
   /** This host's address from which the daemon sends probes. */
   readonly probeSource: Net['address']
   readonly filter: PeerFilter
-  /** True if packets to peers on the same link use a route to the peer's host instead of the device. */
+  /**
+   * True if packets to peers on the same link as this host use a route to the peer's host instead of the tunnel device.
+   */
   readonly directRouting?: boolean
   readonly kernel: HostKernel
   readonly log: Log

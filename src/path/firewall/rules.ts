@@ -172,8 +172,8 @@ export function nftInput(
 }
 
 /**
- * Returns input of `nft -f -` that rebuilds flannel's chains with this daemon's rules and those of other daemons,
- * except chains without rules.
+ * Returns input of `nft -f -` that rebuilds flannel's chains with this daemon's rules and the rules of other daemons.
+ * Leaves out chains without rules.
  */
 function nftChains(family: Family, own: NftOthers, others: NftOthers): string {
   const { nft: ip, table } = WORDS[family]

@@ -8,8 +8,8 @@ import type { Ensured } from './families.ts'
 export class UnchangedRules {
   readonly #kernel: HostKernel
   /**
-   * The generation number of nftables' rules, which the kernel raises at each change, before the last check without
-   * failures; undefined if `unless` must check the rules next time.
+   * The generation number of nftables' rules before the last check without failures; undefined if `unless` must check
+   * the rules next time. The kernel raises the number at each change of the rules.
    */
   #generation: number | undefined
   /** This node's subnets at the last check, as text. */

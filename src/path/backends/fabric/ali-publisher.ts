@@ -2,8 +2,8 @@
 // next hop.
 //
 // Like flannel v0.13 (backend/alivpc), the publisher uses the system route table of the VPC and the next hop type
-// Instance, and logs flannel's lines about routes that stay. flannel called an API that no longer exists; this
-// publisher calls the version 2016-04-28 of the product VPC.
+// Instance, and logs a removed route with flannel's line. flannel called an API that no longer exists; this publisher
+// calls the version 2016-04-28 of the product VPC.
 
 import { randomUUID } from 'node:crypto'
 import { WeftError } from '../../../base/errors.ts'
@@ -93,8 +93,8 @@ export class AliPublisher implements Publisher {
   }
 
   /**
-   * Returns the headers of requests to the metadata server. If the instance is in the security hardening mode, the
-   * server answers only requests with a token.
+   * Returns the headers of requests to the metadata server. If the instance is in Alibaba Cloud's security hardening
+   * mode, the server answers only requests with a token.
    */
   async #metadataHeaders(signal: AbortSignal): Promise<Readonly<Record<string, string>>> {
     const { metadata } = this.#endpoints

@@ -48,7 +48,7 @@ function fill(template: string, variables: Variables, what: string, escape: (val
       throw new WeftError('CONFIG', `Backend.${what} has {instance}, and WEFT_INSTANCE is not set`, {
         remedy: "set WEFT_INSTANCE in the environment of weftd to the cloud's name of this host",
       })
-    // A request without the route's id could remove more than one route.
+    // Refuse a request without the route's id, because it could remove more than one route.
     if (value === undefined && name === 'id')
       throw new WeftError('CONFIG', `Backend.${what} has {id}, and the list of routes has no id for this route`, {
         remedy: 'use {id} only in RemoveURL, RemoveBody and Headers, and set ListURL and ListID',

@@ -1,7 +1,7 @@
 // connections.ts - gives charon a connection and a shared key for each peer, and restarts charon when it ends.
 //
-// The members of a connection are those of flanneld (pkg/backend/ipsec/handle_charon.go), so that a node with weftd and
-// a node with flanneld can negotiate keys.
+// The settings of a connection are those of flanneld (pkg/backend/ipsec/handle_charon.go), so that a node with weftd
+// and a node with flanneld can negotiate keys.
 
 import { describeError, isWeftError, messageOf } from '../../../base/errors.ts'
 import { seldom, type Log } from '../../../base/log.ts'
@@ -164,10 +164,10 @@ export class IpsecConnections {
   }
 
   /**
-   * Has charon negotiate keys again with the peers of `#idle`. charon does not try again by itself if the peer refused,
-   * or if charon could not install the keys, for example while this host had no address in its subnet. The pause
-   * between two requests for a peer grows. `isChange` is true after a change of this host; then each pause is as short
-   * as the first.
+   * Makes charon negotiate keys again with the peers in `#idle`, which have no keys. charon does not try again by
+   * itself if the peer refused, or if charon could not install the keys, for example while this host had no address in
+   * its subnet. The pause between two requests for a peer grows. `isChange` is true if this host may have changed, for
+   * example its addresses; then each pause is as short as the first.
    */
   async negotiate(isChange: boolean): Promise<void> {
     const now = performance.now()
@@ -240,7 +240,7 @@ export class IpsecConnections {
   /**
    * Loads the connections that charon lacks, and removes the connections to former peers. If `isCheck` is true, lists
    * charon's connections first, because charon or another program may have removed some of them. Returns the names of
-   * the removed connections that are still wanted.
+   * the connections that charon lost.
    */
   #load(isCheck: boolean): Promise<readonly string[]> {
     return this.#inTurn(async () => {

@@ -1,5 +1,6 @@
-// ipsec-path.ts - the data path of the backend ipsec: the kernel's policies, charon's connections, and the state of the
-// peers. If charon carries the packets, a guard (userspace-guard.ts) replaces the policies.
+// ipsec-path.ts - the data path of the backend ipsec: the kernel's IPsec policies, charon's connections, and the state
+// of the peers. If charon carries the packets, an unreachable route and a routing rule (userspace-guard.ts) replace the
+// policies.
 
 import type { Log } from '../../../base/log.ts'
 import { sideOf, type Lease, type OwnLease } from '../../../control/lease/lease.ts'
@@ -161,8 +162,8 @@ export class IpsecPath extends KernelPath implements Counting {
   }
 
   /**
-   * Ends charon. Keeps the IPsec policies, as flanneld does, so that no packet leaves unencrypted while weftd is
-   * stopped.
+   * Ends charon if weftd started it. Keeps the IPsec policies, as flanneld does, so that no packet leaves unencrypted
+   * while weftd is stopped.
    */
   protected override async end(): Promise<void> {
     this.#isClosed = true

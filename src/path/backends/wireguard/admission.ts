@@ -26,8 +26,8 @@ export class Admission {
   readonly #own: MacKeys
   readonly #cookies: Cookies
   /**
-   * The rate limits, separate for each type of message. Responses have a higher limit, because a forged response rarely
-   * has an index for which a response is expected.
+   * The rate limits, separate for each type of message. Responses have a higher limit, because this node drops most
+   * forged responses earlier: it expects no response with their index.
    */
   readonly #limiters
   readonly #send: (to: Endpoint, message: Uint8Array) => void

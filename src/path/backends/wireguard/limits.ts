@@ -58,14 +58,14 @@ export const RATES = {
   cookies: { perSecond: 200, burst: 50 },
 } as const
 /**
- * The maximum number of source addresses whose use of the rate `source` this node remembers. Above it, this node drops
- * messages from further addresses. The rate limits admit fewer addresses at any time.
+ * The maximum number of source addresses whose use of the rate `source` this node remembers. A node that remembers so
+ * many drops messages from further addresses. The rate limits admit fewer addresses at any time.
  */
 export const MAX_SOURCES = 1_024
 /** The maximum number of public keys of senders that are not peers; this node remembers the latest ones. */
 export const MOST_UNKNOWN = 16
 
-/** The maximum number of messages from senders that are not peers that this node processes between two pauses. */
+/** Between two pauses, this node processes at most this number of messages from senders that are not peers. */
 export const MOST_OF_OTHERS = 64
 /**
  * The pauses in which weftd reads no control messages, so that a flood of messages uses only a small part of a core. A
