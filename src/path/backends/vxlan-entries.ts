@@ -121,7 +121,7 @@ export class VxlanEntryTable {
     return (await this.#change(changes)) === changes.length
   }
 
-  /** Adds the entries for `peers` that are not in `present`, and returns the number of entries that the kernel accepted. */
+  /** Adds the entries for `peers` that are not in `present`. Returns the number of entries that the kernel accepted. */
   async putMissing(peers: readonly VxlanPeer[], present: VxlanEntries): Promise<number> {
     const forward = peers.filter(({ mac, host }) => present.hostOf(mac) !== host)
     const resolve = peers.filter(({ address, mac }) => present.macOf(address) !== mac)

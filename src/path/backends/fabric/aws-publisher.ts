@@ -3,7 +3,7 @@
 //
 // Like flannel v0.13 (backend/awsvpc), the publisher uses the interface that has the node's address, and switches off
 // the interface's source/destination check. It uses the route table of the interface's subnet, or else the main table
-// of the VPC. The log lines are flannel's too.
+// of the VPC. Its log lines are flannel's.
 
 import { messageOf, WeftError } from '../../../base/errors.ts'
 import { formatAddress, formatNet } from '../../../net/address.ts'

@@ -414,8 +414,8 @@ function isOfNetwork(name: string, network: Net): boolean {
 /** Removes a connection and its keys from charon. */
 async function unload(client: ViciClient, name: string): Promise<void> {
   await client.request('unload-conn', { name })
-  // Also end the connection's IKE associations, because their keys would otherwise stay valid. charon refuses this
-  // request if there are no associations.
+  // End the connection's IKE associations, because their keys stay valid although the connection is unloaded. charon
+  // refuses this request if there are no associations.
   await client.request('terminate', { ike: name, force: 'yes', timeout: '-1' }).catch(() => {})
 }
 

@@ -243,8 +243,8 @@ export class WireguardSessionManager implements SessionManager {
     return { address: published?.address ?? 0, port: published?.port ?? 0 }
   }
 
-  // Also returns true for a peer behind NAT, because it receives datagrams only from the port to which it has sent. The
-  // current endpoint of a peer behind NAT differs from the endpoint in its lease.
+  // The result is also true for a peer behind NAT, because such a peer receives datagrams only from the port to which
+  // it has sent. The current endpoint of a peer behind NAT differs from the endpoint in its lease.
   isFromKnownPort(peer: Lease): boolean {
     const session = this.#sessionOf(peer)
     return !this.#hasLanes() || !session?.anyPort || !isSame(this.#endpointOf(session), session.leased)
