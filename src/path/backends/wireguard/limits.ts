@@ -58,8 +58,8 @@ export const RATES = {
   cookies: { perSecond: 200, burst: 50 },
 } as const
 /**
- * The maximum number of source addresses whose use of the rate `source` this node remembers. A node that remembers so
- * many drops messages from further addresses. The rate limits admit fewer addresses at any time.
+ * The maximum number of source addresses whose use of the rate `source` this node remembers. At this number, the node
+ * drops messages from further addresses. The rate limits admit fewer addresses at any time.
  */
 export const MAX_SOURCES = 1_024
 /** The maximum number of public keys of senders that are not peers; this node remembers the latest ones. */
