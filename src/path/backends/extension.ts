@@ -1,11 +1,11 @@
 // extension.ts - the extension backend, which runs the operator's commands. These commands, and not weftd, carry the
-// packets. One command runs before the lease is acquired, one command after that, and one command for each peer that is
+// packets. One command runs before weftd acquires the lease, one runs after it, and one runs for each peer that is
 // added or removed.
 //
 // The commands' arguments, variables and input, and the handling of failures, are those of flanneld
 // (pkg/backend/extension, v0.28.2 and later). weftd runs commands without a shell: it splits a command at white space.
-// It passes peers' addresses as variables, and the data that a peer published only on the standard input. So a peer
-// cannot add arguments to a command.
+// A command gets a peer's addresses as variables. It gets the data that a peer published only on its standard input, so
+// that a peer cannot add arguments to a command.
 
 import { isDeepStrictEqual } from 'node:util'
 import { messageOf, WeftError } from '../../base/errors.ts'
@@ -32,12 +32,12 @@ const TYPE = 'extension'
 const LOG_AFTER_MS = 10_000
 type Command = keyof Settings<'extension'>
 type Variables = Readonly<Record<string, string>>
-/** For each family, the names of the variables that have a peer's subnet and public address. */
+/** For each family, the names of the variables that hold a peer's subnet and a peer's public address. */
 const VARIABLES = { ipv4: ['SUBNET', 'PUBLIC_IP'], ipv6: ['IPV6SUBNET', 'PUBLIC_IPV6'] } as const
 
 /**
- * Splits a command at white space and then replaces `$NAME` and `${NAME}` in each word. In this order a value with
- * spaces never becomes several words.
+ * Splits a command at white space, and then replaces `$NAME` and `${NAME}` in each word. Because the split comes first,
+ * a value with spaces stays one word.
  */
 export function wordsOf(command: string, variables: Variables): string[] {
   const value = (name: string): string => variables[name] ?? process.env[name] ?? ''
@@ -65,8 +65,8 @@ export function createExtensionBackend({
   const commands = new Commands(settings, run, log)
   return {
     name: TYPE,
-    // The operator's commands make all routes. After the commands have run once, no route or device counts as a
-    // leftover, because a command may have made it.
+    // The operator's commands make all routes, and weftd cannot tell these from leftovers of an earlier run. So weftd
+    // removes leftovers only before it runs the commands.
     routesByOthers: true,
     get external() {
       return external
@@ -74,7 +74,8 @@ export function createExtensionBackend({
     async prepare(signal): Promise<LeaseAttrs> {
       const { name, address } = external
       external = await currentExternal(kernel, external)
-      // If only the interface's name has changed, the data path stays open, so PreStartupCommand must not run again.
+      // If only the external interface's name has changed, the node keeps its data path, so PreStartupCommand must not
+      // run again.
       if (attrs && external.name !== name && isDeepStrictEqual(external.address, address)) return attrs
       const output = settings.PreStartupCommand.isEmpty
         ? undefined
@@ -175,8 +176,8 @@ class ExtensionPath implements DataPath {
   readonly fault: Promise<Error> = new Promise(() => {})
   readonly #commands: Commands
   /**
-   * For each family the filter that decides which leases are peers. If a peer is usable in only one of its families,
-   * the commands get only that family.
+   * For each family, the filter that decides which leases are peers. If a peer is usable in only one of its families,
+   * the commands get the peer's subnet and address of only that family.
    */
   readonly #filters: ReadonlyMap<Family, PeerFilter>
   readonly #log: Log

@@ -2,8 +2,9 @@
 // the node.
 //
 // flannel's cloud backends changed nothing on the host, and only wrote subnet.env with the MTU of the external
-// interface (v0.13, backend/simple_network.go); this backend does the same. The fabric backends differ only in their
-// publisher (fabric/publisher.ts). An outage of the API does not end a data path, because existing routes stay.
+// interface (v0.13, backend/simple_network.go); this backend does the same. Each cloud has a publisher of its own
+// (fabric/publisher.ts), which calls the cloud's API. If that API fails, packets still flow, because the routes stay in
+// the cloud.
 
 import { hostname } from 'node:os'
 import { carryIpv4Alone } from '../../control/config/network-config.ts'
@@ -23,8 +24,8 @@ import { peerAtHost } from './peer-at-host.ts'
 const FIRST_MS = 5_000
 
 /**
- * Creates the backend of type T, which writes its routes through a publisher. `make` creates the publisher at the
- * start, and again after each failure to publish.
+ * Creates the backend of type T, which writes its routes through a publisher, the client of a cloud's API. `make`
+ * creates the publisher at the start, and again after each failure to publish.
  */
 export function createFabricBackend<T extends BackendType>(
   type: T,
@@ -63,8 +64,8 @@ export function createFabricBackend<T extends BackendType>(
         families,
         mtu: external.mtu,
         external: { families: FAMILIES, isBound: true },
-        // The kernel does not report changes of routes outside of this host. So the node calls `resync` often, and for
-        // each route a RouteKeeper decides whether to check the route now.
+        // The kernel does not report changes of routes outside of this host. So weftd calls `resync` often; a
+        // RouteKeeper (fabric/route-keeper.ts) sends requests to the API only if a check of its route is due.
         isUnreported: true,
         async open(own, _leases, signal) {
           const path = new FabricPath(keepersFor(own), filtersFor(own))
@@ -74,7 +75,7 @@ export function createFabricBackend<T extends BackendType>(
       },
     ],
     async withdraw(lease, signal) {
-      // Wait for both families, because the process may end when this function fails.
+      // Wait until the removal of both families' routes has ended, because the process may exit after the first error.
       const results = await Promise.allSettled(keepersFor(lease).map((keeper) => keeper.withdraw(signal)))
       return results.flatMap((result) => {
         if (result.status === 'rejected') throw result.reason
@@ -100,7 +101,7 @@ class FabricPath implements DataPath {
   readonly fault: Promise<Error> = new Promise(() => {})
   readonly #keepers: readonly RouteKeeper[]
   readonly #filters: ReadonlyMap<Family, PeerFilter>
-  /** The running check of the routes for which the last `resync` did not wait. */
+  /** The check of the routes whose repairs `resync` has not returned yet; undefined if there is none. */
   #running: Promise<readonly string[]> | undefined
 
   constructor(keepers: readonly RouteKeeper[], filters: ReadonlyMap<Family, PeerFilter>) {
@@ -110,8 +111,8 @@ class FabricPath implements DataPath {
   }
 
   /**
-   * Publishes the routes. Stops waiting after FIRST_MS, or when `signal` aborts; then publishing continues in the
-   * background.
+   * Publishes this node's routes. Stops waiting after FIRST_MS, or when `signal` aborts; then publishing continues in
+   * the background.
    */
   async checkFirst(signal: AbortSignal): Promise<void> {
     const first = new AbortController()
@@ -128,8 +129,8 @@ class FabricPath implements DataPath {
   }
 
   /**
-   * Waits for the running check of the routes, or starts one. Returns the repairs if the check ends before `late`
-   * resolves.
+   * Waits for the running check of the routes, or starts a check. Returns the repairs. Returns an empty list if `late`
+   * resolves before the check ends.
    */
   async resync(late?: Promise<unknown>): Promise<readonly string[]> {
     const checking = (this.#running ??= this.#check())
@@ -153,7 +154,10 @@ class FabricPath implements DataPath {
     return { peers_unusable: BigInt(skipped), ...sumCounters(this.#keepers.map((keeper) => keeper.counters())) }
   }
 
-  /** Keep the published route, as flanneld does, so that packets arrive while weftd restarts. */
+  /**
+   * Stops the checks and keeps the published route, as flanneld does, so that packets still arrive while weftd
+   * restarts.
+   */
   async close(): Promise<void> {
     await Promise.all(this.#keepers.map((keeper) => keeper.close()))
   }

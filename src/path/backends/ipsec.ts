@@ -1,9 +1,9 @@
 // ipsec.ts - the ipsec backend: strongSwan's charon negotiates keys with each peer, and the kernel or charon carries
 // the ESP packets.
 //
-// The lease, the policies, charon's connections and the error texts are those of flanneld (pkg/backend/ipsec). If the
-// kernel carries the packets, weftd makes no device and no route, because the policies decide which packets are
-// encrypted.
+// The lease, the IPsec policies, charon's connections and the error texts are those of flanneld (pkg/backend/ipsec). If
+// the kernel carries the packets, weftd makes no device and no route, because the IPsec policies decide which packets
+// are encrypted.
 
 import { describeError, isWeftError, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -85,8 +85,8 @@ export function createIpsecBackend({
   }
 
   /**
-   * Returns this host's address if it is within the network. If it is, packets between hosts must match the policies
-   * too.
+   * Returns this host's address if it is within the flannel network. In that case the IPsec policies must also match
+   * the packets that hosts send to each other.
    */
   function ownHost(): string | undefined {
     return hostWithin(ipv4For(NEEDS, config).network, ipv4For(NEEDS, external.publicIp), external.address.ipv4)
@@ -112,8 +112,8 @@ export function createIpsecBackend({
       start: (stop) => Charon.start(isUserland, log, stop),
       log,
     })
-    // Set the guard first, so that no packet leaves unencrypted. Then remove the guard of the other carrier (kernel or
-    // charon) that an earlier run may have left, because that guard would block all packets.
+    // First block unencrypted packets. Then remove the blocking policies or routes that an earlier run left for the
+    // other carrier (kernel or charon), because these would block all packets.
     await guard.block()
     await (isUserland ? removePolicies(run, formatNet(network)) : removeUserspaceGuard(kernel, network))
     await connections.open(signal)
@@ -123,9 +123,9 @@ export function createIpsecBackend({
 }
 
 /**
- * Returns true if charon carries the packets, and false if the kernel does. Uses the configured choice; without one,
- * the kernel if it supports ESP, otherwise charon. With `"DataPath": "kernel"` and a running charon, weftd does not
- * check that the kernel supports ESP.
+ * Returns true if charon carries the packets, and false if the kernel does. Uses the configured choice. Without a
+ * configured choice, chooses the kernel if it supports ESP, and otherwise charon. With `"DataPath": "kernel"` and a
+ * running charon, weftd does not check that the kernel supports ESP.
  */
 async function doesCharonCarry(
   dataPath: 'kernel' | 'userspace' | undefined,
@@ -150,8 +150,8 @@ async function doesCharonCarry(
 }
 
 /**
- * Removes this network's connections and shared keys from the charon that runs on this host. Returns a description of
- * each removed object. Logs a failure.
+ * Removes the connections and shared keys of a flannel network from the charon that runs on this host. Returns a
+ * description of each removed object. Logs a failure.
  */
 async function withdraw(network: Net, log: Log, signal: AbortSignal): Promise<readonly string[]> {
   try {
@@ -164,8 +164,8 @@ async function withdraw(network: Net, log: Log, signal: AbortSignal): Promise<re
 }
 
 /**
- * Warns if this host's address is within the network. Throws WeftError CONFIG instead if charon carries the packets,
- * because the guard's unreachable route for the network would cut off the hosts.
+ * Warns if this host's address is within the network. Throws WeftError CONFIG instead if charon carries the packets:
+ * weftd then makes an unreachable route to the network, which would cut off the hosts.
  */
 function checkHost(host: string, isUserspace: boolean, log: Log): void {
   if (isUserspace)

@@ -13,7 +13,10 @@ import type { PeerFilter } from '../tunnel/peer-filter.ts'
 
 interface KernelFacts {
   readonly families: readonly Family[]
-  /** The device, which another program may rename; left out if the backend has no device. */
+  /**
+   * The backend's network device, which weftd still recognises after another program has renamed it; left out if the
+   * backend has no device.
+   */
   readonly device?: FollowedLink
   /**
    * This host's address in each family, from which the daemon sends probes to peers; empty if the daemon cannot probe
@@ -28,20 +31,21 @@ export abstract class KernelPath implements DataPath {
   readonly families: readonly Family[]
   readonly probing: Probing
   /**
-   * Never resolves unless a backend replaces this promise, because weftd can repair objects in the kernel without
-   * opening the data path again.
+   * A fault would make weftd open the data path again. weftd can repair the kernel's objects without that, so this
+   * promise never resolves, unless a backend replaces it.
    */
   readonly fault: Promise<Error> = new Promise(() => {})
   protected readonly filters: readonly PeerFilter[]
   readonly #device: FollowedLink | undefined
   /**
    * Runs the operations one after another, because their callers do not coordinate. Otherwise an older list of peers
-   * could be set last, and a repair could report objects as missing that another operation is creating.
+   * could be set after a newer one, and a repair could report objects as missing that another operation is just
+   * creating.
    */
   readonly #next = createTurn()
   /**
-   * True if the last `apply` failed, so that weftd does not know which peers are set. In that case `peers` lists no
-   * peers.
+   * True if the last `apply` failed, so that weftd does not know which peers the kernel has. In that case `peers` lists
+   * no peers.
    */
   #isUnapplied = false
 
@@ -92,6 +96,9 @@ export abstract class KernelPath implements DataPath {
   ): Promise<void>
   protected abstract repair(): Promise<readonly string[]>
   protected abstract listPeers(): readonly PathPeer[]
-  /** Keep the devices and the routes, as flanneld does, so that the kernel forwards packets while weftd is stopped. */
+  /**
+   * Runs when the data path closes. Keeps the devices and the routes, as flanneld does, so that the kernel forwards
+   * packets while weftd is stopped.
+   */
   protected async end(): Promise<void> {}
 }

@@ -19,7 +19,9 @@ export interface RoutedParts {
   /** This host's address from which the daemon sends probes. */
   readonly probeSource: Net['address']
   readonly filter: PeerFilter
-  /** True if packets to peers on the same link use a route to the peer's host instead of the device. */
+  /**
+   * True if packets to peers on the same link as this host use a route to the peer's host instead of the tunnel device.
+   */
   readonly directRouting?: boolean
   readonly kernel: HostKernel
   readonly log: Log
@@ -33,10 +35,10 @@ export abstract class RoutedPath extends KernelPath {
   readonly #family: Family
   readonly #filter: PeerFilter
   readonly #routes: RouteSync
-  /** The next hops of the peers on the same link; undefined without direct routing. */
+  /** The next hops of the peers on the same link as this host; undefined without direct routing. */
   readonly #direct: DirectHops | undefined
   #hops = new Map<string, NextHop>()
-  /** The peers without a direct route, whose packets use the tunnel, by subnet. */
+  /** The peers without a direct route, by subnet. Packets to these peers use the tunnel. */
   protected tunnelled = new Map<string, Lease>()
 
   constructor({ family, network, device, probeSource, filter, directRouting, kernel, log }: RoutedParts) {
@@ -84,8 +86,8 @@ export abstract class RoutedPath extends KernelPath {
     const routed = await this.#routes.resync()
     const moved = await this.#direct?.lookUpAgain(this.#filter.peers(), this.#routes)
     if (moved && moved.size > 0) await this.#assign(moved)
-    // If the device was repaired, report only the device's repair, because the kernel removed the routes together with
-    // the device.
+    // If the device was repaired, report only that repair. The kernel removed the routes together with the device, so
+    // they are not separate faults.
     return repaired.length > 0 ? repaired : routed
   }
 
@@ -99,7 +101,7 @@ export abstract class RoutedPath extends KernelPath {
   }
 
   /**
-   * Sets the routes to `subnets`, or all routes if `subnets` is left out, to the wanted next hops. `before` has the
+   * Sets the wanted next hops for the routes to `subnets`, or for all routes if `subnets` is left out. `before` has the
    * peers of these subnets that were in `tunnelled` before the change.
    */
   protected async setRoutes(

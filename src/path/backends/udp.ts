@@ -88,8 +88,8 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
     plan() {
       const mtu = external.mtu - overhead
       const [outer = preferred, other] = underlays()
-      // The outer family in which this host has no address yet. When the host gets an address of this family, weftd
-      // opens the data path again.
+      // The outer family, if any, in which this host has no address yet. When the host gets an address of this family,
+      // weftd opens the data path again.
       const awaited = [preferred, second].find((family) => family !== undefined && family !== outer && family !== other)
       const families = familiesOf(config)
       const carried = { families, outer, other, overheadOf } as const

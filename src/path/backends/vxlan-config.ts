@@ -33,13 +33,15 @@ export interface VxlanSetup {
 /** The carrier of the packets: the kernel or weftd. weftd creates this object before the node has a lease. */
 export interface VxlanCarrier {
   readonly tunNames?: readonly string[]
-  /** Returns the port, the device and the MTU that this family's data path needs. */
+  /** Returns the port, the device and the MTU that the data path of `family` needs. */
   needs(family: Family): NeededPart
   /** Lists the data paths, one for each family of the network (Backend.plan). */
   plan(): readonly PlannedPath[]
 }
 
-/** Returns the MAC in a node's attributes, in lower case; undefined if they contain no valid unicast MAC. */
+/**
+ * Returns the MAC in the attributes of a node's lease, in lower case; undefined if they contain no valid unicast MAC.
+ */
 export function vtepMacOf(attrs: LeaseAttrs, family: Family): string | undefined {
   const data = (family === 'ipv4' ? attrs.backendData : attrs.backendV6Data) as
     | { readonly VtepMAC?: unknown }

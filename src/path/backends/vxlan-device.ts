@@ -81,7 +81,7 @@ export class VxlanDevice {
     }
   }
 
-  /** Repairs the device and the entries of `peers`, and returns a description of each repair. */
+  /** Repairs the device, and the neighbour and forwarding entries for `peers`. Returns a description of each repair. */
   async resync(peers: readonly VxlanPeer[]): Promise<readonly string[]> {
     const wrong: string[] = []
     const now = await this.link.follow(this.#kernel, this.#log)

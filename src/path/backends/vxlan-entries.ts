@@ -16,9 +16,9 @@ export interface VxlanPeer {
 
 /** The neighbour and forwarding entries of a device. */
 export class VxlanEntries {
-  /** The MACs of the neighbour entries, by the key of the address. */
+  /** The MACs of the neighbour entries, by the key of the neighbour's address. */
   readonly #neighbours = new Map<AddressKey, { readonly address: Address; readonly mac: string }>()
-  /** The hosts of the forwarding entries, by MAC. */
+  /** The addresses of the peers' hosts in the forwarding entries, by the peer's MAC. */
   readonly #hosts = new Map<string, Address>()
 
   /** Returns the entries that a device needs for `peers`. */
@@ -75,8 +75,8 @@ export class VxlanEntries {
 }
 
 /**
- * Returns true if the kernel reports an entry that is as weftd wants it. In that case this process made the change, or
- * no repair is needed.
+ * Returns true if the kernel's report about an entry matches the wanted entries. Then no repair is needed; often weftd
+ * itself made the reported change.
  */
 export function isAsWanted(event: KernelEvent, wanted: VxlanEntries): boolean {
   if (event.of === 'forwarding') {
@@ -113,7 +113,7 @@ export class VxlanEntryTable {
   }
 
   /**
-   * Sets the entries of `peers` without reading the existing entries first. Resolves with true if the kernel accepted
+   * Sets the entries for `peers` without reading the existing entries first. Resolves with true if the kernel accepted
    * all entries.
    */
   async put(peers: readonly VxlanPeer[]): Promise<boolean> {
@@ -121,7 +121,7 @@ export class VxlanEntryTable {
     return (await this.#change(changes)) === changes.length
   }
 
-  /** Adds the entries for `peers` that are not in `present`, and returns the number of entries that the kernel accepted. */
+  /** Adds the entries for `peers` that are not in `present`. Returns the number of entries that the kernel accepted. */
   async putMissing(peers: readonly VxlanPeer[], present: VxlanEntries): Promise<number> {
     const forward = peers.filter(({ mac, host }) => present.hostOf(mac) !== host)
     const resolve = peers.filter(({ address, mac }) => present.macOf(address) !== mac)
@@ -135,14 +135,14 @@ export class VxlanEntryTable {
     return (await this.#change(changes)) === changes.length
   }
 
-  /** Removes the entries of `present` except those of `peers`. */
+  /** Removes the entries of `present` from the device, except those for `peers`. */
   async keepOnly(peers: readonly VxlanPeer[], present: VxlanEntries): Promise<void> {
     await this.remove(present.without(VxlanEntries.of(peers)))
   }
 
   /**
-   * Makes the changes. Resolves with the number of changes that the kernel accepted. Rejects if weftd may not change
-   * entries.
+   * Makes the changes. Resolves with the number of changes that the kernel accepted. Rejects if weftd lacks the
+   * permission to change entries.
    */
   async #change(changes: readonly Change[]): Promise<number> {
     if (changes.length === 0) return 0

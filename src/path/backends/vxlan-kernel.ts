@@ -35,7 +35,8 @@ export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts):
     needs(family) {
       const { options, port, external } = setup()
       return {
-        // The kernel binds a vxlan port on all addresses of the family, so the check uses the wildcard address.
+        // The kernel binds a vxlan port on all addresses of the family. So weftd checks that the port is free on the
+        // wildcard address.
         ports: [
           {
             family,
@@ -58,8 +59,8 @@ export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts):
       const open: { [F in Family]?: VxlanPath } = {}
       const watched: Watched = {
         topics: ['neighbours'],
-        // Ignore entries that are as wanted, because a report that is not ignored starts a check of all entries. The
-        // kernel does not report which process changed a forwarding entry.
+        // Ignore the kernel's reports about entries that are as wanted, because every other report starts a check of
+        // all entries. The kernel does not report whether weftd itself changed a forwarding entry.
         matters: (event) => listed(open).some((path) => path.owns(event) && !isAsWanted(event, path.entries())),
       }
       return families.map((family) => ({

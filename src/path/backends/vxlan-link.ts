@@ -74,7 +74,7 @@ const PROBE = { name: 'flannel.probe', type: 'vxlan', vxlan: { vni: 0xff_ffff, p
 
 /**
  * Checks that the kernel supports vxlan devices, without changing existing devices. Throws WeftError NO_DEVICE_TYPE if
- * it does not.
+ * the kernel does not support them.
  */
 export async function checkVxlan(kernel: HostKernel, name: string): Promise<void> {
   if ((await vxlanMac(kernel, name)) !== undefined) return

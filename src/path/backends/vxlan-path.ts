@@ -18,7 +18,7 @@ export class VxlanPath extends RoutedPath {
   readonly #family: Family
   readonly #opened: VxlanDevice
   readonly #port: number
-  /** The entries that the device should have. */
+  /** The neighbour and forwarding entries that the device should have. */
   #wanted = new VxlanEntries()
 
   constructor(parts: RoutedParts, opened: VxlanDevice, port: number) {

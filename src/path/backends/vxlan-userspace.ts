@@ -1,5 +1,6 @@
 // vxlan-userspace.ts - VXLAN carried by weftd's engine, for hosts whose kernel does not support VXLAN. Each family has
-// a TUN with the name that the kernel's device would have. The datagrams equal those of a kernel device.
+// a TUN device with the name that the kernel's vxlan device would have. The engine's datagrams equal those of a kernel
+// device.
 
 import { messageOf } from '../../base/errors.ts'
 import type { Lease, OwnLease } from '../../control/lease/lease.ts'

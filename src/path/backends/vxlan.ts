@@ -1,5 +1,5 @@
-// vxlan.ts - the vxlan backend (RFC 7348), compatible with flannel's: its options, its lease, and the choice whether
-// the kernel or weftd carries the packets.
+// vxlan.ts - the vxlan backend (RFC 7348), which is compatible with flannel's. It reads the options, makes the lease,
+// and chooses whether the kernel or weftd carries the packets.
 //
 // The kernel and weftd publish the same lease and send the same datagrams, so a host can change between them without an
 // effect on its peers. The options and the lease are those of flanneld (pkg/backend/vxlan); DataPath, VerifySource and
@@ -37,7 +37,9 @@ const describe = ({ attrs: { backendType, publicIp, backendData, backendV6Data }
 }
 
 export interface VxlanBackendOptions extends TunnelOptions<'vxlan'> {
-  /** Returns the attributes that this node published in an earlier run; undefined if the store no longer has them. */
+  /**
+   * Returns the lease attributes that this node published in an earlier run; undefined if the store no longer has them.
+   */
   readonly publishedBefore: (publicIp: Addresses, signal: AbortSignal) => Promise<LeaseAttrs | undefined>
 }
 
@@ -55,13 +57,13 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
   let logged = ''
   let carrier: VxlanCarrier | undefined
   let setup: VxlanSetup
-  // A log that drops repeated lines, because weftd calls `prepare` again and again while one of two families cannot be
-  // carried.
+  // A log that drops repeated lines. In a dual-stack network weftd calls `prepare` again and again while one of the two
+  // families does not work.
   const calm = seldom(log)
 
   /**
-   * Chooses whether the kernel or weftd carries the packets. Uses the configured choice; without one, the kernel if it
-   * supports vxlan, otherwise weftd.
+   * Chooses whether the kernel or weftd carries the packets. Uses the configured choice. Without a configured choice,
+   * chooses the kernel if it supports vxlan, and otherwise weftd.
    */
   async function choose(): Promise<VxlanCarrier> {
     const logOnce = (line: string): void => {

@@ -21,7 +21,10 @@ export interface WireguardPeer {
 
 interface WireguardOptions {
   readonly link: FollowedLink
-  /** The path of the private key's file. Earlier versions of weftd left temporary files in the same directory. */
+  /**
+   * The path of the private key's file. weftd deletes the temporary files that its earlier versions left in the same
+   * directory.
+   */
   readonly keyFile: string
   readonly privateKey: Secret
   readonly ownKey: string
@@ -72,7 +75,8 @@ async function deleteLink(link: FollowedLink, kernel: HostKernel): Promise<void>
 export class WireguardDevice {
   readonly #options: WireguardOptions
   /**
-   * The endpoint that weftd set for each public key. The endpoint in the kernel may differ, because a peer may move.
+   * The endpoint that weftd set for each public key. The kernel's endpoint may differ, because the kernel changes it
+   * when the peer sends from another address.
    */
   readonly #setEndpoints = new Map<string, string>()
 
@@ -106,7 +110,7 @@ export class WireguardDevice {
       ...removed.map(({ publicKey }) => ({ publicKey, isRemoved: true })),
       ...wrong.map((peer) => this.#changeFor(peer)),
     ]
-    // Each peer has a change of its own, so that an error names its peer.
+    // Make a separate change for each peer, so that an error names the peer.
     await applyChanges(
       kernel,
       changes.map((peer) => ({ kind: 'set wireguard', device, peers: [peer] })),
@@ -128,7 +132,7 @@ export class WireguardDevice {
         // so weftd uses the time of the last handshake: while packets are exchanged, there is a handshake at least
         // every two minutes.
         const counted = { txBytes: sentBytes, rxBytes: receivedBytes }
-        // If the clock was set back after the handshake, the difference to the present time is negative.
+        // If the system clock was set back after the handshake, `now - handshakeAt` is negative.
         const ageMs = handshakeAt === undefined ? Infinity : Math.max(0, now - handshakeAt)
         const traffic = {
           txPackets: undefined,
@@ -147,7 +151,9 @@ export class WireguardDevice {
     return deleteLink(this.#options.link, this.#options.kernel)
   }
 
-  /** Returns true if the kernel has the peer with its settings, and weftd set the peer's endpoint last. */
+  /**
+   * Returns true if the kernel has the peer with the wanted settings, and weftd has already set the wanted endpoint.
+   */
   #isRight({ publicKey, endpoint, allowedIps }: WireguardPeer, present: WireguardPeerState | undefined): boolean {
     const { psk, keepalive } = this.#options
     return (
@@ -167,5 +173,5 @@ export class WireguardDevice {
 
 export const endpointText = ({ address, port }: WireguardPeer['endpoint']): string => formatEndpoint(address, port)
 
-/** Writes networks as one text, in which their order does not matter. */
+/** Returns a text that is the same for the same networks in any order. */
 const textOf = (nets: readonly Net[]): string => nets.map(formatNet).toSorted().join(' ')

@@ -45,8 +45,8 @@ type Parts = BackendParts<'wireguard'> &
 
 export function createWireguardBackend(options: Parts): Backend {
   const backend = new WireguardBackend(options)
-  // Make each member a property of this object itself, because the daemon copies a backend to replace one member
-  // (node/loops/lease.ts).
+  // Make each member a property of this object itself. The daemon copies a backend to replace one member
+  // (node/loops/lease.ts), and a copy lacks the members of a class's prototype.
   return {
     name: TYPE,
     devices: backend.devices,
@@ -78,8 +78,8 @@ class WireguardBackend {
   readonly #ports: Ports
   readonly #key: OwnKeyFile
   /**
-   * A log that drops repeated lines, because weftd calls `prepare` and `open` again and again while one of two families
-   * cannot be carried.
+   * A log that drops repeated lines. In a dual-stack network weftd calls `prepare` and `open` again and again while one
+   * of the two families does not work.
    */
   readonly #calm: Log
   #external: ExternalInterface
@@ -118,7 +118,8 @@ class WireguardBackend {
     this.#external = await currentExternal(kernel, this.#external)
     this.#checkOuterAddress()
     checkNetwork(config, this.#external.address, this.#calm)
-    // On a host without X25519 the kernel computes the public key, so weftd first finds out whether the kernel can.
+    // On a host without X25519 the kernel computes the public key, so weftd first finds out whether the kernel supports
+    // WireGuard.
     this.#carrier ??= await chooseCarrier(settings.dataPath, this.#lacks, kernel, log)
     const { publicKey } = await this.#key.read()
     const lanes = this.#carrier === 'userspace' && this.#hasLanes() ? { AnyPort: true } : {}
@@ -268,8 +269,8 @@ class WireguardBackend {
     if (this.#carrier === 'userspace') {
       const [outer] = this.#outersOf(first)
       const { address } = this.#external
-      // The outer family in which this host has no address yet. When the host gets an address of this family, weftd
-      // opens the data path again.
+      // The outer families in which this host has no address yet. When the host gets such an address, weftd opens the
+      // data path again.
       const awaited =
         this.#options.settings.mode === 'auto' ? families.filter((each) => address[each] === undefined) : []
       return {
@@ -306,7 +307,9 @@ class WireguardBackend {
     }
   }
 
-  /** Opens a data path for the families `carried` through one TUN. weftd, not the kernel, forwards the packets. */
+  /**
+   * Opens a data path for the families `carried` through one TUN device. weftd, not the kernel, forwards the packets.
+   */
   async #openUserspace(
     name: string,
     port: number,

@@ -1,5 +1,5 @@
-// families.ts - the interface of the firewall, and the wanted rules of each family. If the rules of one family fail,
-// the rules of the second family are not affected.
+// families.ts - the interface `Firewall`, and the wanted firewall rules of each family. If the rules of one family
+// fail, weftd still sets the rules of the second family.
 
 import { isWeftError, type WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -15,9 +15,9 @@ export interface Firewall {
    */
   check?(): Promise<void>
   /**
-   * Sets the rules for the first time, and removes rules that other versions, other flags or the other tool (iptables
-   * or nft) left. Logs a failure after which flanneld would continue. Throws WeftError for a failure with which
-   * flanneld would exit.
+   * Sets the rules for the first time. Removes rules that another version, weftd with other flags, or the unused tool
+   * (iptables or nft) left. Logs a failure after which flanneld would continue. Throws WeftError for a failure with
+   * which flanneld would exit.
    */
   raise(subnet: Nets): Promise<void>
   /** Repairs the rules, or changes the rules if this node has another subnet now. */
@@ -29,7 +29,9 @@ export interface Firewall {
   lookAgain?(): void
 }
 
-/** The result of `ensure`: descriptions of the repairs, and the errors of the parts that failed. */
+/**
+ * The result of `ensure`: descriptions of the repairs, and the errors of the rules that could not be checked or set.
+ */
 export interface Ensured {
   readonly repaired: readonly string[]
   readonly failures: readonly WeftError[]
@@ -75,7 +77,7 @@ export interface Part {
 }
 
 /**
- * Returns a part for each enabled family, and for each family that an earlier run had, because weftd must remove the
+ * Returns a Part for each enabled family, and for each family that an earlier run had, because weftd must remove the
  * rules of the earlier run.
  */
 export function partsOf({ network, previous, masq, forward }: FirewallOptions): readonly Part[] {

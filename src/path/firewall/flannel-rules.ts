@@ -119,7 +119,10 @@ function placed(lines: readonly string[]): Placed[] {
   })
 }
 
-/** Returns the rules that form complete sets for one network, in order. Rules of other programs may be between them. */
+/**
+ * Returns the rules that form complete sets of flannel's rules, each set for one network and in flannel's order. Rules
+ * of other programs may be between them.
+ */
 function inSets(rules: readonly Placed[], sets: RegExp): Placed[] {
   const networks = new Set(rules.map(({ network }) => network))
   return [...networks].flatMap((network) => {
@@ -151,8 +154,8 @@ const NETWORK_RULE = new RegExp(
 )
 
 /**
- * Returns true for a rule of flannel that names networks, but none of `networks`. Such a rule belongs to another daemon
- * on this host, because all daemons use the same chains.
+ * Returns true for a rule of flannel that names networks, but none of `networks`. All daemons on a host use the same
+ * chains, so such a rule belongs to the daemon of another network.
  */
 export function isAnothers(rule: string, networks: ReadonlySet<string>): boolean {
   return NETWORK_RULE.test(rule) && !networksIn(rule).some((network) => networks.has(network))
@@ -170,8 +173,8 @@ export function flannelNetworks(lines: readonly string[]): string[] {
 
 /**
  * Finds in one table the rules of flannel for `networks`, which are in iptables' notation. Ignores the chain `except`
- * and the jumps to it. If a chain also contains rules of another daemon, the chain stays, and weft removes only its
- * rules for `networks`.
+ * and the jumps to it. If a chain also contains rules of another daemon, weft keeps the chain, and removes from it only
+ * the rules for `networks`.
  */
 export function findFlannelRules(
   table: string,

@@ -44,7 +44,7 @@ const SAYS = {
  */
 const UNDONE = 'undone'
 
-/** The maximum number of chains and sets with which iptables-save is fast. */
+/** The maximum number of chains and sets in nftables up to which weftd reads all rules with one iptables-save. */
 const FEW_CHAINS = 200
 
 /** Returns the rules of all tables. */
@@ -55,7 +55,7 @@ interface SetChain {
   readonly chain: IptablesChain
   /** The beginning of the chain's entry in `#shown`: the subnet and a line feed. */
   readonly wanted: string
-  /** The number of this daemon's rules and jumps. */
+  /** The number of the chain's rules, and of the jumps to it, that weftd has set. */
   readonly count: number
 }
 
@@ -119,7 +119,7 @@ class FamilyChains {
   readonly #log: Log
   /** True if masquerading must not use fully random source ports. */
   readonly #plainPorts: boolean
-  /** The network and the subnet of the earlier run, from subnet.env. */
+  /** The network and the subnet that an earlier run wrote to subnet.env. */
   readonly #previous: FirewallOptions['previous']
   readonly #program: 'iptables' | 'ip6tables'
   /** For each chain: the subnet, and the chain's rules as iptables printed them after weftd had last set them. */
@@ -153,7 +153,7 @@ class FamilyChains {
     return () => (reading ??= this.#readAll())
   }
 
-  /** Returns true if nftables has all rules that `works` checks. */
+  /** Returns true if all rules that `works` checks are in nftables, and none in legacy iptables. */
   isInNftables(subnet: Nets): boolean {
     return this.#isByChain === true || this.#chainsToCheck(subnet, FLANNEL_CHAINS).length === 0
   }
@@ -373,8 +373,8 @@ async function readChains(
 }
 
 /**
- * Logs a line of flanneld if the network or subnet differs from that in subnet.env. `none` is the text for a missing
- * network in subnet.env.
+ * Logs flanneld's line about a changed network if the network or subnet differs from that in subnet.env. `none` is the
+ * text for a missing network in subnet.env.
  */
 function logRecycling(log: Log, none: string, now: readonly Net[], before: readonly (Net | undefined)[]): void {
   const text = (nets: readonly (Net | undefined)[]): string =>

@@ -45,12 +45,12 @@ export function createNftables(options: FirewallOptions): Firewall {
   /** True if nft has accepted the rules, which shows that nft is installed and works. */
   let isNftSound = false
   /**
-   * Returns the wanted rules of a family. This node's subnet is not known yet. So the rules have the network instead,
-   * because the kernel accepts or refuses a network in the same way as a subnet.
+   * Returns the wanted rules of a family before this node's subnet is known. The rules have the network in place of the
+   * subnet, because the kernel accepts or refuses both in the same way.
    */
   const preliminary = ({ family, network, wishFor }: Part) => wishFor({ [family]: network })
   const inputOf = (part: Part): string => nftInput({ ...preliminary(part), randomFully: false })
-  /** Makes nft list the tables that exist, and check the rules of all families. */
+  /** Makes nft list flannel's tables, and check the rules of all families without setting them. */
   const tryAll = async (): Promise<void> => {
     for (const { family } of parts) await listNftTable(run, kernel, family)
     await run('nft', ['-c', '-f', '-'], { input: parts.map(inputOf).join('') })

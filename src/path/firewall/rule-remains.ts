@@ -26,7 +26,7 @@ interface Search {
 
 /**
  * An iptables command, to whose name `-save` and `-restore` are appended. `wait` has the arguments with which
- * `-restore` waits for the lock.
+ * `-restore` waits for the lock of iptables.
  */
 interface Tool {
   readonly name: string

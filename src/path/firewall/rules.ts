@@ -16,7 +16,7 @@ export interface FirewallWish {
   readonly randomFully: boolean
 }
 
-/** Returns the rules of a chain without `-A CHAIN`; undefined if the chain is not wanted. */
+/** Returns the rules of a chain, without `-A CHAIN` at their beginning; undefined if the chain is not wanted. */
 export function iptablesRules(chain: IptablesChain, wish: FirewallWish): readonly string[] | undefined {
   if (!wish[chain.wish]) return undefined
   const n = formatNet(wish.network)
@@ -36,7 +36,7 @@ export function iptablesRules(chain: IptablesChain, wish: FirewallWish): readonl
 
 /**
  * Returns the lines of an iptables-save table that are jumps to the chain, and then the lines that are the chain's
- * rules. The order of the chains in a table has no meaning, and depends on the program that listed them.
+ * rules. So the result does not depend on the order in which a program lists the chains of a table.
  */
 export function oursIn(table: readonly string[], { chain }: IptablesChain): readonly string[] {
   return [
@@ -147,8 +147,8 @@ export function nftTable(family: Family): string {
 
 /**
  * Returns input of `nft -f -` that sets a family's table. The input is one transaction, which rebuilds flannel's chains
- * and leaves the rest of the table unchanged. The fourth rule of the chain postrtg comes from flanneld's iptables mode,
- * because flanneld's own nft rule (`saddr != S daddr N return`) would make the last rule unreachable.
+ * and leaves the rest of the table unchanged. The fourth rule of the chain postrtg comes from flanneld's iptables mode.
+ * flanneld's own nft rule (`saddr != SUBNET daddr NETWORK return`) would make the last rule unreachable.
  */
 export function nftInput(
   { network, subnet, masq, forward, randomFully }: FirewallWish,
@@ -172,8 +172,8 @@ export function nftInput(
 }
 
 /**
- * Returns input of `nft -f -` that rebuilds flannel's chains with this daemon's rules and those of other daemons,
- * except chains without rules.
+ * Returns input of `nft -f -` that rebuilds flannel's chains with this daemon's rules and the rules of other daemons.
+ * Leaves out chains without rules.
  */
 function nftChains(family: Family, own: NftOthers, others: NftOthers): string {
   const { nft: ip, table } = WORDS[family]

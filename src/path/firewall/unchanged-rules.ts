@@ -7,7 +7,10 @@ import type { Ensured } from './families.ts'
 
 export class UnchangedRules {
   readonly #kernel: HostKernel
-  /** The generation of nftables' rules before the last check without failures; undefined to make the next check. */
+  /**
+   * The generation number of nftables' rules before the last check without failures; undefined if `unless` must check
+   * the rules next time. The kernel raises the number at each change of the rules.
+   */
   #generation: number | undefined
   /** This node's subnets at the last check, as text. */
   #subnet = ''
@@ -19,12 +22,12 @@ export class UnchangedRules {
   }
 
   /**
-   * Calls `check` unless the rules are those of the last check. `isInNftables` must be true only if nftables holds all
-   * rules that `check` reads: the rules of legacy iptables have no generation.
+   * Calls `check` unless no rule has changed since the last check. `isInNftables` must be true only if nftables holds
+   * all rules that `check` reads, because the kernel counts no generations of legacy iptables' rules.
    */
   async unless(subnet: Nets, isInNftables: boolean, check: () => Promise<Ensured>): Promise<Ensured> {
-    // Read the generation before the rules, so that a change during the check raises the generation. A check that
-    // repairs rules raises the generation too, so another check follows.
+    // Read the generation number before the rules. A change during the check, even a repair by the check, then raises
+    // the number above the stored one, so another check follows.
     const generation = isInNftables ? await this.#kernel.nftGeneration() : undefined
     const text = FAMILIES.map((family) => subnet[family] && formatNet(subnet[family])).join()
     if (generation !== undefined && generation === this.#generation && text === this.#subnet)

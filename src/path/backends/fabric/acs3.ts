@@ -18,7 +18,9 @@ const sha256 = (text: string): string => createHash('sha256').update(text).diges
 const encoded = (text: string): string =>
   encodeURIComponent(text).replaceAll(/[!'()*]/g, (letter) => `%${letter.charCodeAt(0).toString(16).toUpperCase()}`)
 
-/** Returns the canonical form of a request's query, which the request's URL must use too. */
+/**
+ * Returns a request's query in the canonical form, which both the signature and the URL of the request must contain.
+ */
 export const acs3Query = (query: Acs3Request['query']): string =>
   Object.keys(query)
     .toSorted()

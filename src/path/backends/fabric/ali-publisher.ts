@@ -2,8 +2,8 @@
 // next hop.
 //
 // Like flannel v0.13 (backend/alivpc), the publisher uses the system route table of the VPC and the next hop type
-// Instance, and logs flannel's lines about routes that stay. flannel called an API that no longer exists; this
-// publisher calls the version 2016-04-28 of the product VPC.
+// Instance, and logs a removed route with flannel's line. flannel called an API that no longer exists; this publisher
+// calls the version 2016-04-28 of the product VPC.
 
 import { randomUUID } from 'node:crypto'
 import { WeftError } from '../../../base/errors.ts'
@@ -20,13 +20,13 @@ const API_VERSION = '2016-04-28'
  * CreateRouteEntry.
  */
 const ROUTE_LIMIT = 200
-/** The number of entries that one page of an answer has. MOST_PAGES is the maximum number of pages that weftd reads. */
+/** The number of entries on one page of an answer. weftd reads at most MOST_PAGES pages. */
 const PAGE = 100
 const MOST_PAGES = 100
 
 /**
- * The remedies for the API's error codes that an operator can correct. An entry also applies to its code with a suffix
- * after a dot.
+ * The remedies for the API's error codes that an operator can correct. The remedy of `Forbidden` also applies to codes
+ * such as `Forbidden.RAM`.
  */
 const REMEDIES: Readonly<Record<string, string>> = {
   NoPermission: 'give the keys the permissions in docs/cloud.md',
@@ -37,7 +37,7 @@ const REMEDIES: Readonly<Record<string, string>> = {
   QuotaExceeded: 'request a higher quota of custom route entries, or take a backend that has a tunnel',
 }
 
-/** The URLs of the cloud's servers. If `api` is left out, the publisher derives its URL from the region. */
+/** The URLs of the cloud's servers. If `api` is left out, the publisher derives the API's URL from the region. */
 interface AliEndpoints {
   readonly api?: string
   readonly metadata: string
@@ -93,8 +93,8 @@ export class AliPublisher implements Publisher {
   }
 
   /**
-   * Returns the headers of requests to the metadata server. If the instance is in the security hardening mode, the
-   * server answers only requests with a token.
+   * Returns the headers of requests to the metadata server. If the instance is in Alibaba Cloud's security hardening
+   * mode, the server answers only requests with a token.
    */
   async #metadataHeaders(signal: AbortSignal): Promise<Readonly<Record<string, string>>> {
     const { metadata } = this.#endpoints

@@ -168,8 +168,8 @@ export function refusalOf(
 }
 
 /**
- * Returns the error for an action that the API refused with an error code. The remedy is that of the code, or of the
- * part of the code before its first dot.
+ * Returns the error for an action that the API refused with an error code. `remedies` gives the remedy for the whole
+ * code, or else for the part of the code before its first dot.
  */
 export function actionRefusal(
   request: Pick<ApiRequest, 'method' | 'url' | 'headers'>,
@@ -189,7 +189,7 @@ export function jsonOf(request: Pick<ApiRequest, 'method' | 'url'>, answer: ApiA
     const value: unknown = JSON.parse(answer.text)
     if (typeof value === 'object' && value !== null) return value as Record<string, unknown>
   } catch {
-    // Ignore the syntax error: the WeftError below reports an answer that is not a JSON object.
+    // Ignore the syntax error: the WeftError below says that the answer is not JSON.
   }
   throw new WeftError('FABRIC', `${whereOf(request)}: the answer with status ${answer.status} is not JSON`)
 }

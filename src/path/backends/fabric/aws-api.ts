@@ -66,7 +66,7 @@ export class AwsApi {
     throw actionRefusal(signed, answer, action, { code, message }, REMEDIES)
   }
 
-  /** Calls an action, and returns the items at `path` of all pages of the answer. */
+  /** Calls an action of the API, and returns the XML elements at `path` from all pages of the answer. */
   async pages(
     action: string,
     parameters: Readonly<Record<string, string>>,

@@ -21,7 +21,10 @@ export interface ExpiringKeys {
   readonly until: number
 }
 
-/** Requests a token from the metadata server, and returns the headers for further requests to that server (IMDSv2). */
+/**
+ * Requests a token from the metadata server, and returns the headers that further requests to that server need
+ * (IMDSv2).
+ */
 export async function imdsHeaders(client: ApiClient, base: string, signal: AbortSignal) {
   const headers = await tokenHeaders(client, base, 'x-aws-ec2-metadata-token', signal)
   if (headers) return headers
@@ -30,7 +33,7 @@ export async function imdsHeaders(client: ApiClient, base: string, signal: Abort
   })
 }
 
-/** The places in which access keys are searched. */
+/** The places in which weftd looks for access keys. */
 interface AwsKeyPlaces {
   readonly environment: Environment
   readonly client: ApiClient
@@ -49,7 +52,7 @@ export async function awsKeys(
   signal: AbortSignal,
 ): Promise<ExpiringKeys> {
   const { AWS_ACCESS_KEY_ID: id = '', AWS_SECRET_ACCESS_KEY: secret = '' } = environment
-  // flannel's documentation named AWS_SECURITY_TOKEN, the older name of AWS_SESSION_TOKEN.
+  // flannel's documentation named AWS_SECURITY_TOKEN, the older name of AWS_SESSION_TOKEN. So accept both names.
   const token = environment['AWS_SESSION_TOKEN'] ?? environment['AWS_SECURITY_TOKEN']
   if (id !== '' && secret !== '')
     return { keys: { accessKeyId: id, secretAccessKey: secret, sessionToken: token }, until: Infinity }
@@ -84,7 +87,7 @@ function profileOf(text: string, profile: string): ReadonlyMap<string, string> {
   return members
 }
 
-/** Reads the keys of the instance's role from the metadata server. */
+/** Reads the access keys of the instance's role from the metadata server. */
 async function instanceKeys(client: ApiClient, base: string, signal: AbortSignal): Promise<JsonKeys> {
   const headers = await imdsHeaders(client, base, signal)
   const folder = `${base}/latest/meta-data/iam/security-credentials/`

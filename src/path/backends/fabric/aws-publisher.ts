@@ -3,7 +3,7 @@
 //
 // Like flannel v0.13 (backend/awsvpc), the publisher uses the interface that has the node's address, and switches off
 // the interface's source/destination check. It uses the route table of the interface's subnet, or else the main table
-// of the VPC. The log lines are flannel's too.
+// of the VPC. Its log lines are flannel's.
 
 import { messageOf, WeftError } from '../../../base/errors.ts'
 import { formatAddress, formatNet } from '../../../net/address.ts'
@@ -40,12 +40,14 @@ export class AwsPublisher implements Publisher {
   readonly #destination: string
   readonly #metadata: string
 
-  /** `tables` has the ids of route tables. If it is empty, the publisher uses the table of the instance's subnet. */
+  /**
+   * `tables` has the ids of route tables. If it is empty, the publisher uses the route table of the instance's subnet.
+   */
   constructor(tables: readonly string[], place: Place) {
     this.#tables = tables
     this.#place = place
     this.#destination = formatNet(place.subnet)
-    // AWS's own tools read the URLs of AWS's servers from the same environment variables.
+    // AWS's own tools read the metadata server's URL from this environment variable too.
     this.#metadata = place.environment['AWS_EC2_METADATA_SERVICE_ENDPOINT']?.replace(/\/$/, '') ?? METADATA
   }
 
@@ -58,7 +60,10 @@ export class AwsPublisher implements Publisher {
     const own = await this.#findInterface(read)
     log.info(`Found ${own.id} that has ${formatAddress(address)} IP address.`)
     const domain = await read('services/domain')
-    /** Returns the URL of a service. AWS's own tools read the same environment variables. */
+    /**
+     * Returns the URL of an AWS service. AWS_ENDPOINT_URL_<SERVICE> or AWS_ENDPOINT_URL overrides the default URL, as
+     * in AWS's own tools.
+     */
     const urlOf = (service: string): string => {
       const given = environment[`AWS_ENDPOINT_URL_${service.toUpperCase()}`] ?? environment['AWS_ENDPOINT_URL']
       if (given === undefined) requireDomain(domain)
@@ -106,7 +111,7 @@ export class AwsPublisher implements Publisher {
   async #findTable(api: AwsApi, { subnetId, vpcId }: Interface, signal: AbortSignal): Promise<string> {
     const filters = [
       filterOf([['association.subnet-id', subnetId]]),
-      // Read the main table of the VPC, which AWS uses for a subnet without an associated table.
+      // If the subnet has no associated table, read the main table of the VPC, which AWS then uses for the subnet.
       filterOf([
         ['association.main', 'true'],
         ['vpc-id', vpcId],
@@ -150,8 +155,8 @@ export class AwsPublisher implements Publisher {
 }
 
 /**
- * Throws WeftError FABRIC if the domain is not one of AWS's, because a server other than AWS's metadata server then
- * answered.
+ * Throws WeftError FABRIC if the domain is not one of AWS's. An unknown domain means that the answer came from a server
+ * other than AWS's metadata server.
  */
 function requireDomain(domain: string): void {
   if (DOMAINS.has(domain)) return

@@ -26,7 +26,7 @@ export interface CloudKeyPlaces {
   readonly roleUrl: string
   /** Returns the headers of requests to the metadata server. */
   readonly roleHeaders?: (signal: AbortSignal) => Promise<Readonly<Record<string, string>>>
-  /** The names of the members with the access keys in the metadata server's answer. */
+  /** The names of the JSON members that hold the access keys in the metadata server's answer. */
   readonly members: readonly [id: string, secret: string, token: string]
   /** Returns the time when the access keys expire, in ms since 1970, from the metadata server's answer. */
   readonly expires: (answer: Readonly<Record<string, unknown>>) => number
@@ -44,7 +44,10 @@ export interface ExpiringCloudKeys {
   readonly until: number
 }
 
-/** Returns the access keys from the first place that has them. Throws WeftError CONFIG if no place has keys. */
+/**
+ * Returns the access keys from the configuration, else from the environment, else from the metadata server. Throws
+ * WeftError CONFIG if none of these places has keys.
+ */
 export async function cloudKeys(
   { accessKeyId, accessKeySecret }: GivenKeys,
   places: CloudKeyPlaces,

@@ -45,7 +45,7 @@ interface JsonInstance {
   readonly networkInterfaces?: readonly { readonly network?: string; readonly networkIP?: string }[]
 }
 
-/** The URLs by which the API names this instance and its network. */
+/** The URLs by which Google's API names this instance and its network. */
 interface Instance {
   readonly link: string
   readonly network: string
@@ -54,8 +54,8 @@ interface Instance {
 export class GcePublisher implements Publisher {
   #token: GoogleToken | undefined
   /**
-   * The number of routes in the project that belong to other networks. These routes count against the project's quota
-   * too.
+   * The number of routes in the project that do not belong to this instance's network. These routes count against the
+   * project's quota too.
    */
   #others = 0
   readonly #place: Place
@@ -217,10 +217,13 @@ export class GcePublisher implements Publisher {
   }
 }
 
-/** Returns the name that flannel gives a route. */
+/** Returns the name that flannel gives the route to a destination, such as `flannel-10-5-1-0-24`. */
 const nameOf = (destination: string): string => `flannel-${destination.replaceAll(/[./]/g, '-')}`
 
-/** Returns the path of a link from the API, without server and version, which differ between answers. */
+/**
+ * Returns the part of an API link that starts at `projects/`. The server and the version before that part differ
+ * between answers.
+ */
 const pathOf = (link = ''): string => link.replace(/^.*\/(?=projects\/)/, '')
 const isSame = (a: string | undefined, b: string): boolean => pathOf(a) === pathOf(b)
 
@@ -228,7 +231,7 @@ function routeOf(route: JsonRoute, link: string): FabricRoute[] {
   const { name, destRange: destination, nextHopInstance, nextHopGateway, nextHopIp, warnings = [] } = route
   if (destination === undefined || name === undefined) return []
   const target = nextHopInstance ?? nextHopGateway ?? nextHopIp ?? 'an unknown target'
-  // The API reports a deleted or stopped next hop as a warning of the route.
+  // If the next hop was deleted or stopped, the API adds this warning to the route.
   const isDead = warnings.some(({ code }) => code === 'NEXT_HOP_INSTANCE_NOT_FOUND')
   const isOwn = isSame(nextHopInstance, link)
   return [{ destination, target: pathOf(target), isOwn, state: isDead ? 'dead' : 'active', id: name }]

@@ -25,8 +25,7 @@ export class HttpPublisher implements Publisher {
   readonly #canList: boolean
   /**
    * The secrets of CredentialFile, by the origin (such as `https://example.com`) to which weftd sends them. `#ca` is
-   * the text of CAFile. The node calls `find`, which reads CredentialFile and CAFile, again after a failure, so that it
-   * notices changed files.
+   * the text of CAFile. `find` reads both files. weftd calls `find` again after a failure, so it notices changed files.
    */
   #credentials: ReadonlyMap<string, Secret> = new Map()
   #ca: string | undefined
@@ -90,8 +89,8 @@ export class HttpPublisher implements Publisher {
   async #put(signal: AbortSignal): Promise<'made' | 'exists'> {
     const request = this.#request('put', {})
     const answer = await this.#place.client.send(request, signal)
-    // Status 409 means that the API refuses a second route to the subnet. The list of routes shows the target of the
-    // existing route. If the API has no list, the existing route counts as this node's.
+    // Status 409 means that the API already has a route to the subnet and refuses a second one. The list of routes
+    // shows the target of the existing route. If the API has no list, weftd treats the existing route as this node's.
     if (answer.status === 409) return 'exists'
     this.#check(request, answer)
     return 'made'
@@ -137,9 +136,10 @@ export class HttpPublisher implements Publisher {
   }
 
   /**
-   * Returns the value of {credential} for a URL. The credential file binds each credential to an origin. So a user who
-   * can write the network configuration can neither have a credential sent to another server nor have another file
-   * sent. Throws WeftError CONFIG if the credential file has no credential for this origin.
+   * Returns the value of {credential} for a URL. Each line of the credential file binds a credential to an origin. So a
+   * user who can write the network configuration cannot make weftd send a credential to a server of the user's choice,
+   * nor send the lines of some other file. Throws WeftError CONFIG if the credential file has no credential for this
+   * origin.
    */
   #credentialFor(url: string): { readonly credential?: string } {
     if (this.#settings.credentialFile === '') return {}

@@ -5,7 +5,7 @@ import { refusalOf, type ApiAnswer, type ApiClient, type ApiRequest } from './ap
 
 const REMEDY = 'run weftd on an instance of that cloud, with access to its metadata server'
 
-/** Sends a request to the metadata server. Adds the remedy if the server does not answer. */
+/** Sends a request to the metadata server. Adds a remedy to the error if the server does not answer. */
 async function send(client: ApiClient, request: ApiRequest, signal: AbortSignal): Promise<ApiAnswer> {
   try {
     return await client.send(request, signal)
@@ -35,9 +35,9 @@ export async function readMetadata(
 const TOKEN_S = 300
 
 /**
- * Requests a token from the metadata server, and returns the headers for further requests to that server. `name` is the
- * name of the header with the token. Returns undefined if the server gives no tokens. The protocol is AWS's IMDSv2,
- * which Alibaba Cloud's metadata server also supports ("security hardening mode").
+ * Requests a token from the metadata server, and returns the headers that further requests to that server need. `name`
+ * is the name of the header with the token. Returns undefined if the server gives no tokens. The protocol is AWS's
+ * IMDSv2, which Alibaba Cloud's metadata server also supports ("security hardening mode").
  */
 export async function tokenHeaders(
   client: ApiClient,
@@ -69,9 +69,9 @@ export async function findMetadata(
 }
 
 /**
- * Checks a name from the metadata server, and returns the name, which becomes a part of a URL's host. Throws WeftError
- * FABRIC if the text is not a name without dots, because requests with credentials would then go to another host, such
- * as to a customer's bucket in the cloud's domain.
+ * Returns a name that the metadata server gave, and that becomes a part of the host name in a URL. Throws WeftError
+ * FABRIC if the name has characters besides letters, digits and hyphens. A name with dots could send requests with
+ * credentials to another host, such as a customer's bucket in the cloud's domain.
  */
 export function requireHostName(what: string, name: string): string {
   if (/^[a-z\d-]+$/i.test(name)) return name
@@ -94,7 +94,7 @@ export async function readMetadataJson(
     const value: unknown = JSON.parse(text)
     if (typeof value === 'object' && value !== null) return value as Record<string, unknown>
   } catch {
-    // Do not quote the syntax error, because it contains a part of the text, which may be a key.
+    // Do not quote the syntax error: it contains a part of the answer, which may be a key.
   }
   throw new WeftError('FABRIC', `GET ${new URL(url).host}: the metadata server's answer is not JSON`)
 }

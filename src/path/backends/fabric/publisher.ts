@@ -1,5 +1,5 @@
-// publisher.ts - the contract of the fabric backends: a publisher writes the route to this node's subnet into tables
-// outside of the host.
+// publisher.ts - the contract of the fabric backends: a publisher calls the API of a cloud or a switch, and writes the
+// route to this node's subnet into the API's route tables.
 
 import type { Log } from '../../../base/log.ts'
 import type { Address, Net } from '../../../net/address.ts'
@@ -12,8 +12,8 @@ export interface FabricRoute {
   /** True if the route leads to this node. */
   readonly isOwn: boolean
   /**
-   * `dead` means that the API keeps the route but no packet follows it, for example because the route's target was
-   * deleted.
+   * `dead` means that the API keeps the route but forwards no packet along it, for example because the route's target
+   * was deleted.
    */
   readonly state: 'active' | 'pending' | 'dead'
   /** The route's id in the API, if the API needs an id to delete the route. */
@@ -30,8 +30,8 @@ export interface RouteTable {
   /** Lists all routes of the table, from all pages of the answer. */
   list(signal: AbortSignal): Promise<readonly FabricRoute[]>
   /**
-   * Adds the route to this node's subnet. Returns `exists` if the API refused the route because it has another route to
-   * the same destination.
+   * Adds the route to this node's subnet. Returns `exists` if the API refused the route because it already has a route
+   * to that subnet.
    */
   put(signal: AbortSignal): Promise<'made' | 'exists'>
   /** Removes one route of the table. Succeeds if the route does not exist. */
@@ -44,13 +44,13 @@ export interface RouteTable {
 }
 
 /**
- * Calls the API of a cloud or a switch. All members throw WeftError FABRIC if the API refuses or does not answer, and
+ * Calls the API of a cloud or a switch. All functions throw WeftError FABRIC if the API refuses or does not answer, and
  * CONFIG if an operator must act.
  */
 export interface Publisher {
   /**
-   * Finds this node's instance and its route tables. weftd calls `find` before all other functions, and after a failure
-   * again on a new publisher.
+   * Finds this node's instance and its route tables. weftd calls `find` before all other functions. After a failure
+   * weftd makes a new publisher and calls its `find`.
    */
   find(signal: AbortSignal): Promise<readonly RouteTable[]>
 }

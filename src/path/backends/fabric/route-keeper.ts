@@ -1,9 +1,9 @@
-// route-keeper.ts - keeps the route to this node's subnet in the tables of a publisher, and reports routes that
-// conflict with it.
+// route-keeper.ts - keeps the route to this node's subnet in the route tables of a cloud or a switch, and reports
+// routes that conflict with it.
 //
-// The keeper changes only routes that lead to this node, and dead routes to this node's own subnet. It keeps and
-// reports a live route to this node's subnet that leads to another target. After a failure the keeper tries again, with
-// growing pauses. The caller calls `check` regularly.
+// The keeper changes only routes that lead to this node, and dead routes to this node's own subnet. If a live route to
+// this node's subnet leads to another target, the keeper reports that route and leaves it in the table. After a failure
+// the keeper tries again, with growing pauses. The caller calls `check` regularly.
 
 import { describeError, isWeftError, messageOf, WeftError } from '../../../base/errors.ts'
 import { seldom, type Log } from '../../../base/log.ts'
@@ -16,7 +16,7 @@ const CHECK_MS = 60_000
 /** The pause in ms after the first failure. Each further failure doubles the pause, up to LONGEST_RETRY_MS. */
 const FIRST_RETRY_MS = 2_000
 const LONGEST_RETRY_MS = 120_000
-/** The time limit in ms for all requests of one check together. */
+/** The time limit in ms for all requests of one check of the route. */
 const WHOLE_MS = 90_000
 /**
  * The time in ms within which the list of routes must show a change that weftd made. The pause between two queries of
@@ -25,13 +25,16 @@ const WHOLE_MS = 90_000
 const READ_BACK_MS = 30_000
 const FIRST_LOOK_MS = 250
 const LONGEST_LOOK_MS = 4_000
-/** weftd warns that a route table is nearly full if it has this fraction of its maximum number of routes. */
+/** weftd warns that a route table is nearly full if the table has this fraction of its maximum number of routes. */
 const NEARLY_FULL = 0.9
 
 interface RouteKeeperOptions {
   readonly subnet: Net
   readonly network: Net
-  /** Makes a publisher. The keeper calls `make` again after each failure, so that it keeps no outdated state. */
+  /**
+   * Makes a publisher, the client of the cloud's API. The keeper calls `make` again after each failure, so that it
+   * keeps no outdated state.
+   */
   readonly make: () => Publisher
   readonly log: Log
   /** Returns the time of a monotonic clock in ms. */
@@ -45,7 +48,7 @@ export class RouteKeeper {
   #nextAt = -Infinity
   #failuresInRow = 0
   #failures = 0
-  /** True if all tables had the route at the last successful query. */
+  /** True if all tables had the route when weftd last listed their routes. */
   #isThere = false
   /**
    * True once a check found the route in all tables. If the route is missing later, adding it again counts as a repair.
@@ -55,7 +58,7 @@ export class RouteKeeper {
   #routes = 0
   /** The maximum number of routes of a table that is nearly full; 0 if no table is nearly full. */
   #nearLimit = 0
-  /** The number of routes at the last warning, by table. */
+  /** For each table, the number of its routes when weftd last warned that the table is nearly full. */
   readonly #warnedAt = new Map<string, number>()
   readonly #inTurn = createTurn()
   readonly #closing = new AbortController()
@@ -96,15 +99,15 @@ export class RouteKeeper {
     })
   }
 
-  /** Stops the checks, and does not remove the route. */
+  /** Stops the checks, and leaves the route in the tables. */
   async close(): Promise<void> {
     this.#closing.abort(new Error('the data path is closed'))
     await this.#inTurn(async () => {})
   }
 
   /**
-   * Removes the route from all tables, even if one table fails. Returns a description of each removed route. Throws the
-   * first error after all tables.
+   * Removes the route from all tables, even if one table fails. Returns a description of each removed route. After it
+   * has tried all tables, throws the first error.
    */
   withdraw(signal: AbortSignal): Promise<readonly string[]> {
     return this.#inTurn(() =>
@@ -158,8 +161,8 @@ export class RouteKeeper {
   }
 
   /**
-   * Checks all tables, even if the check of one table fails. Returns the repairs. Throws the first error after all
-   * checks.
+   * Checks the route in all tables, even if the check of one table fails. Returns the repairs. Throws the first error
+   * after it has checked all tables.
    */
   async #ensureAll(signal: AbortSignal): Promise<readonly string[]> {
     this.#tables ??= await this.#options.make().find(signal)
@@ -220,8 +223,8 @@ export class RouteKeeper {
   }
 
   /**
-   * Removes routes to this node for subnets that this node had earlier, because such a route would take packets from
-   * the node that has the subnet now.
+   * Removes the routes to this node for subnets that this node had earlier. Such a route would divert packets from the
+   * node that has the subnet now.
    */
   async #removeEarlier(table: RouteTable, routes: readonly FabricRoute[], signal: AbortSignal): Promise<void> {
     const { subnet, network, log } = this.#options

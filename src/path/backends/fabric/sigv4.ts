@@ -1,4 +1,4 @@
-// sigv4.ts - signs a request by AWS Signature Version 4 with its headers and its body. Does no I/O.
+// sigv4.ts - signs a request, including its headers and its body, by AWS Signature Version 4. Does no I/O.
 //
 // Source: "Create a signed AWS API request" in the IAM User Guide. The unit tests use vectors of AWS's published test
 // suite.
@@ -25,10 +25,13 @@ const hmac = (key: string | Buffer, text: string): Buffer => createHmac('sha256'
 const encoded = (text: string): string =>
   encodeURIComponent(text).replaceAll(/[!'()*]/g, (letter) => `%${letter.charCodeAt(0).toString(16).toUpperCase()}`)
 
-/** Compares two texts of ASCII characters by the values of the characters. */
+/** Compares two texts of ASCII characters by their character codes. */
 const compare = (a: string, b: string): number => (a < b ? -1 : Number(a > b))
 
-/** Returns the given headers and those that the signature adds. `at` is the time of the signature in ms since 1970. */
+/**
+ * Returns the given headers, and the headers that the signature adds to a request. `at` is the time of the signature in
+ * ms since 1970.
+ */
 export function signV4(
   { method, url, headers: given, body }: SigV4Request,
   { accessKeyId, secretAccessKey, sessionToken }: AwsKeys,
@@ -46,10 +49,11 @@ export function signV4(
     ...(sessionToken === undefined ? {} : { 'x-amz-security-token': sessionToken }),
   }
   const names = Object.keys(headers).toSorted()
-  // The path of a URL is encoded already. Every service but S3 encodes the path again.
+  // The path of a URL is percent-encoded already. For the signature, every AWS service except S3 needs the path encoded
+  // a second time.
   const path = service === 's3' ? pathname : pathname.split('/').map(encoded).join('/')
-  // Sort by name and then by value. An order of the joined texts `name=value` would differ, because digits precede the
-  // equals sign.
+  // Sort by name and then by value. The order of the joined texts `name=value` would be wrong, because digits come
+  // before the equals sign in ASCII.
   const query = [...searchParams]
     .map(([name, value]) => [encoded(name), encoded(value)] as const)
     .toSorted((a, b) => compare(a[0], b[0]) || compare(a[1], b[1]))

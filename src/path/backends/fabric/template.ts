@@ -11,7 +11,7 @@ import type { Place } from './publisher.ts'
 
 export type Variables = Readonly<Record<string, string>>
 
-/** Returns the values of a route's variables, except {id} and {credential}. */
+/** Returns the values of a route's template variables, except {id} and {credential}. */
 export function variablesOf(
   subnet: Net,
   { publicIp, address, nodeName, environment }: Pick<Place, 'publicIp' | 'address' | 'nodeName' | 'environment'>,
@@ -26,7 +26,7 @@ export function variablesOf(
     publicIp: formatAddress(publicIp),
     address: formatAddress(address),
     node: nodeName,
-    // The instance's name in the cloud is known only if the operator configured the name.
+    // weftd knows the instance's name in the cloud only if the operator set WEFT_INSTANCE.
     ...(instance === undefined || instance === '' ? {} : { instance }),
   }
 }
@@ -48,7 +48,7 @@ function fill(template: string, variables: Variables, what: string, escape: (val
       throw new WeftError('CONFIG', `Backend.${what} has {instance}, and WEFT_INSTANCE is not set`, {
         remedy: "set WEFT_INSTANCE in the environment of weftd to the cloud's name of this host",
       })
-    // A request without the route's id could remove more than one route.
+    // Refuse a request without the route's id, because it could remove more than one route.
     if (value === undefined && name === 'id')
       throw new WeftError('CONFIG', `Backend.${what} has {id}, and the list of routes has no id for this route`, {
         remedy: 'use {id} only in RemoveURL, RemoveBody and Headers, and set ListURL and ListID',
@@ -122,8 +122,9 @@ export function fillHeaders(headers: unknown, variables: Variables): Record<stri
 }
 
 /**
- * Returns the text of a template. Throws WeftError CONFIG if the text has the placeholder of a secret. The file of the
- * last known state has such placeholders; a node that starts from this file must wait for its store.
+ * Returns the text of a template. Throws WeftError CONFIG if the text has a placeholder instead of a secret. The file
+ * of weftd's last known state has such placeholders. A node that starts from this file must wait until it can read the
+ * network configuration from its store.
  */
 function plain(text: string | Secret, what: string): string {
   const value = typeof text === 'string' ? text : text.reveal()

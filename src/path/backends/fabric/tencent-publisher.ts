@@ -17,13 +17,13 @@ const API_VERSION = '2017-03-12'
 const SERVICE = 'vpc'
 /** The quota of routes per route table, according to Tencent Cloud's documentation. */
 const ROUTE_LIMIT = 50
-/** The number of tables that one page of an answer has. MOST_PAGES is the maximum number of pages that weftd reads. */
+/** The number of tables on one page of an answer. weftd reads at most MOST_PAGES pages. */
 const PAGE = 100
 const MOST_PAGES = 100
 
 /**
- * The remedies for the API's error codes that an operator can correct. An entry also applies to its code with a suffix
- * after a dot.
+ * The remedies for the API's error codes that an operator can correct. The remedy of `AuthFailure` also applies to
+ * codes such as `AuthFailure.SecretIdNotFound`.
  */
 const REMEDIES: Readonly<Record<string, string>> = {
   UnauthorizedOperation: 'give the keys the permissions in docs/cloud.md',
@@ -128,7 +128,7 @@ export class TencentPublisher implements Publisher {
   #routeOf({ RouteId, DestinationCidrBlock, GatewayType, GatewayId, RouteType, Enabled }: JsonRoute): FabricRoute[] {
     if (DestinationCidrBlock === undefined || RouteType !== 'USER') return []
     const isOwn = GatewayType === 'NORMAL_CVM' && GatewayId === this.#gateway
-    // A disabled route to another node was disabled by an operator, so it counts as active and stays.
+    // Only an operator disables a route to another node. So such a route counts as active and stays in the table.
     const state = isOwn && Enabled === false ? 'dead' : 'active'
     const target = `${GatewayType ?? 'unknown'} ${GatewayId ?? ''}`.trim()
     return [{ destination: DestinationCidrBlock, target, isOwn, state, id: String(RouteId) }]

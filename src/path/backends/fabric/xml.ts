@@ -32,7 +32,7 @@ export function readXml(text: string): XmlElement {
   }
   const root: Open = { name: '', text: '', children: [] }
   const open: Open[] = [root]
-  // Search with indexOf, because a regular expression takes quadratic time for a text of many opening brackets.
+  // Search with indexOf, because a regular expression would take quadratic time for a text with many `<`.
   for (let at = 0; at < text.length;) {
     const top = open.at(-1) ?? root
     const start = text.indexOf('<', at)

@@ -35,12 +35,12 @@ const CONFIGURATIONS = ['/etc/strongswan.conf', '/etc/strongswan/strongswan.conf
 const START_MS = 30_000
 const LOOK_MS = 50
 /**
- * The time in ms for which weftd waits until another charon has ended, because just after a restart of weftd the charon
- * of the earlier run may still be ending. AGAIN_MS is the pause between two attempts to start charon.
+ * How long, in ms, weftd tries again to start charon. Just after a restart of weftd, the charon of the earlier run may
+ * still be ending. AGAIN_MS is the pause between two attempts to start charon.
  */
 const PREDECESSOR_MS = 5_000
 const AGAIN_MS = 500
-/** How long, in ms, charon may take to end after SIGTERM. In this time it informs its peers. */
+/** How long, in ms, charon may take to end after SIGTERM, so that it can inform its peers. */
 const STOP_MS = 2_000
 
 /**
@@ -118,7 +118,8 @@ export class Charon {
       try {
         return await Charon.#startOnce(isUserspace, log, signal)
       } catch (error) {
-        // A charon that is about to end may still accept connections, and prevents a new charon from starting.
+        // Try again, because a charon that is about to end may still accept connections, and prevents a new charon from
+        // starting.
         if (signal.aborted || !isWeftError(error) || performance.now() - began > PREDECESSOR_MS) throw error
         await pause(signal, AGAIN_MS)
       }
@@ -148,7 +149,7 @@ export class Charon {
     }
   }
 
-  /** Closes the connection, and ends charon if weftd started it. */
+  /** Closes the connection to charon, and ends charon if weftd started it. */
   async stop(): Promise<void> {
     this.client.close()
     if (!this.#process) return
@@ -184,15 +185,15 @@ export class Charon {
 }
 
 /**
- * Starts charon with the host's configuration, which charon reads from the returned folder. Loads the plugin
- * kernel-libipsec only if `isUserspace` is true.
+ * Starts charon with a configuration file in the returned folder. The file includes the host's own configuration, and
+ * loads the plugin kernel-libipsec only if `isUserspace` is true.
  */
 async function startProcess(isUserspace: boolean, log: Log): Promise<{ child: ChildProcess; folder: string }> {
   const program = findCharon()
   const folder = await mkdtemp(join(tmpdir(), 'weft-charon-'))
   const file = join(folder, 'strongswan.conf')
   await writeFile(file, configuration(isUserspace, process.env['STRONGSWAN_CONF']))
-  // Make charon end with weftd, even if weftd is killed, as flanneld does.
+  // Make charon end when weftd ends, even if weftd is killed. flanneld does the same.
   const child = spawn(STARTER, ['--pdeathsig', 'TERM', program], {
     stdio: ['ignore', 'inherit', 'inherit'],
     env: environmentOf(file),
@@ -212,8 +213,7 @@ function environmentOf(file: string): NodeJS.ProcessEnv {
 }
 
 /**
- * Throws WeftError if charon could not open its ports. Without its ports charon continues to run, but never negotiates
- * keys.
+ * Throws WeftError if charon cannot open its UDP ports. Without its ports charon would run, but never negotiate keys.
  */
 async function requirePorts(): Promise<void> {
   for (const port of PORTS) {

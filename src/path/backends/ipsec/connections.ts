@@ -1,7 +1,7 @@
 // connections.ts - gives charon a connection and a shared key for each peer, and restarts charon when it ends.
 //
-// The members of a connection are those of flanneld (pkg/backend/ipsec/handle_charon.go), so that a node with weftd and
-// a node with flanneld can negotiate keys.
+// The settings of a connection are those of flanneld (pkg/backend/ipsec/handle_charon.go), so that a node with weftd
+// and a node with flanneld can negotiate keys.
 
 import { describeError, isWeftError, messageOf } from '../../../base/errors.ts'
 import { seldom, type Log } from '../../../base/log.ts'
@@ -18,7 +18,7 @@ import type { ViciSection, ViciValue } from './vici-message.ts'
  */
 const FIRST_RETRY_MS = 200
 const LONGEST_RETRY_MS = 10_000
-/** flanneld's proposal for the keys of the IKE connection. */
+/** The algorithms that flanneld proposes for the IKE connection. */
 const IKE_PROPOSAL = 'aes256-sha256-modp4096'
 /**
  * How long a peer may be silent before charon checks that the peer is alive. flanneld sets no value, so its charon
@@ -28,13 +28,13 @@ const DEAD_PEER_DELAY = '10s'
 
 interface Charon {
   readonly client: ViciClient
-  /** Closes the connection, and ends charon if weftd started it. */
+  /** Closes the connection to charon, and ends charon if weftd started it. */
   stop(): Promise<void>
 }
 
 /**
- * The first pause in ms before weftd has charon negotiate keys with a peer again. Each request doubles the pause, up to
- * LONGEST_NEGOTIATION_MS.
+ * The first pause in ms before weftd makes charon negotiate keys with a peer again. Each request doubles the pause, up
+ * to LONGEST_NEGOTIATION_MS.
  */
 const FIRST_NEGOTIATION_MS = 5_000
 const LONGEST_NEGOTIATION_MS = 40_000
@@ -51,13 +51,13 @@ interface ConnectionOptions {
   readonly psk: Secret
   readonly espProposal: string
   readonly udpEncap: boolean
-  /** True if charon carries the ESP packets, so that charon needs the policies too. */
+  /** True if charon carries the ESP packets. Then charon, and not weftd, must install the IPsec policies. */
   readonly isUserspace: boolean
   readonly start: (signal: AbortSignal) => Promise<Charon>
   readonly log: Log
 }
 
-/** The state of the keys that charon negotiated with a peer. */
+/** The traffic that was encrypted and decrypted with the keys that charon negotiated with a peer. */
 export interface PeerKeys {
   readonly txBytes: number
   readonly rxBytes: number
@@ -68,7 +68,7 @@ export interface PeerKeys {
 interface Loaded {
   readonly charon: Charon
   readonly connections: Set<string>
-  /** The addresses of the hosts whose shared keys are loaded. */
+  /** The addresses of the hosts whose shared keys weftd has loaded into charon. */
   readonly hosts: Set<string>
 }
 
@@ -83,22 +83,25 @@ export class IpsecConnections {
   readonly #calm: Log
   readonly #inTurn = createTurn()
   readonly #closing = new AbortController()
-  /** The wanted peers by the name of their connection; undefined before the first `apply`. */
+  /** The peers that need a connection, by the connection's name; undefined before the first `apply`. */
   #wanted: ReadonlyMap<string, PolicyPeer> | undefined
-  /** The objects that are loaded into the running charon; undefined before the first request. */
+  /** The connections and keys that weftd has loaded into the running charon; undefined before weftd has loaded any. */
   #loaded: Loaded | undefined
   /** The running charon; undefined while charon is being restarted. */
   #charon: Charon | undefined
-  /** The wanted connections that, at the last call of `keys`, had no keys and for which charon negotiated none. */
+  /**
+   * The names of the wanted connections that, at the last call of `keys`, had no keys and for which charon negotiated
+   * no keys.
+   */
   #idle: ReadonlySet<string> = new Set()
   /**
-   * For each connection: the time, in ms of performance.now(), of the last request to negotiate keys or of the loss of
-   * the keys, and the pause, in ms, from that time to the next request.
+   * For each connection without keys: `at` is the time of the last request to negotiate keys, or of the loss of the
+   * keys. `ms` is the pause from `at` to the next request. Times are in ms of performance.now().
    */
   readonly #asked = new Map<string, { readonly at: number; readonly ms: number }>()
-  /** Called after charon has negotiated or deleted keys, or was started again. */
+  /** The function that is called after charon has negotiated or deleted keys, or was started again. */
   #changed: () => void = () => {}
-  /** The task that restarts charon; it ends after `close` was called. */
+  /** The task that starts charon again whenever charon ends, until `close` is called. */
   #running: Promise<void> = Promise.resolve()
 
   constructor(options: ConnectionOptions) {
@@ -125,8 +128,8 @@ export class IpsecConnections {
   }
 
   /**
-   * Loads a connection into charon for each of `peers`, and removes all others. Logs a failure; `resync` then tries
-   * again.
+   * Loads a connection into charon for each of `peers`, and removes all other connections. Logs a failure; `resync`
+   * then tries again.
    */
   async apply(peers: readonly PolicyPeer[]): Promise<void> {
     const isFirst = this.#wanted === undefined
@@ -140,7 +143,7 @@ export class IpsecConnections {
   }
 
   /**
-   * Returns, by the peer's subnet, the packet counts for each peer that has keys. Returns an empty map if charon does
+   * Returns the traffic counts of each peer that has keys, by the peer's subnet. Returns an empty map if charon does
    * not answer.
    */
   async keys(): Promise<ReadonlyMap<string, PeerKeys>> {
@@ -161,10 +164,10 @@ export class IpsecConnections {
   }
 
   /**
-   * Has charon negotiate keys again with the peers of `#idle`. charon does not try again by itself if the peer refused,
-   * or if charon could not install the keys, for example while this host had no address in its subnet. The pause
-   * between two requests for a peer grows. `isChange` is true after a change of this host; then each pause is as short
-   * as the first.
+   * Makes charon negotiate keys again with the peers in `#idle`, which have no keys. charon does not try again by
+   * itself if the peer refused, or if charon could not install the keys, for example while this host had no address in
+   * its subnet. The pause between two requests for a peer grows. `isChange` is true if this host may have changed, for
+   * example its addresses; then each pause is as short as the first.
    */
   async negotiate(isChange: boolean): Promise<void> {
     const now = performance.now()
@@ -209,7 +212,8 @@ export class IpsecConnections {
         await this.#charon.stop()
         this.#charon = undefined
         this.#changed()
-        // If charon ends soon after each start, make the pause longer, so that weftd does not start it in a tight loop.
+        // If charon ends soon after each start, make the pause longer, so that weftd does not start charon in a tight
+        // loop.
         const isOld = performance.now() - startedAt > LONGEST_RETRY_MS
         ms = isOld ? FIRST_RETRY_MS : Math.min(2 * ms, LONGEST_RETRY_MS)
       }
@@ -234,9 +238,9 @@ export class IpsecConnections {
   }
 
   /**
-   * Loads the missing connections and removes the superfluous ones. If `isCheck` is true, lists charon's connections
-   * first, because charon or another program may have removed some of them. Returns the names of the connections that
-   * were lost.
+   * Loads the connections that charon lacks, and removes the connections to former peers. If `isCheck` is true, lists
+   * charon's connections first, because charon or another program may have removed some of them. Returns the names of
+   * the connections that charon lost.
    */
   #load(isCheck: boolean): Promise<readonly string[]> {
     return this.#inTurn(async () => {
@@ -255,8 +259,9 @@ export class IpsecConnections {
 
   async #loadInto(charon: Charon, isCheck: boolean): Promise<readonly string[]> {
     const { client } = charon
-    // A charon that ran already may have connections of an earlier run, with another PSK or other options. So this
-    // process loads all connections once. charon keeps its keys with a peer if the connection has not changed.
+    // A charon that ran before this process may have connections of an earlier weftd, with another PSK or other
+    // options. So load all connections once. If a connection has not changed, charon keeps the keys that it negotiated
+    // with the peer.
     if (this.#loaded?.charon !== charon) this.#loaded = { charon, connections: new Set(), hosts: new Set() }
     const loaded = this.#loaded
     const lost = isCheck ? await this.#check(loaded) : []
@@ -285,8 +290,8 @@ export class IpsecConnections {
   }
 
   /**
-   * Compares `loaded` with charon's own lists. Removes the objects of an earlier run. Returns the names of the
-   * connections that charon lost.
+   * Compares `loaded` with the connections and keys that charon lists. Removes those that an earlier run of weftd
+   * loaded. Returns the names of the connections that charon lost.
    */
   async #check(loaded: Loaded): Promise<readonly string[]> {
     const { network, log } = this.#options
@@ -372,15 +377,16 @@ export class IpsecConnections {
 }
 
 /**
- * The common prefix of the ids of the shared keys for the network. It is needed because another weftd on this host may
- * have a key for the same hosts.
+ * The common prefix of the ids of the shared keys for the network. It distinguishes these keys from the keys that
+ * another weftd on this host loaded for the same hosts.
  */
 const keyPrefixOf = (network: Net): string => `weft-${formatNet(network)}-`
 const keyNameOf = (network: Net, host: string): string => `${keyPrefixOf(network)}${host}`
 
 /** Lists the connections in charon that weftd loaded for the network, now or in an earlier run. */
 export async function connectionsIn(client: ViciClient, network: Net): Promise<ReadonlySet<string>> {
-  // Do not use the command `get-conns`: its answer is one packet, in which the names of about 7,000 connections fit.
+  // Do not use the command `get-conns`, because its answer is one packet, which can hold the names of only about 7,000
+  // connections.
   const events = await client.stream('list-conns', 'list-conn')
   return new Set(events.flatMap((event) => Object.keys(event)).filter((name) => isOfNetwork(name, network)))
 }
@@ -405,11 +411,11 @@ function isOfNetwork(name: string, network: Net): boolean {
   return more.length === 0 && areHosts && isWithin(subnet) && isWithin(peer)
 }
 
-/** Removes a connection and its keys. */
+/** Removes a connection and its keys from charon. */
 async function unload(client: ViciClient, name: string): Promise<void> {
   await client.request('unload-conn', { name })
-  // End the connection's associations too, because otherwise their keys would stay valid. charon refuses this request
-  // if there are no associations.
+  // End the connection's IKE associations, because their keys stay valid although the connection is unloaded. charon
+  // refuses this request if there are no associations.
   await client.request('terminate', { ike: name, force: 'yes', timeout: '-1' }).catch(() => {})
 }
 
@@ -431,7 +437,7 @@ function isIdle(ike: ViciSection): boolean {
   return ike['state'] === 'ESTABLISHED' && tasks.length === 0 && children.length === 0
 }
 
-/** Adds the packet counts of the installed child associations of one IKE association. */
+/** Adds the traffic counts of one IKE association's child associations to the counts of its peer in `found`. */
 function add(found: Map<string, PeerKeys>, subnet: string, ike: ViciSection): void {
   const children = Object.values((ike['child-sas'] ?? {}) as ViciSection) as ViciSection[]
   for (const child of children) {

@@ -1,5 +1,6 @@
-// ipsec-path.ts - the data path of the backend ipsec: the kernel's policies, charon's connections, and the state of the
-// peers. If charon carries the packets, a guard (userspace-guard.ts) replaces the policies.
+// ipsec-path.ts - the data path of the backend ipsec: the kernel's IPsec policies, charon's connections, and the state
+// of the peers. If charon carries the packets, an unreachable route and a routing rule (userspace-guard.ts) replace the
+// policies.
 
 import type { Log } from '../../../base/log.ts'
 import { sideOf, type Lease, type OwnLease } from '../../../control/lease/lease.ts'
@@ -12,13 +13,13 @@ import { PeerFilter } from '../../tunnel/peer-filter.ts'
 import { KernelPath } from '../kernel-path.ts'
 import type { IpsecConnections, PeerKeys } from './connections.ts'
 
-/** How long, in ms, the status waits for charon's packet counts. After that the status shows the last known counts. */
+/** How long, in ms, a status report waits for charon's traffic counts. After that it shows the last known counts. */
 const COUNT_MS = 500
 /** The pause in ms before weftd handles charon's reports of changed keys, because such reports come in bursts. */
 const SETTLE_MS = 100
 /**
- * The interval in ms at which weftd reads the keys again while a peer lacks keys. charon omits a peer whose keys it is
- * changing at that moment.
+ * The interval in ms at which weftd lists the keys again while a peer lacks keys. charon's list omits a peer whose keys
+ * charon is changing at that moment.
  */
 const AGAIN_MS = 5_000
 
@@ -28,8 +29,9 @@ const AGAIN_MS = 5_000
 const MISSING_MS = 4_000
 
 /**
- * Returns an IPv4 address of this host that is within the network. A host behind NAT has another address than its
- * public IP, and both count, because weftd must not block packets between hosts.
+ * Returns an IPv4 address of this host that is within the network. Checks the public IP and the interface's own
+ * address, because these differ behind NAT. If such an address exists, weftd must not block the packets that hosts send
+ * to each other.
  */
 export function hostWithin(network: Net, publicIp: Address, address: Address | undefined): string | undefined {
   const found = [publicIp, address].find((each) => each !== undefined && netContains(network, each))
@@ -43,8 +45,8 @@ interface FilterParts {
 }
 
 /**
- * Makes the filter of the peers. The filter refuses a subnet that contains this node's own subnet, because the policies
- * for it would take the packets between containers of this node.
+ * Makes the filter of the peers. The filter refuses a subnet that contains this node's own subnet, because the IPsec
+ * policies for that subnet would also match packets between containers of this node.
  */
 export function createFilter(type: string, { lease, network, log }: FilterParts): PeerFilter {
   const own = sideOf(lease, 'ipv4').subnet
@@ -72,7 +74,7 @@ interface IpsecParts {
 export class IpsecPath extends KernelPath implements Counting {
   readonly counting: Counting = this
   readonly #filter: PeerFilter
-  /** Makes the kernel drop unencrypted packets of the network. */
+  /** Makes the kernel drop packets of the flannel network that are not encrypted. */
   readonly #guard: IpsecPolicies | UserspaceGuard
   readonly #connections: IpsecConnections
   /** True if charon carries the ESP packets. */
@@ -83,7 +85,7 @@ export class IpsecPath extends KernelPath implements Counting {
   /** The keys of the leases whose subnet contains the subnet of another peer. */
   #wide: ReadonlySet<string> = new Set()
   /**
-   * The packet counts of the peers with keys, by the peer's subnet, as of the last repair or the last call of
+   * The traffic counts of the peers with keys, by the peer's subnet, as of the last repair or the last call of
    * `traffic`.
    */
   #keys: ReadonlyMap<string, PeerKeys> = new Map()
@@ -95,7 +97,9 @@ export class IpsecPath extends KernelPath implements Counting {
   #timer: NodeJS.Timeout | undefined
   #readAt = 0
   #isClosed = false
-  /** The running request for the packet counts. Several callers wait for one request. */
+  /**
+   * The running request to charon for the traffic counts; concurrent callers share it. Undefined if none is running.
+   */
   #reading: Promise<void> | undefined
 
   constructor({ filter, guard, connections, isUserspace, log }: IpsecParts) {
@@ -157,7 +161,10 @@ export class IpsecPath extends KernelPath implements Counting {
       .map((peer) => ({ key: peer.key, ipv4: { endpoint: policyPeer(peer).host, ...way } }))
   }
 
-  /** Keep the policies, as flanneld does, so that no packet leaves unencrypted while weftd is stopped. End charon. */
+  /**
+   * Ends charon if weftd started it. Keeps the IPsec policies, as flanneld does, so that no packet leaves unencrypted
+   * while weftd is stopped.
+   */
   protected override async end(): Promise<void> {
     this.#isClosed = true
     clearTimeout(this.#timer)

@@ -16,8 +16,8 @@ const CIPHERS = [
 ]
 
 /**
- * Returns true if the kernel accepts an ESP security association. Removes the association again. The kernel loads its
- * ESP module for this test. Throws WeftError if `ip` cannot be run.
+ * Adds an ESP security association to the kernel and removes it again. Returns true if the kernel accepted it. The
+ * kernel loads its ESP module for this test. Throws WeftError if `ip` cannot be run.
  */
 export async function canKernelCarryEsp(run: Run): Promise<boolean> {
   const remove = (): Promise<boolean> => succeeds(run, ['xfrm', 'state', 'delete', ...SELECTOR])

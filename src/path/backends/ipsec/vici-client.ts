@@ -8,7 +8,7 @@ import { isWeftError, messageOf, WeftError } from '../../../base/errors.ts'
 import { createTurn, limited } from '../../../host/bell.ts'
 import { decodeMessage, encodeMessage, name, type ViciSection } from './vici-message.ts'
 
-/** The packet types of VICI (README.md, "Packet types"). */
+/** The packet types of VICI (strongSwan: src/libcharon/plugins/vici/README.md, "Packet types"). */
 const CMD_REQUEST = 0
 const CMD_RESPONSE = 1
 const CMD_UNKNOWN = 2
@@ -18,7 +18,7 @@ const EVENT_CONFIRM = 5
 const EVENT_UNKNOWN = 6
 const EVENT = 7
 
-/** The longest packet that charon accepts or sends, in bytes (README.md). */
+/** The longest packet that charon accepts or sends, in bytes (strongSwan: src/libcharon/plugins/vici/README.md). */
 const MOST_PACKET = 512 * 1024
 /** The time limit in ms for an answer. charon answers within milliseconds, because no request waits for a peer. */
 const ANSWER_MS = 10_000
@@ -30,14 +30,14 @@ interface Waiting {
 
 export class ViciClient {
   readonly #socket: Socket
-  /** Resolves with the reason when the connection ends. */
+  /** Resolves with the reason when the connection to charon ends. */
   readonly ended: Promise<Error>
   /** The requests that charon has not answered yet, the oldest first. */
   readonly #waiting: Waiting[] = []
   /** The received bytes of a packet that is not complete yet. */
   #received: Buffer = Buffer.alloc(0)
   readonly #receivers = new Map<string, (event: ViciSection) => void>()
-  /** Runs streams one after another, because an event does not name the command to which it belongs. */
+  /** Runs one streaming command at a time, because charon's events do not name the command that caused them. */
   readonly #inTurn = createTurn()
 
   private constructor(socket: Socket) {

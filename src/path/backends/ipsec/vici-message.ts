@@ -9,7 +9,7 @@ export interface ViciSection {
 }
 export type ViciValue = string | readonly string[] | ViciSection
 
-/** The element types of a VICI message (README.md, "Message types"). */
+/** The element types of a VICI message (strongSwan: src/libcharon/plugins/vici/README.md, "Message types"). */
 const SECTION_START = 1
 const SECTION_END = 2
 const KEY_VALUE = 3
@@ -39,7 +39,7 @@ function elements(section: ViciSection): Buffer[] {
 const isList = (value: ViciValue): value is readonly string[] => Array.isArray(value)
 const type = (number: number): Buffer => Buffer.of(number)
 
-/** Encodes a name as its length in one byte, and its bytes. */
+/** Encodes a name as one byte with its length, followed by the bytes of the name. */
 export function name(value: string): Buffer {
   const bytes = Buffer.from(value)
   if (bytes.length > MOST_NAME) throw new RangeError(`a VICI name has at most ${MOST_NAME} bytes`)

@@ -1,6 +1,6 @@
-// admission.ts - decides which received handshake messages weftd processes. It makes the cheapest check first: mac1,
-// then the rate limits with the cookie. Each type of message has its own limits, so that a flood of initiations does
-// not displace responses.
+// admission.ts - decides which received handshake messages weftd processes. It checks mac1 first, because that check is
+// cheap, and then the cookie and the rate limits. Each type of message has its own limits, so that a flood of
+// initiations does not displace responses.
 
 import { createCookies, hasMac1, type Cookies, type Endpoint, type MacKeys } from './cookie.ts'
 import type { Randomness } from './crypto.ts'
@@ -9,12 +9,12 @@ import { createHandshakeLimiter } from './handshake-limiter.ts'
 export interface AdmissionCounters {
   /**
    * The number of messages that were dropped as invalid: messages with a wrong length, type or mac1, messages from
-   * unknown senders, responses to no message of this node, and messages that could not be decrypted.
+   * unknown senders, responses that answer no message of this node, and messages that could not be decrypted.
    */
   junk: number
   /**
-   * The number of messages that exceeded a rate limit (handshake-limiter.ts), plus second initiations of a peer within
-   * ACCEPT_EVERY_MS.
+   * The number of messages that exceeded a rate limit (handshake-limiter.ts), plus initiations that came less than
+   * ACCEPT_EVERY_MS after an earlier initiation of the same peer.
    */
   limited: number
   cookiesSent: number
@@ -22,12 +22,12 @@ export interface AdmissionCounters {
 
 export class Admission {
   readonly counters: AdmissionCounters = { junk: 0, limited: 0, cookiesSent: 0 }
-  /** The keys with which the MACs of messages to this node are checked. */
+  /** The keys with which this node checks the MACs of received messages. */
   readonly #own: MacKeys
   readonly #cookies: Cookies
   /**
-   * The rate limits, separate for each type of message. Responses have a higher limit, because a forged response rarely
-   * has an index for which a response is expected.
+   * The rate limits, separate for each type of message. Responses have a higher limit, because this node drops most
+   * forged responses earlier: it expects no response with their index.
    */
   readonly #limiters
   readonly #send: (to: Endpoint, message: Uint8Array) => void
@@ -78,7 +78,7 @@ export class Admission {
     return 'junk'
   }
 
-  /** Counts a message that is dropped because of a limit, and returns 'limited'. */
+  /** Counts a message that is dropped because of a rate limit, and returns 'limited'. */
   countLimited(): 'limited' {
     this.counters.limited += 1
     return 'limited'

@@ -13,8 +13,8 @@ const NODE_REMEDY = 'run weftd with a Node.js whose OpenSSL has the ciphers (3.x
 const TEST_DEVICE = 'weft-wg-try'
 
 /**
- * Chooses whether the kernel or weftd carries the packets. Uses the configured choice; without one, the kernel if it
- * supports WireGuard, otherwise weftd.
+ * Chooses whether the kernel or weftd carries the packets. Uses the configured choice. Without a configured choice,
+ * chooses the kernel if it supports WireGuard, and otherwise weftd.
  */
 export async function chooseCarrier(
   wanted: Carrier | undefined,
@@ -49,13 +49,13 @@ export async function chooseCarrier(
 }
 
 /**
- * Creates a WireGuard device for the time of `work`. Throws WeftError NO_DEVICE_TYPE if the kernel does not support
- * WireGuard.
+ * Creates a WireGuard device, calls `work` with the device, and deletes the device. Throws WeftError NO_DEVICE_TYPE if
+ * the kernel does not support WireGuard.
  */
 export async function withTestDevice<T>(kernel: HostKernel, work: (device: Device) => Promise<T>): Promise<T> {
   const device: Device = { name: TEST_DEVICE }
   const removeDevice = (): Promise<void> => removeAll(kernel, [{ kind: 'delete link', device }])
-  // Delete the test device that an earlier weftd left because it was killed in this function.
+  // Delete the test device that an earlier weftd left, because that weftd was killed in this function.
   if (await kernel.link(TEST_DEVICE)) await removeDevice()
   await applyChange(kernel, { kind: 'add link', link: { name: TEST_DEVICE, type: 'wireguard' } })
   try {

@@ -33,8 +33,8 @@ const COOKIE_BYTES = MAC_BYTES
 export const COOKIE_REPLY_BYTES = 8 + XNONCE_BYTES + COOKIE_BYTES + TAG_BYTES
 export const TYPE_COOKIE_REPLY = 3
 /**
- * The offset in bytes of the sender's index in handshake messages. In a cookie reply the receiver's index is at this
- * offset.
+ * The offset in bytes of the sender's index in an initiation or a response. In a cookie reply the receiver's index is
+ * at this offset.
  */
 const INDEX = 4
 
@@ -71,7 +71,9 @@ export interface Cookies {
   wipe(): void
 }
 
-/** Returns the functions that make and check this node's cookies. Their times are in ms of a monotonic clock. */
+/**
+ * Returns the functions that make and check this node's cookies. The functions take times in ms of a monotonic clock.
+ */
 export function createCookies(own: MacKeys, random: Randomness): Cookies {
   let secret = new Uint8Array(KEY_BYTES)
   let until = -Infinity
@@ -86,7 +88,7 @@ export function createCookies(own: MacKeys, random: Randomness): Cookies {
   return {
     isProved(message, from, now) {
       const mac2 = message.subarray(message.length - MAC_BYTES)
-      // Messages of a flood usually have a mac2 of zeros. Refuse these messages before computing a cookie.
+      // Messages of a flood usually have a mac2 of zeros. Refuse these messages without computing a cookie.
       return mac2.some((byte) => byte !== 0) && isEqual(mac2, mac(cookieOf(from, now), beforeMac2(message)))
     },
     reply(message, from, now) {

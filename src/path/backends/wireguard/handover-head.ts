@@ -2,8 +2,8 @@
 // endpoints and timestamps, without keys.
 //
 // The engine passes the keys to the next engine, so that exactly one engine has them (native/io/handover_state.h). The
-// bytes are a MAC, which proves that both processes have the same private key and pre-shared key, followed by JSON.
-// Times are in ms of the session clock, which is the same for all processes of a host.
+// state is encoded as a MAC followed by JSON. The MAC proves that both processes have the same private key and
+// pre-shared key. Times are in ms of the session clock, which is the same for all processes of a host.
 
 import type { SecretBytes } from '../../../base/secret.ts'
 import { formatAddress, parseAddress } from '../../../net/address.ts'
@@ -44,8 +44,8 @@ const endpointFrom = ([address, port]: readonly [string, number]): UdpEndpoint =
 })
 
 /**
- * Returns the state as JSON, with endpoints as address text and port, the index key in base64, and timestamps as
- * decimal text.
+ * Returns the state as JSON. In the JSON an endpoint is its address as text and its port, the index key is in base64,
+ * and a timestamp is decimal text.
  */
 const jsonOf = (head: HandoverHead) => ({
   ...head,
@@ -65,8 +65,8 @@ export function writeHead(head: HandoverHead, proofKey: SecretBytes): Buffer {
 }
 
 /**
- * Parses the state that another process wrote. Returns undefined if the bytes are invalid, have another format, or were
- * written with a different proof key.
+ * Parses the state that another process wrote. Returns undefined if the bytes are invalid, have another format, or have
+ * a MAC that was made with another key than `proofKey`.
  */
 export function readHead(bytes: Uint8Array, proofKey: SecretBytes): HandoverHead | undefined {
   const text = Buffer.from(bytes.subarray(PROOF_BYTES))

@@ -12,7 +12,10 @@ import type { Cookies, Endpoint } from './cookie.ts'
 import { MAX_SOURCES, RATES } from './limits.ts'
 
 interface HandshakeLimiter {
-  /** Returns true if weftd may check a received message at all, because even checking its MACs costs time. */
+  /**
+   * Returns true if the rate limit allows weftd to check a received message. Even a check of the message's MACs costs
+   * time.
+   */
   mayReceive(now: number): boolean
   /**
    * Decides what happens to a message whose mac1 is correct: `process` it, `challenge` the sender with a cookie reply,
@@ -24,14 +27,14 @@ interface HandshakeLimiter {
 const bucketOf = ({ perSecond, burst }: { perSecond: number; burst: number }) => createBucket(1_000 / perSecond, burst)
 
 /**
- * Returns the key of the sender to which the rate limit of one sender applies: an IPv4 address, or the /64 prefix of an
- * IPv6 address, because one host may have a whole /64.
+ * Returns the key under which this limiter counts a sender's messages: an IPv4 address, or the /64 prefix of an IPv6
+ * address, because one host may have a whole /64.
  */
 const sourceOf = (address: Address): AddressKey => addressKey(typeof address === 'number' ? address : address >> 64n)
 
 /**
- * Returns a limiter. `through` names the rate for messages without proof of the sender's address. Times are in ms of a
- * monotonic clock.
+ * Returns a limiter of handshake messages. `through` names the rate for messages without proof of the sender's address.
+ * Times are in ms of a monotonic clock.
  */
 export function createHandshakeLimiter(
   cookies: Pick<Cookies, 'isProved'>,
@@ -42,7 +45,10 @@ export function createHandshakeLimiter(
   const proved = bucketOf(RATES.proved)
   const answered = bucketOf(RATES.cookies)
   const every = 1_000 / RATES.source.perSecond
-  /** The time at which each address may send a whole burst again, in ms of the caller's clock (bucket.ts). */
+  /**
+   * For each sender's address, the time from which the sender may send a whole burst again, in ms of the caller's clock
+   * (bucket.ts).
+   */
   const sources = new Map<AddressKey, number>()
   function mayOfSource(address: Address, now: number): boolean {
     const source = sourceOf(address)

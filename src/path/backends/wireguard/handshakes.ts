@@ -36,12 +36,13 @@ import { KEY_BYTES } from './x25519.ts'
 export const MOST_PEERS = 2 ** (32 - LOW_BITS)
 
 interface HandshakeParts extends LocalNodeParts {
-  /** The tick (tai64n.ts) of the last timestamp that was stored. `keepTick` stores a tick. */
+  /** The tick (tai64n.ts) of the last timestamp that an earlier process stored. `keepTick` stores a tick. */
   readonly keptTick: number
   readonly keepTick: (tick: number) => void
   /**
    * Called when this node did not process an initiation from the endpoint `from`, because a rate limit dropped it or it
-   * was invalid. A peer at this address may have sent the initiation.
+   * was invalid. A peer at this address may have sent the initiation, so the caller may begin a handshake with that
+   * peer.
    */
   readonly overlooked: (from: Endpoint, now: number) => void
 }

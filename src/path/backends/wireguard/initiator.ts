@@ -59,11 +59,11 @@ export class Initiator {
    */
   want(peer: Peer, now: number): void {
     if (peer.wantedAt !== undefined) return
-    // Ignore the report: the engine sent it before it got the new keys, so no further handshake is needed.
+    // Ignore a request for keys that the engine made before it got the new keys. No further handshake is needed.
     if (now - peer.completedAt < REKEY_TIMEOUT_MS) return
     peer.wantedAt = now
-    // If an initiation was sent a short time ago, do not send another now: `#due` sends the next one when the peer's
-    // deadline passes.
+    // If this node sent an initiation a short time ago, do not send another now: `#due` sends the next one when the
+    // peer's deadline passes.
     if (peer.dueAt <= now) this.#waiting.add(peer)
     this.#sendWaiting(now)
   }
@@ -134,8 +134,8 @@ export class Initiator {
   /** Handles a peer whose deadline has passed: makes the peer wait for the next initiation, or makes it idle. */
   #due(peer: Peer, now: number): void {
     if (peer.dueAt > now || this.#node.peers.get(peer.number) !== peer) return
-    // If the engine no longer wants keys, a handshake that the peer began has meanwhile made keys, so do not count this
-    // node's handshake as failed.
+    // If the engine no longer wants keys, a handshake that the peer began has made keys meanwhile. So do not report
+    // this node's own handshake as failed.
     if (peer.pending && peer.wantedAt !== undefined) peer.failure = peer.pending.failure
     peer.forgetPending()
     if (peer.wantedAt === undefined) return

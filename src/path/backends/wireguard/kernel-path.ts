@@ -23,7 +23,7 @@ export interface KernelOptions {
   readonly families: readonly Family[]
   /** The UDP port, and the name of the option that sets it. */
   readonly port: { readonly number: number; readonly option: string }
-  /** The longest packet in bytes that containers may send, and the name of the interface that limits its length. */
+  /** The longest packet in bytes that containers may send. `external` names the interface that limits this length. */
   readonly mtu: number
   readonly external: string
   readonly keyFile: string
@@ -39,7 +39,7 @@ export interface KernelOptions {
   readonly check: () => Promise<void>
 }
 
-/** The part of the data path for one family. */
+/** The part of the data path that carries one family. */
 export interface FamilyPart {
   readonly family: Family
   readonly subnet: Net
@@ -63,11 +63,11 @@ export class WireguardPath extends KernelPath implements Counting {
   #reportFault!: (reason: Error) => void
   /** The peers that the device should have. */
   #peers: readonly WireguardPeer[] = []
-  /** The usable leases of the last `apply`, each with the family for which weftd uses the lease. */
+  /** The usable leases that the last `apply` set, each with the family for which weftd uses the lease. */
   #applied: readonly (readonly [Lease, Family])[] = []
   /**
-   * The endpoints that the device reported last, by public key. They differ from the leases for peers that have moved,
-   * for example behind NAT.
+   * The endpoints that the device reported last, by public key. The endpoint of a peer that has moved, for example
+   * behind NAT, differs from the endpoint in the peer's lease.
    */
   readonly #moved = new Map<string, string>()
 

@@ -54,8 +54,8 @@ export async function openKernel(options: KernelOptions, lease: OwnLease): Promi
 }
 
 /**
- * Returns why the MTU is too small for the family; undefined if it is large enough. Throws WeftError if no family would
- * be left. If the MTU grows later, weftd opens the device again.
+ * Returns why the MTU is too small for the family; undefined if the MTU is large enough. Throws WeftError if the device
+ * could then carry no family at all. If the MTU grows later, weftd opens the device again.
  */
 function reasonToLack(
   family: Family,

@@ -2,24 +2,25 @@
 // docs/design/wireguard-sessions.md says why they are right. The limits of keys and packets are in SessionLimits
 // (native/core/session.h).
 //
-// `Paper` is the WireGuard white paper (https://www.wireguard.com/papers/wireguard.pdf). `Kernel` is
-// drivers/net/wireguard in Linux 6.1.
+// The WireGuard paper is https://www.wireguard.com/papers/wireguard.pdf. The named files of Linux are in
+// drivers/net/wireguard of Linux 6.1.
 
-/** The minimum interval in ms between two initiations to one peer (Rekey-Timeout; paper, section 6.1). */
+/** The minimum interval in ms between two initiations to one peer (Rekey-Timeout; WireGuard paper, section 6.1). */
 export const REKEY_TIMEOUT_MS = 5_000
 /**
  * The maximum random time in ms that this node adds to REKEY_TIMEOUT_MS. Without it, two nodes that began
- * simultaneously would always repeat their initiations simultaneously (paper, section 6.1; kernel, messages.h: a third
- * of a second).
+ * simultaneously would always repeat their initiations simultaneously (WireGuard paper, section 6.1; Linux, messages.h:
+ * a third of a second).
  */
 export const JITTER_MS = 333
 /**
- * How long, in ms, a node repeats an initiation that the peer does not answer (Rekey-Attempt-Time; paper, section 6.4).
+ * How long, in ms, a node repeats an initiation that the peer does not answer (Rekey-Attempt-Time; WireGuard paper,
+ * section 6.4).
  */
 export const REKEY_ATTEMPT_MS = 90_000
 /**
- * The minimum interval in ms between two accepted initiations of one peer (kernel, messages.h: INITIATIONS_PER_SECOND
- * is 50).
+ * The minimum interval in ms between two accepted initiations of one peer (Linux, messages.h: INITIATIONS_PER_SECOND is
+ * 50).
  */
 export const ACCEPT_EVERY_MS = 20
 /**
@@ -27,17 +28,17 @@ export const ACCEPT_EVERY_MS = 20
  * large cluster does not block weftd. The limit is weft's own.
  */
 export const INITIATIONS = { perSecond: 250, burst: 50 } as const
-/** The interval in ms at which this node checks waiting initiations against the rate limit again. */
+/** The interval in ms at which this node again tries to send the initiations that wait for the rate limit. */
 export const TURN_MS = 20
 
 /**
- * How long, in ms, a node uses one secret for the cookies that it sends (paper, section 5.4.7; kernel, cookie.h: 120
- * s).
+ * How long, in ms, a node uses one secret for the cookies that it sends (WireGuard paper, section 5.4.7; Linux,
+ * cookie.h: 120 s).
  */
 export const COOKIE_SECRET_MS = 120_000
 /**
  * How long, in ms, a node may use a cookie that it received. The time is 5 s shorter than COOKIE_SECRET_MS, because the
- * cookie took some time to arrive (kernel, cookie.h: COOKIE_SECRET_LATENCY).
+ * cookie took some time to arrive (Linux, cookie.h: COOKIE_SECRET_LATENCY).
  */
 export const COOKIE_USE_MS = COOKIE_SECRET_MS - 5_000
 /**
@@ -46,7 +47,7 @@ export const COOKIE_USE_MS = COOKIE_SECRET_MS - 5_000
  * proof. `requested`: responses that this node processes without this proof. The limit `requested` allows one response
  * for each initiation that a node may send, and some forged responses. `proved`: messages with the proof, from all
  * addresses together. `source`: messages with the proof, from one address. `cookies`: cookie replies that this node
- * sends. The limit `source` is that of the kernel (ratelimiter.c: 20 per second, burst 5).
+ * sends. The limit `source` is that of Linux (ratelimiter.c: 20 per second, burst 5).
  */
 export const RATES = {
   received: { perSecond: 1_500, burst: 150 },
@@ -57,14 +58,14 @@ export const RATES = {
   cookies: { perSecond: 200, burst: 50 },
 } as const
 /**
- * The maximum number of source addresses whose use of the rate `source` this node remembers. At this maximum, messages
- * from further addresses are dropped. The rate limits admit fewer addresses at a time.
+ * The maximum number of source addresses whose use of the rate `source` this node remembers. At this number, the node
+ * drops messages from further addresses. The rate limits admit fewer addresses at any time.
  */
 export const MAX_SOURCES = 1_024
-/** The maximum number of unknown public keys that this node remembers; it keeps the latest ones. */
+/** The maximum number of public keys of senders that are not peers; this node remembers the latest ones. */
 export const MOST_UNKNOWN = 16
 
-/** The maximum number of messages that this node processes before the next pause if their senders are not peers. */
+/** Between two pauses, this node processes at most this number of messages from senders that are not peers. */
 export const MOST_OF_OTHERS = 64
 /**
  * The pauses in which weftd reads no control messages, so that a flood of messages uses only a small part of a core. A
@@ -76,7 +77,7 @@ export const PAUSE = { times: 15, leastMs: 2, mostMs: 10 } as const
 export const MAX_PAUSE_MS = 500
 
 /**
- * How long, in ms, the session number of a removed peer stays unused. This time exceeds the time for which packets and
- * messages wait, and the time that a thread of the engine needs for a batch of packets.
+ * How long, in ms, the session number of a removed peer stays unused. Packets and messages with the number wait in
+ * queues for less time, and a thread of the engine needs less time for a batch of packets.
  */
 export const NUMBER_REUSE_MS = 60_000

@@ -40,7 +40,7 @@ const nameOf = (publicKey: Uint8Array): string => Buffer.from(publicKey).toStrin
 const isSame = (a: Endpoint, b: Endpoint): boolean => a.address === b.address && a.port === b.port
 
 export class LocalNode {
-  /** This node's static key pair, and the keys of the MACs in messages to this node. */
+  /** This node's static key pair. `macKeys` has the keys of the MACs in messages to this node. */
   readonly own: KeyPair
   readonly macKeys: MacKeys
   readonly peers = new Map<number, Peer>()

@@ -1,4 +1,4 @@
-// messages.ts - the layout of WireGuard's handshake messages (white paper, sections 5.4.2, 5.4.3 and 5.4.7).
+// messages.ts - the layout of WireGuard's handshake messages (WireGuard paper, sections 5.4.2, 5.4.3 and 5.4.7).
 // - Initiation: type 1, the sender's index, Noise message (noise.ts), mac1, mac2.
 // - Response: type 2, the sender's index, the receiver's index, Noise message, mac1, mac2.
 // - Cookie reply: type 3, the receiver's index, nonce, encrypted cookie (cookie.ts).
@@ -15,16 +15,16 @@ const TYPE_RESPONSE = 2
 /** The type of a data message. The engine reports the header of a data message whose session it does not know. */
 export const TYPE_DATA = 4
 
-/** The length in bytes of an initiation's header before the Noise message; RESPONSE_HEAD is that of a response. */
+/**
+ * The length in bytes of an initiation's header before the Noise message. RESPONSE_HEAD is the length of a response's
+ * header.
+ */
 const INITIATION_HEAD = 8
 const RESPONSE_HEAD = 12
 export const INITIATION_BYTES = INITIATION_HEAD + firstMessageBytes(STAMP_BYTES) + 2 * MAC_BYTES
 export const RESPONSE_BYTES = RESPONSE_HEAD + secondMessageBytes(0) + 2 * MAC_BYTES
 
-/**
- * Returns the type of a handshake message. Returns undefined if the bytes are not a handshake message, because no type
- * has their first four bytes and their length.
- */
+/** Returns the type of a handshake message, by its first four bytes and its length; undefined if no type has these. */
 export function typeOf(message: Buffer): 'initiation' | 'response' | 'cookie-reply' | undefined {
   const type = message.length >= 4 ? message.readUInt32LE(0) : 0
   if (type === TYPE_INITIATION && message.length === INITIATION_BYTES) return 'initiation'

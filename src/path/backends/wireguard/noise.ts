@@ -81,7 +81,9 @@ class Transcript {
     this.#h = hash(this.#h, message)
   }
 
-  /** Mixes an ephemeral public key into h and into ck, as Noise requires for handshakes with a psk (section 9.2). */
+  /**
+   * Mixes an ephemeral public key into h and into ck, as Noise requires for handshakes with a psk (Noise, section 9.2).
+   */
   ephemeral(publicKey: Uint8Array): void {
     this.mixHash(publicKey)
     const [ck] = this.#derive(publicKey, 1)
@@ -89,8 +91,8 @@ class Transcript {
   }
 
   /**
-   * Mixes a DH result into ck and derives the next key. Erases the result, unless it is a SecretBytes, which is kept
-   * for reuse. Returns false if `secret` is undefined.
+   * Mixes a DH result into ck and derives the next key. Erases `secret`, unless it is a SecretBytes, which its owner
+   * keeps for reuse. Returns false if `secret` is undefined.
    */
   mix(secret: Uint8Array | SecretBytes | undefined): boolean {
     if (!secret) return false
@@ -127,8 +129,8 @@ class Transcript {
   }
 
   /**
-   * Returns a copy with which a response is checked. The original stays valid, because the response may be forged while
-   * the real response is still on its way.
+   * Returns a copy, with which this node checks one response. The original stays valid, because that response may be
+   * forged while the real response is still on its way.
    */
   copy(): Transcript {
     return new Transcript(this.#ck.reveal(), this.#h)
@@ -139,7 +141,10 @@ class Transcript {
     this.#key.wipe()
   }
 
-  /** Derives `count` keys from ck and `input` by HKDF (Noise, section 4.3); the remaining results are empty. */
+  /**
+   * Derives `count` keys from ck and `input` by HKDF (Noise, section 4.3). Returns three results, of which those beyond
+   * `count` are empty.
+   */
   #derive(input: Uint8Array, count: 1 | 2 | 3): readonly [Buffer, Buffer, Buffer] {
     const extracted = hmac(this.#ck.reveal(), input)
     const first = hmac(extracted, ONE)
@@ -264,8 +269,8 @@ export function writeSecond(
 }
 
 /**
- * Reads a response and returns its payload and the session's keys. Returns undefined if the message is not the
- * addressed node's response with the same psk. `sent` does not change.
+ * Reads a response and returns its payload and the session's keys. Returns undefined if the response is not from the
+ * node to which this node sent the initiation, or if that node has another psk. `sent` does not change.
  */
 export function readSecond(
   own: KeyPair,

@@ -25,7 +25,7 @@ interface Pending extends Sent {
   /** The index in the initiation, which the response repeats. */
   readonly index: number
   readonly sentAt: number
-  /** The failure that is reported if no valid response comes. */
+  /** The failure that the status reports if no valid response comes. */
   failure: Failure
 }
 
@@ -47,7 +47,7 @@ export class Peer extends Remote {
 
   /**
    * The time, in ms of the session clock, at which the engine first wanted the keys that are still missing; undefined
-   * if the engine wants no keys. Only initiator.ts changes this member and the three members below.
+   * if the engine wants no keys. Only initiator.ts changes `wantedAt`, `pending`, `dueAt` and `lastTick`.
    */
   wantedAt: number | undefined
   /** The initiation that the peer has not answered; undefined if there is none. */
@@ -61,8 +61,8 @@ export class Peer extends Remote {
   lastTick = -1
 
   /**
-   * The greatest timestamp of the peer's accepted initiations; -1 if there was none. Only responder.ts changes this
-   * member and the two members below.
+   * The greatest timestamp of the peer's accepted initiations; -1 if there was none. Only responder.ts changes
+   * `greatest`, `acceptedAt` and `answered`.
    */
   greatest = -1n
   /** The time at which the peer's last initiation was accepted, in ms of the session clock. */
@@ -76,7 +76,7 @@ export class Peer extends Remote {
   #macKeys: MacKeys | undefined
   /** mac1 of the last message to the peer, which decrypts the peer's cookie reply; undefined after the reply. */
   sentMac1: Uint8Array | undefined
-  /** The index in the last message to the peer, which the cookie reply repeats. */
+  /** The index in the last message to the peer, which the peer's cookie reply repeats. */
   sentIndex = 0
   /**
    * The cookie from the last cookie reply of the peer; `cookieUntil` is the time until which this node may use it, in
@@ -85,10 +85,7 @@ export class Peer extends Remote {
   cookie: SecretBytes | undefined
   cookieUntil = -Infinity
 
-  /**
-   * The time, in ms since 1970, of the handshake whose time on the session clock is `completedAt`; undefined if there
-   * was none.
-   */
+  /** The time, in ms since 1970, of the last handshake whose keys came into use; undefined if there was none. */
   at: number | undefined
   /** The number of initiations to the peer since the last handshake that made keys. */
   attempts = 0

@@ -1,4 +1,4 @@
-// responder.ts - the responder of a handshake: which initiations of peers this node answers.
+// responder.ts - the responder of a handshake: decides which initiations of peers this node answers.
 //
 // With its answer this node gives the engine a pair of keys, which the engine may use only to decrypt until the first
 // packet with these keys arrives (Handshakes.confirmed). Before that packet, the initiation may be a replay from any
@@ -19,7 +19,7 @@ export class Responder {
   readonly #admission: Admission
   /**
    * Called when this node did not process an initiation from the endpoint `from`. A peer at this address may have sent
-   * the initiation.
+   * the initiation, so the function may begin a handshake with that peer.
    */
   readonly #overlooked: (from: Endpoint, now: number) => void
   /** The most recent initiations whose public key belongs to no peer, by public key, the oldest first. */

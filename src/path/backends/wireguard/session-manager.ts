@@ -1,13 +1,14 @@
 // session-manager.ts - connects the handshakes to the engine: it assigns the sessions' numbers, passes the engine's
-// reports and messages to the handshakes, and runs the only timer. docs/design/wireguard-sessions.md explains sessions
-// and handshakes together.
+// reports and messages to the handshakes, and runs their timer. docs/design/wireguard-sessions.md explains sessions and
+// handshakes together.
 //
 // A session keeps its number as long as its peer's key is known, so a rewritten lease, or a second lease of the same
 // host, does not interrupt the session.
 //
-// A new engine either continues the sessions of the previous engine or has no sessions; in the second case peers notice
-// the loss when they send. After a planned restart the successor has an engine that continues, and a session manager
-// that continues from the result of `pause` (handover-head.ts). It sends unanswered initiations again.
+// A new engine either continues the sessions of the previous engine or has no sessions. If it has none, peers notice
+// the loss when they send. After a planned restart the new process has an engine that continues the sessions, and a
+// session manager that continues from the result of `pause` (handover-head.ts). This session manager sends unanswered
+// initiations again.
 //
 // Each message costs time, even a forged message. So the session manager pauses after messages that any host can send,
 // and after reports of moved peers. A packet of an unknown session may be forged, so this node begins a handshake only
@@ -95,7 +96,10 @@ export class WireguardSessionManager implements SessionManager {
   readonly #clock: () => number
   /** The pre-shared key; undefined if the configuration has none. */
   readonly #psk: SecretBytes | undefined
-  /** The key of the MAC that proves which node wrote the state of a hand-over (handover-head.ts). */
+  /**
+   * The key of the MAC in the state of a hand-over (handover-head.ts). The MAC proves that a process with the same
+   * private key and pre-shared key wrote the state.
+   */
   readonly #proofKey: SecretBytes
   readonly #stamps: TimestampFile
   readonly #handshakes: Handshakes
@@ -111,9 +115,9 @@ export class WireguardSessionManager implements SessionManager {
   #engine: EngineSessions | undefined
   /** Called with a lease's key when this node begins to send the peer's datagrams to another endpoint. */
   #moved: (key: string) => void = () => {}
-  /** Calls `#work` when a handshake is due, or when the pause after messages ends. */
+  /** Calls `#work` when a handshake is due, or when this node may read messages again after a pause. */
   #timer: NodeJS.Timeout | undefined
-  /** The time, in ms of the session clock, at which the pause after messages ends; 0 if there is no pause. */
+  /** The time, in ms of the session clock, at which the pause in reading messages ends; 0 if there is no pause. */
   #pausedUntil = 0
 
   constructor({ privateKey, psk, keepalive, stampFile, hasLanes, peerOf, log, clock }: SessionOptions) {
@@ -137,7 +141,8 @@ export class WireguardSessionManager implements SessionManager {
       keptTick: this.#stamps.read(),
       keepTick: (tick) => this.#stamps.write(tick),
       roamed: (number) => this.#noteMove(number),
-      // Compare only the address and not the port, because a flood with the peer's address may come from any port.
+      // Compare only the address and not the port: a flood that displaces a peer's initiation may have the peer's
+      // address and any port.
       overlooked: ({ address }, now) => this.#renew(address, () => true, now),
     })
     ownPrivate.wipe()
@@ -197,7 +202,10 @@ export class WireguardSessionManager implements SessionManager {
   setPeers(peers: ReadonlyMap<string, Lease>): void {
     const now = this.#clock()
     const leases = new Map<string, string[]>()
-    /** The sessions whose datagrams go to the endpoint in the lease again, and no longer to a newer endpoint. */
+    /**
+     * The sessions whose datagrams must go to the endpoint in the peer's lease again, and no longer to the endpoint to
+     * which the peer had moved.
+     */
     const renewed = new Set<Session>()
     for (const [key, lease] of peers) {
       const published = this.#peerOf(lease)
@@ -235,8 +243,8 @@ export class WireguardSessionManager implements SessionManager {
     return { address: published?.address ?? 0, port: published?.port ?? 0 }
   }
 
-  // Returns true for a peer behind NAT too, because the peer receives datagrams only from the port to which it has
-  // sent. The current endpoint of a peer behind NAT differs from the endpoint in its lease.
+  // The result is also true for a peer behind NAT, because such a peer receives datagrams only from the port to which
+  // it has sent. The current endpoint of a peer behind NAT differs from the endpoint in its lease.
   isFromKnownPort(peer: Lease): boolean {
     const session = this.#sessionOf(peer)
     return !this.#hasLanes() || !session?.anyPort || !isSame(this.#endpointOf(session), session.leased)
@@ -323,7 +331,9 @@ export class WireguardSessionManager implements SessionManager {
     this.#schedule()
   }
 
-  /** Processes the engine's reports and messages, and pauses in proportion to the time that this took. */
+  /**
+   * Processes the engine's reports and messages, and then pauses in proportion to the time that the processing took.
+   */
   #takeMail(now: number): void {
     if (!this.#engine) return
     const mail = this.#engine.takeMail(MOST_OF_OTHERS)

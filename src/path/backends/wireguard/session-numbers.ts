@@ -11,7 +11,7 @@ const MOST_SESSIONS = 1 << 20
 export class SessionNumbers {
   /** The greatest session number that was assigned. */
   #last = 0
-  /** The session numbers that are free, the oldest first, each with the time from which it may be assigned again. */
+  /** The free session numbers, the oldest first. weftd may assign a number again from the time `from`. */
   readonly #free: { readonly number: number; readonly from: number }[] = []
 
   get last(): number {

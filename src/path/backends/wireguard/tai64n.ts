@@ -4,8 +4,8 @@
 // from this node. An earlier process may have sent these initiations, and the clock may have been set back since. So
 // weftd takes timestamps from a reserved period, whose end it stores in a file before it uses the period. A new process
 // begins after the stored end, whatever the clock shows. The period is short for two reasons. Each restart moves the
-// timestamps ahead of the clock by the rest of the period. And a node that loses the file must wait until its clock has
-// passed the period.
+// timestamps ahead of the clock by the unused rest of the period. And a node that loses the file must wait until its
+// clock has passed the end of the period.
 //
 // Timestamps are counted in ticks, about sixty per second: one tick for each value of the upper bits of the
 // nanoseconds. The lower 24 bits are zero, to reveal little about the clock, as in other implementations of WireGuard.
@@ -56,9 +56,12 @@ export interface Stamps {
    * peer. `wall` is the time in ms since 1970.
    */
   next(last: number, wall: number): number
-  /** Excludes `tick` and all earlier ticks, because a removed peer or another process may have used them. */
+  /**
+   * Makes sure that new timestamps are later than `tick`, because a removed peer or another process may have used this
+   * tick and earlier ticks.
+   */
   passed(tick: number): void
-  /** The last tick that this process or an earlier process may have used. */
+  /** The last tick that this process or an earlier process may have used for a timestamp. */
   readonly end: number
 }
 

@@ -1,4 +1,5 @@
-// timestamp-file.ts - the file that keeps the timestamp of this node's last initiation across restarts (tai64n.ts).
+// timestamp-file.ts - the file that keeps, across restarts, the last tick that this node may have used for the
+// timestamp of an initiation (tai64n.ts).
 
 import { readFileSync, renameSync, writeFileSync } from 'node:fs'
 import { messageOf } from '../../../base/errors.ts'

@@ -1,5 +1,6 @@
-// userspace.ts - WireGuard carried by weftd's engine, for hosts whose kernel does not support WireGuard. The TUN has
-// the name that the kernel's device would have, and the messages equal those of the kernel and of wireguard-go.
+// userspace.ts - WireGuard carried by weftd's engine, for hosts whose kernel does not support WireGuard. The TUN device
+// has the name that the kernel's WireGuard device would have. The messages equal those of the kernel and of
+// wireguard-go.
 
 import type { Log } from '../../../base/log.ts'
 import type { Secret } from '../../../base/secret.ts'
