@@ -156,7 +156,7 @@ async function resume(
       )
       return 'nothing'
     }
-    // The error code CONFIG can also mean that the file of the last known state is invalid.
+    // An error with the code CONFIG now means that the file of the last known state is invalid.
     log.warn(`Cannot forward with the last known state: ${messageOf(error)}; waiting for the store`)
     return isWeftError(error) && error.code !== 'CONFIG' ? 'failed' : 'nothing'
   }

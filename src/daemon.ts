@@ -99,8 +99,8 @@ const OBSERVING: readonly Loop[] = [
 const REGISTERING = 'Error registering network: '
 
 /**
- * Runs the steps of the start from the first query of the store on, and then runs the node. Always rejects, as
- * `runDaemon` does.
+ * Runs the steps of the start from the first query of the store on, and then runs the node. Always rejects: with the
+ * reason for the stop, or with the error that prevented the start.
  */
 export async function startManager(
   node: NewNode,
@@ -136,7 +136,7 @@ export async function startManager(
 
 /**
  * Finds the network configuration and the external interface in the same order as flanneld, creates the backend, and
- * then runs the node. Always rejects, as `runDaemon` does.
+ * then runs the node. Always rejects: with the reason for the stop, or with the error that prevented the start.
  */
 async function startNode(
   node: NewNode,
@@ -188,7 +188,10 @@ async function startNode(
   }
 }
 
-/** Acquires the lease, opens the data path and runs the loops. Always rejects, as `runDaemon` does. */
+/**
+ * Acquires the lease, opens the data path and runs the loops. Always rejects: with the reason for the stop, or with the
+ * error that prevented the start.
+ */
 export async function runNode(
   starting: NewNode,
   parts: NodeParts,

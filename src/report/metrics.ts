@@ -65,7 +65,9 @@ const byFamily =
           return [sides.filter(isSo).length, { family }]
         })
       : []
-/** Makes a function that returns, for each family of a dual-stack network, the value of each peer. */
+/**
+ * Makes a function that returns, for each family of a dual-stack network, one sample per peer with the peer's `value`.
+ */
 const ofSides =
   (value: (side: PeerSide) => number | null) =>
   (status: Status): readonly Sample[] =>

@@ -1,4 +1,4 @@
-// serve.ts - starts the health port and the status socket, or waits until the predecessor has released them.
+// serve.ts - starts the health port and the status socket, or waits until the previous weftd process has released them.
 
 import { describeError, isWeftError } from '../base/errors.ts'
 import { seldom, type Log } from '../base/log.ts'
@@ -32,7 +32,7 @@ export interface PredecessorState {
 
 /**
  * Starts the servers at the health port and the status socket. If a process other than the predecessor has the port,
- * rejects as `serveHealth` does. But if this process already forwards, logs the failure and tries again, because
+ * rejects with WeftError PORT_IN_USE. But if this process already forwards, logs the failure and tries again, because
  * packets do not need the port.
  */
 export async function serveStatus(
@@ -54,8 +54,8 @@ export async function serveStatus(
   }
   const later: (() => Promise<void>)[] = []
   const other = before.isSuccessor && place.port > 0 ? await before.predecessor() : undefined
-  // The predecessor uses the same port, so bind it later. Binding it now might succeed if the predecessor has just
-  // started and has not bound it yet.
+  // The predecessor uses the port that this process wants, so bind the port later. Binding the port now might succeed
+  // if the predecessor has just started and has not bound the port yet.
   if (other?.healthPort === place.port) later.push(atPort)
   else if (place.port > 0) {
     try {

@@ -15,7 +15,7 @@ interface ThreadState {
   readonly rounds: number
   /** The number of consecutive checks that found no new iteration of the thread's loop. */
   readonly silentLooks: number
-  /** When the missing iteration was first requested, in ms of the caller's clock. */
+  /** When weftd requested the oldest iteration that the loop has not made yet, in ms of the caller's clock. */
   readonly requestedAt: number
 }
 

@@ -20,7 +20,7 @@ import type { NodeOptions, StoreOptions } from '../../options.ts'
 const STORE_MS = 5_000
 
 /**
- * Deletes the node's lease, and the entry with the host's name for its public IP (the claim), from the store that the
+ * Deletes the node's lease, and its claim (the entry that records which host uses a public IP), from the store that the
  * flags name. `isHosts` checks whether an address belongs to this host. Returns false if the lease may still be in the
  * store. Logs the result, and never rejects for a failure of the store.
  */
@@ -99,8 +99,8 @@ export async function giveLeaseBack(
 }
 
 /**
- * Deletes this host's claims, which are the entries with its host name, from the store. By these entries hosts with the
- * same public IP notice each other.
+ * Deletes this host's claims, which are the entries with its host name, from the store. Hosts that are configured with
+ * the same public IP detect each other by these entries.
  */
 async function unclaim(store: Store, owners: readonly string[], signal: AbortSignal): Promise<void> {
   const { values } = await store.claims(undefined, signal)

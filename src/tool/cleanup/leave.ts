@@ -1,5 +1,5 @@
-// leave.ts - `weftd --leave`: ends the daemon that uses a subnet file, deletes the daemon's lease from the store, and
-// removes everything that the daemon made on the host.
+// leave.ts - `weftd --leave`: ends the daemon that uses the subnet file of --subnet-file, deletes the daemon's lease
+// from the store, and removes everything that the daemon made on the host.
 
 import { messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -30,8 +30,8 @@ export async function leave(options: Pick<CutOptions, 'node' | 'store'>, log: Lo
   running?.close()
   if (running) tellEnd(running.pid, isBack, log)
   const mayStay = running ? isBack === false : await isLeaseLeft(options, log)
-  // A service manager may have started a daemon during the query of the store. weft must remove nothing of a running
-  // daemon.
+  // A service manager may have started a daemon while weft queried the store. Do not remove the devices and routes of a
+  // running daemon.
   const left = await findRunning(hostKernel, '/proc', running?.pid)
   const isClean = await removeRemains(options.node['subnet-file'], false, left, {
     say: (line) => log.info(line),

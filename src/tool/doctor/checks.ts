@@ -180,8 +180,9 @@ const OTHER_CONFIG =
 
 /** Compares the configuration in the store with the configurations that this node and its peers use. */
 function checkConfig({ status, store, silence }: Facts): Finding[] | undefined {
-  // Use the running daemon's own comparison, which includes secrets. A daemon that does not run uses no configuration
-  // now, and reads the store's configuration at its next start.
+  // Use the running daemon's own comparison of its configuration with the store's, because only this comparison
+  // includes secrets. A daemon that does not run uses no configuration now, and reads the store's configuration at its
+  // next start.
   const isOther = silence === undefined && status?.store.configDiffers === true
   const other: Finding[] = isOther ? [{ name: 'config-differs', detail: OTHER_CONFIG }] : []
   if (!store || store.problem !== undefined) return isOther ? other : undefined
@@ -243,8 +244,8 @@ function checkClock({ status, now, storeAheadMs, silence }: Facts): Finding[] | 
 }
 
 /**
- * Checks the routes of the main table, and then the kernel's routes for single packets, which depend on all tables and
- * policy rules.
+ * Checks the routes of the main table, and then the routes that the kernel chooses for sample packets. The choice
+ * depends on all tables and policy rules.
  */
 function routesHere(facts: Facts): Finding[] | undefined {
   const found = checkRoutes(facts)
@@ -261,7 +262,10 @@ function peersHere(facts: Facts): Finding[] | undefined {
  */
 const peersByStatus = (facts: Facts): Finding[] | undefined => checkPeers(facts, isRefusing(facts))
 
-/** Returns true if the drop counters show that this host's kernel rejects packets to other nodes with an error. */
+/**
+ * Returns true if the drop counters show that this host's kernel refuses to send the packets of the data path to other
+ * nodes.
+ */
 const isRefusing = (facts: Facts): boolean =>
   (checkDrops(facts) ?? []).some(({ detail }) => detail.startsWith('tx_drop_refused'))
 

@@ -106,7 +106,8 @@ export interface Reach {
 export interface StoreSeen {
   readonly problem?: string
   /**
-   * The network configuration in the store, in the form of the status; undefined if the configuration cannot be read.
+   * The network configuration in the store, as weftd's status would report it; undefined if the configuration cannot be
+   * read.
    */
   readonly config?: Status['config'] | undefined
 }

@@ -84,8 +84,8 @@ export function checkPeers(
     state !== 'stored' && (now ? !now.small : answering !== null && lossPercent !== null && state !== 'answering')
   const isUnusable = ({ state, peer }: SeenSide): boolean =>
     state === 'stored' && status.dataPath?.open === true && sameAddress(node, peer) === undefined && !lacksKeys(peer)
-  // If charon lacks keys, the finding `peers-without-keys` already reports the peers of the backend ipsec whose lease
-  // is usable.
+  // With the backend ipsec, if charon lacks keys, the finding `peers-without-keys` already reports all peers with a
+  // usable lease.
   const isLackingKeys = (status.dataPath?.counters['peers_without_keys'] ?? 0) > 0
   const lacksKeys = (peer: PeerStatus): boolean => isLackingKeys && peer.type === status.config?.backendType
   const isBroken = (side: SeenSide): boolean => isSilent(side) || isUnusable(side)
@@ -115,7 +115,7 @@ export function checkPeers(
       ? `; packets from it arrive, so packets to it are lost, or its firewall drops the echo requests${whereLost(reach)}`
       : reach && `; ${reachText(reach)}`
     // An ICMP error from the peer's host (`reach.port`) proves the cause. Without an ICMP error, handshake messages
-    // that arrive from the peer say more than the silence of its port.
+    // from the peer are better evidence than the silence of its port.
     const why =
       side.session && reach?.port === undefined && HANDSHAKES_ARRIVE.has(troubleOf(side.session, side))
         ? '; handshake messages arrive from its host: see the check handshakes'

@@ -1,5 +1,5 @@
-// sides.ts - splits the nodes of a network by family. Combines weftd's status of each peer with the results of weft
-// doctor's own probes. Pure.
+// sides.ts - splits the data about the nodes of a network by IP family. Combines weftd's status of each peer with the
+// results of weft doctor's own probes. Pure.
 
 import type { Link } from '../../host/kernel.ts'
 import {
@@ -82,7 +82,7 @@ export function ownSides({ config, node }: Pick<Status, 'config' | 'node'>): rea
 
 /**
  * Returns true if packets of a family reach peers through the device `device`. Also returns true for the names of the
- * backend's devices, because the status names no device for a family that is not carried.
+ * backend's devices, because the status names no device for a family that the data path does not carry.
  */
 export function isOwnDevice(
   { dataPath, config }: Pick<Status, 'dataPath' | 'config'>,

@@ -53,7 +53,7 @@ const TICK_MS = 1
 const MOST_BURST_MS = 3
 /**
  * The number of datagram buffers, which the sender uses in turn. At most half of the buffers wait in the socket's
- * queue, so a buffer is free when its turn comes again.
+ * queue, so the socket has sent a buffer's previous datagram before the sender reuses the buffer.
  */
 const DATAGRAM_BUFFERS = 512
 

@@ -48,7 +48,7 @@ function readConfig(text: string | undefined): NetworkConfig | undefined {
   }
 }
 
-/** Converts a network configuration to the form of the status, with its secrets hidden. */
+/** Converts a network configuration to the form in which weftd's status reports it, with its secrets hidden. */
 export function storedConfig(text: string): StoreSeen['config'] {
   const config = readConfig(text)
   return config && (JSON.parse(JSON.stringify(configOf(config))) as StoreSeen['config'])
