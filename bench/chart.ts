@@ -1,5 +1,5 @@
-// chart.ts - draws a benchmark result as an SVG chart, which shows how many times faster a path is than the reference
-// paths. Does no I/O.
+// chart.ts - draws a benchmark result as an SVG chart, which shows how many times faster one data path (such as weft's
+// udp backend) is than the reference paths. Does no I/O.
 //
 // Bars start at 1 x (equally fast) on a logarithmic axis, so the bar of a path that is twice as fast is as long as that
 // of a path that is half as fast. A bar to the right means that the path is faster; for this the chart inverts ratios

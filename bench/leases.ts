@@ -1,5 +1,5 @@
 // leases.ts - `npm run bench -- leases`: measures the time from a lease's change in a real etcd until weftd forwards
-// packets by the changed lease.
+// packets as the changed lease says.
 //
 // One host runs weftd and sends packets. A second host runs lease-ends.ts on the overlay's port in place of weftd, so
 // any number of leases may name the second host's address. The programs on the two hosts use the same clock.

@@ -432,7 +432,7 @@ interface NetworkOptions {
   readonly underlay?: Family | undefined
 }
 
-/** Makes hosts for the fault `fault`, each with a weftd and a container. */
+/** Simulates the hosts on which the fault `fault` will be made, each with a weftd and a container. */
 export async function openNetwork(fault: Fault, { hosts, args, underlay }: NetworkOptions): Promise<Network> {
   const families: readonly Family[] = underlay === undefined ? ['ipv4'] : ['ipv4', 'ipv6']
   const config = udpConfig(underlay)

@@ -119,7 +119,7 @@ interface EtcdPlace {
    */
   readonly tls?: boolean | Certificate
   readonly flags?: readonly string[]
-  /** The server becomes a learner in the cluster of this server. */
+  /** The etcd server whose cluster this server joins as a learner (a member that does not vote). */
   readonly learnsFrom?: Etcd
 }
 
@@ -204,7 +204,7 @@ export async function startEtcd(place: EtcdPlace = {}): Promise<Etcd> {
     async restore(snapshot) {
       await etcd.kill()
       rmSync(data, { recursive: true })
-      // etcd 3.6 moved this command to etcdutl.
+      // etcd 3.6 moved the command `snapshot restore` from etcdctl to etcdutl.
       const hasUtility = (await execute(['etcd', '--version'])).stdout.includes('etcd Version: 3.6')
       await output([
         ...(hasUtility ? ['etcdutl'] : ETCDCTL),

@@ -34,9 +34,10 @@ const { XDG_CACHE_HOME = '' } = process.env
 const cache = join(isAbsolute(XDG_CACHE_HOME) ? XDG_CACHE_HOME : join(homedir(), '.cache'), 'weft')
 
 /**
- * The programs that a node of another architecture runs in an emulator, in the test of a release's manifest. They are built only if
- * WEFT_RELEASE_DIR names a release. qemu-user says that the kernel cannot filter system calls. runc, which is not emulated, does filter
- * them, so containerd's check of the kernel is replaced.
+ * The programs of a simulated node whose architecture is not this machine's, in the test of a release's manifest. The
+ * node runs them in an emulator. The programs are built only if WEFT_RELEASE_DIR names a release. qemu-user reports
+ * that the kernel cannot filter system calls. But runc, which is not emulated, does filter them, so this script
+ * replaces containerd's check of the kernel.
  */
 const EMULATED = {
   architecture: 'arm64',
@@ -117,7 +118,8 @@ export function goSets(kubernetes) {
       seconds: 30,
     },
     {
-      // flannel's CNI plugin is not a Go module. Until v0.9.1 it was one of these plugins.
+      // flannel's CNI plugin is not available as a Go module of its own. Until v0.9.1, this module contained the
+      // plugin.
       module: 'github.com/containernetworking/plugins',
       version: 'v0.9.1',
       programs: { 'flannel-cni': 'plugins/meta/flannel' },
@@ -146,8 +148,8 @@ export function goSets(kubernetes) {
 }
 
 /**
- * Returns the text of CoreDNS's main package with only these plugins. The build of all plugins takes much longer, because some of them use
- * the libraries of clouds.
+ * Returns the text of CoreDNS's main package with only the plugins `plugins`. The build of all plugins takes much
+ * longer, because some of them use the libraries of clouds.
  * @param {readonly string[]} plugins
  */
 function corednsMain(plugins) {
@@ -234,7 +236,8 @@ export async function build(set, names, emulated) {
 }
 
 /**
- * Downloads a program of Kubernetes from the release server that the user named, and checks it by the checksum beside it.
+ * Downloads a program of Kubernetes from the release server that the user named, and compares it with the server's
+ * checksum file for the program.
  * @param {string} server
  * @param {string} name
  * @param {GoSet} set

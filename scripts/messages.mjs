@@ -177,7 +177,10 @@ const hasUnnamedValue = (remedy) =>
     .split(/(`[^`]*`)/)
     .some((part) => (part.startsWith('`') ? part.includes(hole('...')) : part.includes('\uE000')))
 
-/** Returns the sentences of a remedy that the entry's own remedy does not repeat. */
+/**
+ * Returns a remedy from the code as a list. The list is empty if `own`, the remedy of the entry in messages.txt,
+ * already contains it.
+ */
 const unlike = (remedy, own) => (own.includes(remedy.replace(/\.$/, '')) ? [] : [remedy])
 
 /** Returns a remedy as a sentence. In the code a remedy is a clause without a capital letter and a full stop. */

@@ -146,7 +146,7 @@ struct Received {
   uint64_t cpu_ns = 0;
 };
 
-/// The number of a datagram, with which the datagram's payload begins. The receiver reads only this number.
+/// The sequence number of a datagram, with which the datagram's payload begins. The receiver reads only this number.
 using Sequence = uint64_t;
 
 class Sink {

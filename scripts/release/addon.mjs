@@ -15,7 +15,7 @@ import { nodeRelease, sysroot, zig } from './inputs.mjs'
  */
 const targetOf = (root) => JSON.parse(readFileSync(join(root, 'binding.gyp'), 'utf8')).targets[0]
 
-/** Matches the shared libraries that the addon may require: those of glibc, which every system has. */
+/** Matches the shared libraries that the addon may require: those of glibc, which every system with glibc has. */
 const OF_GLIBC = /^(?:lib(?:c|m|dl|pthread)\.so\.\d|ld[\w-]*\.so\.\d)$/
 /** Matches the only shared library that the addon for musl may require. musl's dynamic linker is this library itself. */
 const OF_MUSL = /^libc\.so$/
@@ -93,9 +93,9 @@ export async function buildMuslAddon(root, { gnu, musl }, target) {
     '-target',
     musl,
     ...(await flags(root, target)),
-    // zig's own default is to check for undefined behaviour.
+    // Turn off the checks for undefined behaviour that zig compiles into programs by default.
     '-fno-sanitize=undefined',
-    // musl's macro CMSG_NXTHDR compares signed with unsigned numbers.
+    // Turn off this warning, because musl's macro CMSG_NXTHDR compares signed with unsigned numbers.
     '-Wno-sign-compare',
   ]
   const { sources } = targetOf(root)

@@ -59,7 +59,7 @@ export const ARCHITECTURES = [
     glibc: [2, 28],
   },
   {
-    // ARMv7 with VFPv3
+    // The architecture is ARMv7 with the floating-point unit VFPv3.
     name: 'arm',
     debian: 'armhf',
     platform: { architecture: 'arm', variant: 'v7' },

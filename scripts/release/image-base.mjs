@@ -1,6 +1,7 @@
 // image-base.mjs - collects the files of Debian for the container images: the programs that weft runs, their libraries,
 // and the trusted certificate authorities. The images have no package manager, because users do not install packages in
-// a container of weft. On architectures without an executable they also have Debian's Node.js.
+// a container of weft. For architectures without a single-file executable of weft, the images also contain Debian's
+// Node.js.
 
 import { execFileSync } from 'node:child_process'
 import {
