@@ -1,6 +1,6 @@
 // broken.ts - defines faults of a network of several hosts: how each fault is made and undone, and what weft must
-// report about the fault on the faulty host and on any other host. docs/broken-networks.md shows these reports for each
-// fault. `npm run demo -- --broken NAME` makes a fault.
+// report about the fault on the faulty host and on all healthy hosts. docs/broken-networks.md shows these reports for
+// each fault. `npm run demo -- --broken NAME` makes a fault.
 
 import { mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'

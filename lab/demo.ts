@@ -262,8 +262,8 @@ function toolOf(lab: Lab, { host }: Member, env: Readonly<Record<string, string>
 }
 
 /**
- * Resolves at Ctrl-C. The handlers stay installed, because npm forwards the same signal again, which would otherwise
- * kill this process.
+ * Resolves at Ctrl-C. The handlers stay installed, because the process gets SIGINT twice, from the terminal and from
+ * npm. Without a handler the second signal would kill the process.
  */
 const untilInterrupted = (): Promise<void> =>
   new Promise((resolve) => process.on('SIGINT', resolve).on('SIGTERM', resolve))

@@ -114,8 +114,8 @@ interface EtcdPlace {
   readonly namespace?: string
   readonly address?: string
   /**
-   * If `tls` is set, clients must use TLS. With `true` etcd makes its own certificate. With a certificate, clients must
-   * also present that certificate.
+   * If `tls` is set, clients must use TLS. If `tls` is `true`, etcd makes its own certificate. If `tls` is a
+   * certificate, etcd uses it, and clients must present it too.
    */
   readonly tls?: boolean | Certificate
   readonly flags?: readonly string[]
@@ -243,7 +243,7 @@ export interface EtcdMember {
    */
   freeze(): Promise<void>
   thaw(): void
-  /** Removes this member from the cluster and adds a new member without data at the same address. */
+  /** Removes this member from the cluster and adds a new member without data at the old member's address. */
   replace(): Promise<void>
 }
 

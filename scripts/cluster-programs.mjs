@@ -159,9 +159,9 @@ function corednsMain(plugins) {
 }
 
 /**
- * Returns the text of a go.mod that requires a module. A module's own `replace` lines with folders do not count in another module, so the
- * modules that Kubernetes develops in its folder `staging` are replaced by their published versions, which have the same minor and patch
- * number. A `replace` line with another module is copied.
+ * Returns the text of a go.mod that requires the module of a set. Go ignores the `replace` lines of a required module.
+ * So the new go.mod replaces the modules that Kubernetes develops in its folder `staging` by their published versions,
+ * which have the same minor and patch number. It copies each `replace` line that names a version of another module.
  * @param {GoSet} set
  * @param {string} own The text of the module's own go.mod.
  */

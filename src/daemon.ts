@@ -203,8 +203,8 @@ export async function runNode(
   const { backend, config, external, next, ...membership } = parts
   const { options, log, signal, stopping, ownership } = starting
   const means = { ...parts, options, kernel: starting.kernel, log, signal }
-  // If a program such as `iptables` does not answer in time, try again, because an overloaded host is not a mistake of
-  // an operator.
+  // If a program such as `iptables` does not answer in time, run it again, because an overloaded host is not a mistake
+  // of an operator.
   const answered = <T>(find: () => Promise<T>): Promise<T> => retry({ failure: REGISTERING, find }, { log, signal })
   const registered = <T>(work: Promise<T>): Promise<T> => prefixed(REGISTERING, work)
   const attrs = await answered(() => backend.prepare(signal))

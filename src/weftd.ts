@@ -110,8 +110,8 @@ export async function main(program: string, args: readonly string[], environment
 }
 
 /**
- * The state that consecutive runs of the daemon in one process share. A daemon runs again in the same process if its
- * successor has ended.
+ * The state that consecutive runs of the daemon in one process share. A daemon runs again in the same process if the
+ * weftd that took over from it (its successor) has ended.
  */
 interface Context {
   readonly options: CutOptions
@@ -221,7 +221,7 @@ async function warnOfUnread(
   const unknown = unknownVariables(FLAGS, 'FLANNELD', environment)
   if (unknown.length === 0) return
   const { meant } = await import('./base/nearest.ts')
-  // Compare the names of variables without their prefix, because all of them have the same prefix.
+  // Compare the names without their common prefix, which would make all names look alike.
   const known = Object.keys(FLAGS).map((name) => variableOf('', name))
   for (const name of unknown)
     log.warn(`No flag has the variable ${name}${meant(name.slice('FLANNELD'.length), known, 'FLANNELD')}`)

@@ -136,8 +136,8 @@ void write_all(int fd, const void* bytes, size_t size) {
   if (send(fd, bytes, size, MSG_NOSIGNAL) != static_cast<ssize_t>(size)) fail("send");
 }
 
-/// The counts of the receiver. Client and server are the same program on one machine, so the struct is sent as it is in
-/// memory.
+/// The receiver's counts, which the server sends to the client. Server and client are one program on one machine, so the
+/// struct is sent in its memory layout.
 struct Received {
   uint64_t datagrams = 0;
   uint64_t reordered = 0;  // datagrams that arrived after a datagram that was sent later

@@ -55,8 +55,8 @@ function checkLibraries(gnu, target, allowed) {
 }
 
 /**
- * Compiles and links the addon for glibc, and writes it to `target`. Throws if the addon requires another shared
- * library or a newer glibc.
+ * Compiles and links the addon for glibc, and writes it to `target`. Throws if the addon requires a shared library
+ * outside glibc, or a glibc newer than the architecture's limit.
  */
 export async function buildAddon(root, architecture, target) {
   const { gnu, glibc } = architecture

@@ -22,17 +22,17 @@ export const DEBIAN_NODE = '20.19'
  * @property {{ architecture: string, variant?: string }} platform The name in container images (Docker, Kubernetes).
  * @property {string} gnu The name in GNU's tools; the compiler is `${gnu}-g++`.
  * @property {string} [qemu] The program of qemu-user that runs programs of the architecture; amd64 needs none.
- * @property {string} [musl] The name in zig's compiler, for the addon that uses the C library musl. It is missing if the
- *   release has no addon for musl, because there is no Node.js for musl with which the addon can be tested.
+ * @property {string} [musl] The name in zig's compiler, for the addon that uses the C library musl. It is missing if
+ *   the release has no addon for musl, because there is no Node.js for musl with which the addon can be tested.
  * @property {string} [rpm] The name in RPM packages. It is missing if the release has no RPM package, because the RPM
  *   package contains the executable.
  * @property {string} [integrity] npm's checksum of the official Node.js. It is missing if Debian's nodejs is the
  *   runtime.
  * @property {readonly [number, number]} glibc The newest version of glibc that the addon may require. With the official
- *   Node.js the addon is linked to the C library of Debian 11, and requires no more than Node.js does. For Debian's
- *   nodejs it is linked to the C library of the cross compiler, because Debian's mirrors no longer have the other
- *   architectures of Debian 11. glibc 2.34 brought the functions for threads into that library, and 64-bit times on
- *   arm.
+ *   Node.js the addon is linked to the C library of Debian 11, and requires no newer glibc than Node.js does. For
+ *   Debian's nodejs the addon is linked to the C library of the cross compiler, because Debian's mirrors no longer have
+ *   the other architectures of Debian 11. In glibc 2.34 libc.so got the functions for threads and, on arm, functions
+ *   with 64-bit times.
  */
 
 /** @type {readonly Architecture[]} */

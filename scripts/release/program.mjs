@@ -1,8 +1,8 @@
 // program.mjs - puts the program weft into the files of a package or of an image.
 //
-// On architectures with current official builds of Node.js, the program is the executable. On the others Debian's
-// nodejs runs weft, and the program is the folder of the npm package with its dependencies and the addon of the
-// architecture.
+// On architectures with current official builds of Node.js, the program is the executable. On the other architectures
+// Debian's nodejs runs weft, and the program is the folder of the npm package with its dependencies and the addon of
+// the architecture.
 
 import { chmodSync, copyFileSync, cpSync, mkdirSync, symlinkSync } from 'node:fs'
 import { dirname, join, relative } from 'node:path'

@@ -78,8 +78,8 @@ interface About {
 }
 
 /**
- * How long weftd caches a status, as a multiple of the time that computing it took, so that requests cannot keep weftd
- * busy. weftd does not cache a status that took less than QUICK_MS, which is usual with up to some thousands of peers.
+ * weftd caches a status for REST times as long as it took to compute, so that requests cannot keep weftd busy. weftd
+ * does not cache a status that took less than QUICK_MS, which is usual with up to some thousands of peers.
  */
 const REST = 10
 const QUICK_MS = 20

@@ -5,7 +5,10 @@ import { seldom, type Log } from '../base/log.ts'
 import { pause } from '../host/bell.ts'
 import { isAnswered, serveHealth, serveSocket, type Health, type HealthServer } from './health.ts'
 
-/** The pause in ms before weftd tries again to bind the port or the socket that the predecessor used. */
+/**
+ * The pause in ms before weftd tries again to bind the port or the socket that the previous weftd process (the
+ * predecessor) used.
+ */
 const RETRY_MS = 1_000
 
 /** The flags that say at which addresses, port and socket weftd serves. */
@@ -85,7 +88,8 @@ export async function serveStatus(
           await serve()
           break
         } catch (error) {
-          // Log and try again: a node that forwards packets must not end because it cannot serve its status.
+          // Log the failure and try to serve again: a node that forwards packets must not end because it cannot serve
+          // its status.
           if (!isWeftError(error)) throw error
           calm.error(describeError(error))
           await Promise.race([pause(signal, RETRY_MS).catch(() => {}), closed])

@@ -61,7 +61,10 @@ export interface Snapshot {
   readonly followedSince: number
   /** True if the network configuration, which this node once got from the store, is no longer in the store. */
   readonly isConfigGone: boolean
-  /** The number of times since its start that weftd repaired the data path or the firewall rules. */
+  /**
+   * How often since its start weftd repaired a device, address, route, firewall rule or file that another program had
+   * changed.
+   */
   readonly repaired: number
   /** True once weftd has written subnet.env. */
   readonly isReady: boolean

@@ -5,8 +5,8 @@
 // machine was suspended.
 
 /**
- * The number of consecutive checks without a new iteration of its loop after which a thread counts as hung. Sending a
- * batch to a full queue can take 2.5 s (native/io/udp.h).
+ * A thread counts as hung after HUNG_LOOKS consecutive checks that found no new iteration of its loop. Sending a batch
+ * to a full queue can take 2.5 s (native/io/udp.h).
  */
 const HUNG_LOOKS = 5
 

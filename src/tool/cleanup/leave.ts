@@ -19,8 +19,8 @@ import { findDaemons, findRunning } from './running.ts'
 export async function leave(options: Pick<CutOptions, 'node' | 'store'>, log: Log): Promise<boolean> {
   const connection = meet(options.node, log)
   const running = connection && predecessorAt(connection)
-  // Do not count the daemon that leaves as another daemon, because it may continue to run until its service manager
-  // stops it.
+  // Leave the leaving daemon out of `others`, because its process may continue to run until its service manager stops
+  // it.
   const others = await findDaemons('/proc', running?.pid)
   if (others.length > 0)
     throw new WeftError('DEVICE', `another daemon runs on this host: ${others.join(', ')}`, {

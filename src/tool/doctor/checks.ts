@@ -88,7 +88,7 @@ function checkDaemon({ status, silence, isForbidden, isRoot, unit }: Facts): Fin
   ]
 }
 
-/** Checks that charon has keys for each peer, by the counters of the data path. */
+/** Checks by the counters of the data path that charon (strongSwan's IKE daemon) has keys for each peer. */
 function missingKeys({ dataPath }: Pick<Status, 'dataPath'>): Finding[] {
   const { peers_without_keys: missing = 0 } = dataPath?.counters ?? {}
   return missing > 0 ? [{ name: 'peers-without-keys', detail: `${missing} peers` }] : []

@@ -194,7 +194,7 @@ const FIRST_ALONE = ' (only answers to packets of this host are accepted)'
 
 /**
  * Returns true if the rules name the network or its device. An operator or a program made such rules for the network.
- * They may accept its packets by conditions that this code does not evaluate.
+ * Such rules may accept the network's packets by conditions that this code does not evaluate.
  */
 function isDeliberate({ text }: Pick<BaseChain, 'text'>, { network }: OwnSide, { status }: Facts): boolean {
   const { device, devices } = status?.dataPath ?? {}

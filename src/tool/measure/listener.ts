@@ -49,7 +49,7 @@ export interface ListenerOptions {
 
 /** How long in ms a new connection may take to send its first line. */
 const GREETING_MS = 2_000
-/** How long in ms the leading connection may take from one request to the next. */
+/** How long, in ms, the listener waits for the next request of a run. */
 const REQUEST_MS = (LIMITS.seconds + 30) * 1000
 /** How long in ms the listener waits for the first byte of a stream. */
 const PATIENCE_MS = 3_000
@@ -218,7 +218,10 @@ function join(run: Run, socket: Socket, what: 'stream' | 'echo'): void {
   else run.onStream(socket)
 }
 
-/** Answers the requests on the leading connection until a request ends the run. Rejects if the connection breaks. */
+/**
+ * Answers the requests of a run, which arrive on its leading connection, until a request ends the run. Rejects if the
+ * connection breaks.
+ */
 async function serve(run: Run, leading: Socket, inside: string, options: ListenerOptions): Promise<void> {
   const address = leading.remoteAddress ?? ''
   const before = await options.here(address, inside)

@@ -1,5 +1,5 @@
-// run.ts - the measuring side of `weft bench`. It connects to a listener on both paths, sends data, and receives
-// reports of how much data arrived.
+// run.ts - the measuring side of `weft bench`. It connects to a listener outside and inside the tunnel, sends data, and
+// receives reports of how much data arrived.
 
 import { randomBytes } from 'node:crypto'
 import { createSocket } from 'node:dgram'
@@ -58,7 +58,8 @@ const MOST_BURST_MS = 3
 const DATAGRAM_BUFFERS = 512
 
 /**
- * A run of measurements against a listener. The listener's answers come over a leading connection on the outside path.
+ * A run of measurements against a listener. The listener's answers come over one connection outside the tunnel (the
+ * leading connection).
  */
 export class Run {
   /** The facts about the data path of the listener's host; null if the listener does not know them. */
@@ -87,8 +88,8 @@ export class Run {
   }
 
   /**
-   * Begins a run over a leading connection on the outside path. If the listener refuses the run, resolves with the
-   * refusal. If the connection fails, rejects with the kernel's error.
+   * Begins a run: opens the connection for requests and answers (the leading connection) outside the tunnel. If the
+   * listener refuses the run, resolves with the refusal. If the connection fails, rejects with the kernel's error.
    */
   static async begin(paths: Both<PathAddresses>, port: number, inside: string): Promise<Run | Refusal> {
     const leading = new Leading(await connectTo(paths.outside, port, PATIENCE_MS))
@@ -108,8 +109,8 @@ export class Run {
   }
 
   /**
-   * Opens the echo connection of a path. Rejects with the kernel's error, or with the reason why the listener refuses
-   * the connection.
+   * Opens the connection on which the round trips of a path are measured (the echo connection). Rejects with the
+   * kernel's error, or with the reason why the listener refuses the connection.
    */
   async openEcho(path: PathName): Promise<void> {
     const socket = await this.#openTo(path, 'echo')
@@ -119,7 +120,10 @@ export class Run {
     this.#echoes.set(path, socket)
   }
 
-  /** Measures one round trip in ms. Returns undefined if the echo connection failed. */
+  /**
+   * Measures one round trip of a path in ms, on the path's echo connection. Returns undefined if that connection
+   * failed.
+   */
   async roundTrips(path: PathName): Promise<number | undefined> {
     const socket = this.#echoes.get(path)
     const start = performance.now()
