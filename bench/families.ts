@@ -36,7 +36,7 @@ const METHOD =
 interface Path {
   readonly backend: 'vxlan' | 'host-gw' | 'udp' | 'wireguard'
   readonly families: readonly Family[]
-  /** The folder of the weft that is measured; this checkout if it is left out. */
+  /** The folder of the checkout of weft to measure; if it is missing, this checkout is measured. */
   readonly checkout?: string
 }
 

@@ -43,7 +43,9 @@ export interface Fault {
   /** Additional programs that the fault needs, as named in scripts/machine.mjs. */
   readonly needs?: readonly string[]
   readonly store?: 'etcd'
-  /** Called before weftd starts on the last host; resolves with additional options for that weftd. */
+  /**
+   * Called before weftd starts on the last host, which gets the fault; resolves with additional options for that weftd.
+   */
   readonly before?: (lab: Lab) => Promise<DaemonMore>
   /** Makes the fault. Resolves with a function that undoes the fault. */
   readonly make: (network: Network) => Promise<() => Promise<unknown>>
@@ -247,8 +249,8 @@ export const FAULTS = {
       ])
       return () => last.host.output(['nft', 'delete table inet firewalld'])
     },
-    // Only `doctor` and `explain` find this fault, because the firewall rejects forwarded packets, and probes are not
-    // forwarded: the hosts themselves send them.
+    // Only `doctor` and `explain` find this fault. The firewall rejects only forwarded packets, and the hosts
+    // themselves send the probes.
     there: { doctor: 'forward-dropped', explain: 'out:firewall in:firewall' },
     here: {},
   },

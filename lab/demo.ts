@@ -108,8 +108,8 @@ interface DualMember extends Member {
 }
 
 /**
- * Returns the functions that return a container's address: one for IPv4 or, in a dual-stack network, one for IPv4 and
- * one for IPv6.
+ * Returns the functions with which the demo gets the addresses of a container: one for IPv4 or, in a dual-stack
+ * network, one for IPv4 and one for IPv6.
  */
 const waysOf = (underlay: Family | undefined) => (underlay === undefined ? [ipv4Of] : [ipv4Of, ipv6Of])
 

@@ -85,7 +85,8 @@ export function goSets(kubernetes) {
         'kubectl',
       ),
       seconds: 1500,
-      // Without these values the programs call themselves v0.0.0-master, and the API server refuses some of them as too old.
+      // Without these version numbers the programs call themselves v0.0.0-master, and the API server refuses some of
+      // them as too old.
       ldflags: `-X ${release}.gitVersion=${kubernetes} -X ${release}.gitMajor=${major} -X ${release}.gitMinor=${minor}`,
       tags: 'providerless',
       isReleased: true,

@@ -161,7 +161,10 @@ function packInitramfs(unpacked, to) {
 
 const quoted = (words) => words.map((word) => `'${word.replaceAll("'", `'\\''`)}'`).join(' ')
 
-/** Returns the arguments of QEMU for a virtual machine with a kernel. `exchange` is the folder with the machine's files. */
+/**
+ * Returns the arguments of QEMU for a virtual machine with a kernel. `exchange` is the folder that this machine shares
+ * with the virtual machine.
+ */
 function qemuArguments(unpacked, exchange) {
   const share = (tag, path, readonly) => [
     '-virtfs',

@@ -141,7 +141,7 @@ async function resume(
     notifier?.report({ ready: false, status: 'forwarding as last known' })
     const next = nextFor(node, known.config)
     Object.assign(node, { config, external, backend, lease, attrs, view, next, pathLease: lease })
-    // Load loops/data-path.ts only now, because packets already pass.
+    // Load loops/data-path.ts only after packets pass, because loading it earlier would delay them.
     void import('./node/loops/data-path.ts')
       .then(({ keepDataPath }) => keepDataPath(node as ForwardingNode))
       .catch((error: unknown) => stopping.abort(error))

@@ -71,8 +71,8 @@ export async function buildAddon(root, architecture, target) {
     cwd: root,
   })
   const linker = ['-shared', '-static-libstdc++', '-static-libgcc', ...STRIPPED, '-Wl,--exclude-libs,ALL']
-  // On riscv64 GCC calls functions of libatomic for atomic accesses to bytes. The images do not have the shared library
-  // libatomic.so.1.
+  // On riscv64 GCC calls functions of libatomic for atomic accesses to bytes. Link the static library, because the
+  // images do not have the shared library libatomic.so.1.
   await mustRun([...compiler, ...linker, ...objects, '-l:libatomic.a', '-o', target], root)
   checkLibraries(gnu, target, OF_GLIBC)
   const symbols = execFileSync('objdump', ['-T', target], { encoding: 'utf8' })
@@ -101,7 +101,8 @@ export async function buildMuslAddon(root, { gnu, musl }, target) {
   const { sources } = targetOf(root)
   const folder = join(dirname(target), 'musl-objects')
   const objects = await compileAll({ command: compiler, sources, folder, cwd: root })
-  // zig's library lacks __cpu_model, which __builtin_cpu_supports() reads on amd64. GCC's library has it, and needs no libc.
+  // zig's library lacks __cpu_model, which __builtin_cpu_supports() reads on amd64. So link GCC's library too, which
+  // has __cpu_model and needs no libc.
   const [libgcc = ''] = execFileSync(`${gnu}-g++`, ['-print-libgcc-file-name'], { encoding: 'utf8' }).split('\n')
   await mustRun([...compiler, '-shared', ...STRIPPED, ...objects, libgcc, '-o', target], root)
   checkLibraries(gnu, target, OF_MUSL)

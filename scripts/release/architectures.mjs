@@ -10,7 +10,7 @@
 export const NODE_VERSION = '24.21.0'
 /** The version of zig, whose C++ compiler makes the addons for musl. zig is taken from the Python package ziglang. */
 export const ZIG_VERSION = '0.15.1'
-/** The SHA-256 checksum of the Python package for amd64. */
+/** The SHA-256 checksum of the Python package ziglang for amd64. */
 export const ZIG_INTEGRITY = '4e45994a0e608d9b16ecad255698f5557a2e24de0bd7ba9efb156ab3f3683d9a'
 /** The oldest version of Debian's nodejs that runs weft (`engines` in package.json). */
 export const DEBIAN_NODE = '20.19'

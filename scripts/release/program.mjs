@@ -13,7 +13,8 @@ const PARTS = ['bin', 'dist', 'node_modules', 'package.json']
 const TO_BUILD = ['node-addon-api', '@types', 'undici-types'].map((name) => join('node_modules', name))
 
 /**
- * The names that the npm package has for an addon, which depend on the architecture and the C library (node-gyp-build).
+ * Returns the path of an addon in the npm package. It depends on the architecture and the C library, as node-gyp-build
+ * requires.
  */
 export const prebuiltAddon = ({ name }, libc = 'glibc') => `prebuilds/linux-${name}/weft.napi.${libc}.node`
 

@@ -239,7 +239,7 @@ const NOT_FOUND = textAnswer(404, '404 page not found\n')
 const NOT_ALLOWED = textAnswer(405, '405 method not allowed\n')
 
 export interface HealthServer {
-  /** The bound port. If port 0 was requested, the kernel chose this port. */
+  /** The port to which the server is bound. If port 0 was requested, the kernel chose this port. */
   readonly port: number
   /**
    * Closes the server and its open connections, so that a client with a kept-alive connection does not delay the stop.

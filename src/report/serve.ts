@@ -65,7 +65,8 @@ export async function serveStatus(
       await atPort()
     } catch (error) {
       if (!isWeftError(error)) throw error
-      // Try again if the predecessor has just ended, because the kernel may not have freed the predecessor's port yet.
+      // Try to bind the port again if the previous weftd (the predecessor) has just ended, because the kernel may not
+      // have freed the port yet.
       const isFreed = error.code === 'PORT_IN_USE' && before.isSuccessor && !(await before.predecessor())
       if (!isFreed && !isForwarding) throw error
       later.push(atPort)

@@ -1,4 +1,4 @@
-// lease-back.ts - deletes the lease of a node whose weftd does not run, for `weftd --leave`. The file subnet.env names
+// lease-back.ts - deletes, for `weftd --leave`, the lease of a node whose weftd does not run. The file subnet.env names
 // the lease's subnets.
 
 import { existsSync } from 'node:fs'
@@ -69,8 +69,8 @@ export async function giveLeaseBack(
       }
       const { publicIp } = lease.attrs
       const owners = listed(publicIp).map(formatAddress)
-      // Compare the lease in the store with the last known lease, because another host may have this node's former
-      // public IP now, with a lease of its own.
+      // Compare the lease in the store with the last known lease, because another host may now have this node's former
+      // public IP and a lease of its own for it.
       const isUnchanged = known !== undefined && leasesEqual(lease, known.lease)
       const are = await Promise.all(owners.map(async (address) => given.has(address) || isHosts(address)))
       if (!isUnchanged && !are.every(Boolean)) {

@@ -94,13 +94,16 @@ function missingKeys({ dataPath }: Pick<Status, 'dataPath'>): Finding[] {
   return missing > 0 ? [{ name: 'peers-without-keys', detail: `${missing} peers` }] : []
 }
 
-/** Checks that the eBPF programs run if the network configuration allows them. */
+/** If the network configuration allows the eBPF programs (FastPath), checks that they run. */
 function fastPath({ dataPath }: Pick<Status, 'dataPath'>): Finding[] {
   const { isActive = true, reason } = dataPath?.fastPath ?? {}
   return isActive ? [] : [{ name: 'fast-path-off', detail: reason ?? '' }]
 }
 
-/** Checks the route that a backend published in a cloud or a switch, by the counters of its data path. */
+/**
+ * Checks by the data path's counters that the route which a backend publishes in a cloud or a switch is in place, and
+ * that the cloud's route table has room.
+ */
 function publishedRoute({ dataPath }: Pick<Status, 'dataPath'>): Finding[] {
   const { route_missing: missing = 0, table_routes: routes = 0, table_limit: limit = 0 } = dataPath?.counters ?? {}
   return [

@@ -144,8 +144,8 @@ function droppedOf(side: OwnSide, peer: SeenSide, walking: Walking): Dropped[] {
   return [
     ...forwarded(side, containerIn(there), isDirect, walking),
     ...atPort,
-    // If the firewall drops the datagrams that arrive, it also drops the probes inside them. So report only the dropped
-    // datagrams.
+    // If the firewall drops the tunnel's datagrams when they arrive, it also drops the probes inside them. So report
+    // only the dropped datagrams, and not the probes.
     ...(atPort.some(({ chain }) => chain === 'INPUT') ? [] : judged('probes-dropped', probe, false, side, walking)),
   ]
 }

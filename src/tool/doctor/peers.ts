@@ -18,7 +18,7 @@ import { each, type Finding, type FindingName } from './findings.ts'
 import { troubleOf } from './handshakes.ts'
 import { outerIn, seenSides, sideText, type SeenSide } from './sides.ts'
 
-/** The percentage of lost probes from which the doctor reports a peer as lossy. */
+/** At this percentage of lost probes or more, the doctor reports a peer as lossy. */
 const LOSSY_PERCENT = 20
 /** The findings that prove that handshake messages from the peer arrive at this host. */
 const HANDSHAKES_ARRIVE = new Set<FindingName | undefined>(['psk-differs', 'clock-behind', 'handshake-one-way'])
@@ -94,8 +94,8 @@ export function checkPeers(
   const seen = list.map((peer) => seenSides(peer, answers))
   const halves = seen.filter((sides) => !sides.every(isBroken)).flatMap((sides) => sides.filter(isBroken))
   /**
-   * Selects the peers that this host does not reach over any family. A peer that matches in both families is listed
-   * once, for IPv4.
+   * Selects those peers that this host does not reach over any family and for which `is` returns true in a family. If
+   * it returns true in both families of a peer, the peer is listed once, for IPv4.
    */
   const unreached = (is: (side: SeenSide) => boolean): readonly SeenSide[] =>
     seen.filter((sides) => sides.every(isBroken)).flatMap((sides) => sides.filter(is).slice(0, 1))

@@ -1,4 +1,4 @@
-// route-queries.ts - lists the packets to and from each peer whose routes weft doctor queries from the kernel. Pure.
+// route-queries.ts - lists the packets, to and from each peer, for which weft doctor queries the kernel's routes. Pure.
 
 import type { PolicyRule, RouteAnswer, RouteQuery } from '../../host/kernel.ts'
 import type { Link } from '../../host/kernel.ts'

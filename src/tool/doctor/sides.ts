@@ -28,8 +28,8 @@ export interface Answers {
   readonly small: boolean
   readonly large: boolean
   /**
-   * The length in bytes of the longest probe that the peer answered; set only if the peer did not answer the large
-   * probe.
+   * The length in bytes of the longest probe that the peer answered; set only if the peer did not answer a probe as
+   * long as the MTU of the data path.
    */
   readonly longest?: number | undefined
 }
@@ -129,7 +129,10 @@ export function seenSides(peer: PeerStatus, answers: AllAnswers): readonly SeenS
   })
 }
 
-/** Returns the facts about a peer in one family. If the peer has no address of the family, its state is `stored`. */
+/**
+ * Returns the facts about a peer in one family. If the peer has no address of the family, its state is `stored` (only
+ * the store has the peer).
+ */
 export function sideIn(peer: PeerStatus, family: Family): SeenSide {
   const nothing = {
     endpoint: null,

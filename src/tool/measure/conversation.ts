@@ -58,7 +58,7 @@ export interface Received {
 }
 export interface Arrived {
   readonly datagrams: number
-  /** The number of datagrams that arrived after a datagram with a higher number. */
+  /** The number of datagrams that arrived after a datagram with a higher sequence number. */
   readonly reordered: number
   /**
    * The number of datagrams that reached the listener's host but were discarded because the listener's socket buffer

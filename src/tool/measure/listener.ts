@@ -90,7 +90,10 @@ export async function listen(options: ListenerOptions, signal: AbortSignal): Pro
   const connections = new Set<Socket>()
   const endpoints = HOSTS.map(endpointAt)
 
-  /** Handles a new connection by its first line. Rejects if the line does not arrive within GREETING_MS. */
+  /**
+   * Reads the first line of a new connection, which says what the connection is for, and handles the connection
+   * accordingly. Rejects if the line does not arrive within GREETING_MS.
+   */
   async function welcome(socket: Socket): Promise<void> {
     const address = socket.remoteAddress ?? ''
     const greeting = readGreeting(await readLine(socket, GREETING_MS))

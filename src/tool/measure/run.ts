@@ -47,8 +47,8 @@ const MOST_TRIPS_MS = 1_000
  */
 const TICK_MS = 1
 /**
- * The maximum delay in ms that the sender makes up by sending faster. After a longer delay the sender skips datagrams,
- * because a larger burst would cause losses.
+ * If the sender is late by at most MOST_BURST_MS milliseconds, it catches up by sending faster. If it is later, it
+ * skips datagrams, because a larger burst would cause losses.
  */
 const MOST_BURST_MS = 3
 /**
@@ -73,8 +73,8 @@ export class Run {
   readonly #echoes = new Map<PathName, Socket>()
   readonly #filling = randomBytes(WRITE_BYTES)
   /**
-   * The sum of the maximum numbers of datagrams of this run's UDP samples so far. The next sample numbers its datagrams
-   * from this sum on.
+   * The sequence number of the first datagram of the next UDP sample. It is the sum of the maximum numbers of datagrams
+   * of this run's earlier UDP samples.
    */
   #sentEver = 0
 

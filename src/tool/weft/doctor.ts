@@ -110,7 +110,7 @@ interface Looked {
 
 /**
  * Reads the configuration and the leases from the store that the flags name. If no flag names a store, uses weftd's
- * store, or the store in the last-known file if no weftd runs.
+ * store, or, if no weftd runs, the store that the file of the last known state names.
  */
 async function lookInStore(
   options: DoctorOptions,
