@@ -36,7 +36,10 @@ import {
 import { viewOf } from './view.ts'
 
 export interface Health {
-  /** The state of the node; undefined until weftd has a lease. Until then, `beginning` says for what weftd waits. */
+  /**
+   * The state of the node; undefined until weftd has a lease. Until then, `beginning` describes weftd, for example for
+   * what it waits.
+   */
   snapshot(): Snapshot | undefined
   beginning(): Beginning
   /** The part of the status that describes the node. Until weftd has a lease, the report says for what weftd waits. */
