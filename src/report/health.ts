@@ -37,8 +37,8 @@ import { viewOf } from './view.ts'
 
 export interface Health {
   /**
-   * The state of the node; undefined until weftd has a lease. Until then, `beginning` describes weftd, for example for
-   * what it waits.
+   * The state of the node; undefined until weftd has a lease. Until then, `beginning` describes weftd, for example the
+   * reason why it waits.
    */
   snapshot(): Snapshot | undefined
   beginning(): Beginning
