@@ -157,8 +157,8 @@ async function runOnce(context: Context): Promise<number | 'alone'> {
     const kill = (): void => {
       const reason = messageOf(stopping.signal.reason)
       log.error(`Stopping took longer than ${STOP_MS / 1000} s; the process is killed. It stops for this: ${reason}`)
-      // Kill the process, because process.exit would wait for libuv's threads, and a thread may hang in a system call,
-      // such as a file lock on a dead server.
+      // Kill the process, because process.exit would wait for libuv's threads. A thread may hang in a system call, such
+      // as a file lock on a dead server.
       process.kill(process.pid, 'SIGKILL')
     }
     stopping.signal.addEventListener('abort', () => (killing = setTimeout(kill, STOP_MS).unref()))

@@ -2,7 +2,7 @@
 //
 // Every client that reaches the port may read flanneld's /healthz and /readyz, and weft's /livez. Only the clients that
 // audience.ts accepts may read /status.json, /metrics for Prometheus and the page at /. A user who may open the Unix
-// socket can read all of these at the socket, and also /drops.json, which has the contents of dropped packets.
+// socket can read all these paths there. Only the socket offers /drops.json, which has the contents of dropped packets.
 //
 // All requests are read-only. weftd stops if it cannot serve the health checks, but not if it cannot serve the status.
 

@@ -82,7 +82,7 @@ export interface PeerEvents {
 
 /**
  * Creates a list of at most `most` events. When the list is full, it deletes the oldest event of the peer with the most
- * events, so that an unstable peer does not displace the events of other peers.
+ * events. So an unstable peer does not displace the events of other peers.
  */
 export function createPeerEvents(most = MOST_EVENTS): PeerEvents {
   let older: PeerEvent[] = []

@@ -35,7 +35,7 @@ interface Reading {
   /** The exit code of `weft status` in this state. */
   readonly exit: 0 | 3
   /**
-   * The HTTP status of /livez. It is 503 only if a restart would help, so a service manager that restarts weftd on 503
+   * The HTTP status of /livez. It is 503 only if a restart would help. So a service manager that restarts weftd on 503
    * never ends a weftd that forwards or waits.
    */
   readonly livez: 200 | 503

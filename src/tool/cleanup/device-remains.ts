@@ -30,9 +30,9 @@ const textOf = ({ destination, gateway, device }: Route): string =>
 
 /**
  * Finds the routes to other nodes' subnets through their hosts, as the host-gw backend and direct routing make them.
- * Such a route is within one of `networks` (as `ip` writes them), has the prefix length of one of this node's
- * `subnets`, a gateway outside the network, and no routing protocol (`proto`). `weft cleanup` does not know the leases,
- * so it keeps routes with any other prefix length, which an operator may have made.
+ * Such a route is within one of `networks` (as `ip` writes them) and has the prefix length of one of this node's
+ * `subnets`. Its gateway is outside the network, and it has no routing protocol (`proto`). `weft cleanup` does not know
+ * the leases, so it keeps routes with any other prefix length, which an operator may have made.
  */
 export async function findHostRouteRemains(
   kernel: HostKernel,

@@ -69,8 +69,8 @@ export async function giveLeaseBack(
       }
       const { publicIp } = lease.attrs
       const owners = listed(publicIp).map(formatAddress)
-      // Compare the lease in the store with the last known lease, because another host may now have this node's former
-      // public IP and a lease of its own for it.
+      // If the lease in the store equals this node's last known lease, it is this node's. If it differs, another host
+      // may have taken the subnet.
       const isUnchanged = known !== undefined && leasesEqual(lease, known.lease)
       const are = await Promise.all(owners.map(async (address) => given.has(address) || isHosts(address)))
       if (!isUnchanged && !are.every(Boolean)) {

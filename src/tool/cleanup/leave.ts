@@ -1,5 +1,5 @@
-// leave.ts - `weftd --leave`: ends the daemon that uses the subnet file of --subnet-file, deletes the daemon's lease
-// from the store, and removes everything that the daemon made on the host.
+// leave.ts - `weftd --leave`: ends the daemon whose subnet file --subnet-file names, deletes its lease from the store,
+// and removes everything that it made on the host.
 
 import { messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'

@@ -101,8 +101,8 @@ function fastPath({ dataPath }: Pick<Status, 'dataPath'>): Finding[] {
 }
 
 /**
- * Checks by the data path's counters that the route which a backend publishes in a cloud or a switch is in place, and
- * that the cloud's route table has room.
+ * Checks by the data path's counters whether the route that the backend publishes in a cloud or a switch is in place,
+ * and whether the route table is nearly full.
  */
 function publishedRoute({ dataPath }: Pick<Status, 'dataPath'>): Finding[] {
   const { route_missing: missing = 0, table_routes: routes = 0, table_limit: limit = 0 } = dataPath?.counters ?? {}
@@ -277,8 +277,8 @@ const isSendingElsewhere = (facts: Facts): boolean =>
   (routesHere(facts) ?? []).some(({ name }) => ['foreign-route', 'policy-route', 'route-refused'].includes(name))
 
 /**
- * The drop counters whose increase shows a fault. Other drops occur in a healthy network too, such as drops of packets
- * to a node that has left, or of a peer's first packets before this node has the peer's lease.
+ * The drop counters whose increase shows a fault. Other drops occur in a healthy network too. Examples are packets to a
+ * node that has left, and a peer's first packets before this node has the peer's lease.
  */
 const FAULT_DROPS = [
   'rx_drop_socket_full',

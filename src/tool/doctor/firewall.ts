@@ -153,8 +153,8 @@ function droppedOf(side: OwnSide, peer: SeenSide, walking: Walking): Dropped[] {
 /**
  * Evaluates the firewall for a packet, and returns the rules that drop it. If `isMissed` is false, no such packet is
  * known to be lost, so only a rule that certainly drops the packet is returned. A packet without a conntrack state is
- * evaluated first with an unknown state, and then as the first packet of its connection, because a firewall may accept
- * only answers.
+ * evaluated first with an unknown state, and then as the first packet of its connection. A firewall may accept only
+ * answers.
  */
 function judged(
   name: 'forward-dropped' | 'port-dropped' | 'probes-dropped',
