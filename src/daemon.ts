@@ -210,8 +210,8 @@ export async function runNode(
   const attrs = await answered(() => backend.prepare(signal))
   const predecessor = await handover.predecessor()
   if (!parts.manager.givesSubnets) refuseToMove(attrs, predecessor?.lease)
-  // A node that has a lease gets packets from all nodes. So the lease is written last, when this node is likely to
-  // forward.
+  // A node that has a lease gets packets from all nodes. So weftd writes the lease to the store only when this node is
+  // likely to be able to forward them.
   const isForwarding = predecessor !== undefined || canForward(starting)
   const host = {
     predecessor: predecessor?.pid,

@@ -139,8 +139,8 @@ function matrixOf(queried: readonly QueriedNode[], edges: readonly Edge[]): NonN
  */
 function clocksOf(queried: readonly QueriedNode[]): readonly (number | undefined)[] {
   const all = queried.flatMap(({ clock }) => (clock ? [clock.aheadMs] : [])).toSorted((a, b) => a - b)
-  // If the number of clocks is even, use the lower of the two middle clocks as the reference. With two clocks nothing
-  // shows which clock is right.
+  // If the number of clocks is even, use the lower of the two middle clocks as the reference. With two clocks it is not
+  // known which one is right.
   const middle = all[Math.floor((all.length - 1) / 2)] ?? 0
   return queried.map(({ clock }) => clock && Math.round(clock.aheadMs - middle))
 }

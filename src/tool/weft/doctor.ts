@@ -148,8 +148,8 @@ async function lookInStore(
   } catch (error) {
     signal.throwIfAborted()
     if (!isWeftError(error)) throw error
-    // True if a failure of the store is a finding. It is no finding in two cases, in which the store may be healthy: if
-    // the store is only the default store, which weftd may not use, and if the store denied this user access.
+    // True if a failure of the store is a finding. It is not a finding in two cases, in which the store may be healthy:
+    // if the store is only the default store, which weftd may not use, and if the store denied this user access.
     const isSure =
       isWeftError(error, 'STORE_UNAVAILABLE') && (isGiven || kind === 'directory' || reported !== undefined)
     const why = `${name}: ${error.message}${error.remedy ? `; ${error.remedy}` : ''}`
