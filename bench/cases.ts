@@ -71,8 +71,8 @@ interface UdpTrial extends Trial {
   /** The CPU time that the whole machine spent per received datagram, in microseconds. */
   readonly cpu: number
   /**
-   * The part of `cpu` that the sending and the receiving program used, in %, including the time in the kernel's system
-   * calls for them.
+   * The share of `cpu`, in %, that the sending and the receiving program used, including the time in their system
+   * calls.
    */
   readonly ends: number
 }

@@ -21,7 +21,10 @@ import type { Part, Series } from './result.ts'
 export const FAMILIES_SECONDS_A_ROUND = 600
 const NODES = [5_000, 10_000] as const
 const CHANGES = 20
-/** How long after the start the measurement of a change begins, in ms. Until then weftd writes its state to files. */
+/**
+ * How long after weftd's start the measurement of a changed lease begins, in ms. Until then weftd writes its state to
+ * files.
+ */
 const SETTLE_MS = 10_000
 
 const METHOD =
@@ -33,7 +36,7 @@ const METHOD =
 interface Path {
   readonly backend: 'vxlan' | 'host-gw' | 'udp' | 'wireguard'
   readonly families: readonly Family[]
-  /** The folder of the weft that is measured; this checkout if it is left out. */
+  /** The folder of the checkout of weft to measure; if it is missing, this checkout is measured. */
   readonly checkout?: string
 }
 
@@ -130,7 +133,7 @@ async function counting(folder: string): Promise<string> {
 }
 
 /**
- * Returns the CPU seconds that a process and its ended child processes have used, in programs and in the kernel
+ * Returns the CPU seconds that a process and its ended child processes have used, in user mode and in kernel mode
  * (proc_pid_stat(5): utime to cstime).
  */
 function cpuPartsOf(pid: number): { readonly user: number; readonly system: number } {
@@ -216,7 +219,7 @@ async function sample(path: Path, nodes: number): Promise<Sample> {
 /** Rotates a list by `round` elements, so that each round of the benchmark begins with another element. */
 const turn = <T>(all: readonly T[], round: number): T[] => all.map((_, at) => all[(at + round) % all.length] as T)
 
-/** Measures this checkout and, if `old` is given, the checkout in this folder. */
+/** Measures this checkout and, if `old` is given, the checkout in the folder `old`. */
 export async function measureFamilies(rounds: number, progress: Progress, old?: string): Promise<Part> {
   const olds = old === undefined ? [] : Object.entries(PATHS).filter(([, { families }]) => families === BOTH)
   const paths: Readonly<Record<string, Path>> = {

@@ -49,8 +49,8 @@ const METRICS = {
 type Sample = Record<keyof typeof METRICS, number>
 
 /**
- * Returns the CPU time that a weftd has used since its start, in nanoseconds: that of its forwarding threads (`lanes`)
- * and that of the thread of Node.js (`node`). The source is schedstat of the kernel (sched-stats.rst).
+ * Returns the CPU time that a weftd has used since its start, in nanoseconds: `lanes` for its forwarding threads,
+ * `node` for its Node.js thread. The source is schedstat of the kernel (sched-stats.rst).
  */
 export function cpuOf({ process: { pid } }: Daemon): { readonly lanes: number; readonly node: number } {
   const tasks = `/proc/${pid}/task`

@@ -1,10 +1,10 @@
 // kernel-peers.ts - measures the CPU time that a data path in the kernel needs to set PEERS dual-stack peers, to change
-// one of them, and to remove or add one peer with the check that the kernel's reports may cause. Run it in an empty
-// network namespace, which it fills:
-// `unshare --net node dist/bench/kernel-peers.js vxlan|host-gw PEERS` prints one line of JSON.
+// one of them, and to remove or add one peer. The last figure includes the check of all peers, which the kernel's
+// netlink reports of the change may trigger. Run it in an empty network namespace, which it fills: `unshare --net node
+// dist/bench/kernel-peers.js vxlan|host-gw PEERS` prints one line of JSON.
 //
-// The CPU time includes the kernel's work and the commands that weftd runs; systemS is the kernel's part of it without
-// the commands. Other programs that share the caches of the CPU raise both figures.
+// The CPU time includes the kernel's work and the commands that weftd runs; `systemS` is the CPU time of this process
+// in the kernel, without the commands. Other programs that share the caches of the CPU raise both figures.
 
 import { readFileSync } from 'node:fs'
 import { setTimeout as delay } from 'node:timers/promises'
@@ -20,7 +20,7 @@ import { createHostGwBackend } from '../src/path/backends/host-gw.ts'
 import { createVxlanBackend } from '../src/path/backends/vxlan.ts'
 
 const CHANGES = 200
-/** The time in ms in which the kernel's reports of a change arrive. */
+/** How long, in ms, the benchmark waits for the kernel's netlink reports of a change. */
 const SETTLE_MS = 200
 const [, , type = '', count = ''] = process.argv
 const peers = Number(count)
@@ -51,7 +51,10 @@ for (const words of [
 ])
   await run('ip', words.split(' '))
 
-/** Returns the lease of a peer. `changed` is the number of changes so far: each gives the peer another MAC or host. */
+/**
+ * Returns the lease of a peer. `changed` is the number of changes so far: each change gives the peer another MAC
+ * address or another host.
+ */
 function lease(number: number, changed = 0): Lease {
   const mac = (first: number): string =>
     [first, changed & 255, 0, (number >> 16) & 255, (number >> 8) & 255, number & 255]
@@ -133,7 +136,8 @@ const one = { cpuMs: (cpuMs() - changeCpu) / CHANGES, ms: (performance.now() - c
 const checkCpu = cpuMs()
 const repaired = await dataPath.resync()
 const check = { cpuMs: cpuMs() - checkCpu, repaired: repaired.length }
-// A peer leaves or joins, and weftd checks all peers if the kernel's reports of the change require a check.
+// The number of times that a peer leaves or joins. After each change the data path checks all peers, if the kernel's
+// reports of the change require it.
 const FOLLOWED = 10
 let rang = false
 for (const watched of [changesOf(() => FAMILIES), ...dataPath.watched])

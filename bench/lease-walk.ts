@@ -181,7 +181,7 @@ async function measure(count: number): Promise<Record<string, number>> {
     await delay(2_500) // the first run of each loop processes all peers
     const before = cpuMs()
     const from = performance.now()
-    // Event-loop delays are elapsed time, not CPU time, so other programs on the machine do affect this figure.
+    // Event-loop delays are elapsed time, not CPU time, so other programs on the machine do affect these delays.
     const delays = monitorEventLoopDelay({ resolution: 5 })
     delays.enable()
     for (let at = 0; at < CHURN_S * CHURNED_A_SECOND; at++) {

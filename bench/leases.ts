@@ -1,5 +1,5 @@
 // leases.ts - `npm run bench -- leases`: measures the time from a lease's change in a real etcd until weftd forwards
-// packets by the changed lease.
+// packets according to the changed lease.
 //
 // One host runs weftd and sends packets. A second host runs lease-ends.ts on the overlay's port in place of weftd, so
 // any number of leases may name the second host's address. The programs on the two hosts use the same clock.
@@ -28,8 +28,8 @@ const DAEMONS = 50
 const CHURN_S = 20
 const CHURN_TICK_MS = 100
 /**
- * An address (RFC 5737) that no host has. When a lease is changed under load, its address alternates between NO_HOST
- * and the address of the receiving host.
+ * An address (RFC 5737) that no host has. In the measurement with frequent lease changes, the address of a changed
+ * lease alternates between NO_HOST and the address of the receiving host.
  */
 const NO_HOST = '198.51.100.1'
 const TXN_OPERATIONS = 128
@@ -115,8 +115,8 @@ async function openWriter({ lab, etcd }: Pick<Bed, 'lab' | 'etcd'>): Promise<Wri
 }
 
 /**
- * Reads lines `FROM COUNT ADDRESS` from stdin. For each line writes these leases to etcd and prints the time before the
- * first write, in ms.
+ * Reads lines `FROM COUNT ADDRESS` from stdin. For each line writes these leases to etcd, and prints when the first
+ * write began, in ms of CLOCK_MONOTONIC.
  */
 async function putHere(endpoint: string): Promise<void> {
   const client = new Etcd3({ hosts: endpoint })

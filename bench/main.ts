@@ -93,8 +93,8 @@ function readResult(file: string | undefined): Result {
 }
 
 /**
- * The benchmarks other than comparisons of paths. Each has a function that estimates its duration in seconds for a
- * number of rounds, and the function that measures.
+ * The benchmarks that do not compare paths. Each has a function that estimates its duration in seconds for a number of
+ * rounds, and the function that measures.
  */
 const OTHERS: Readonly<
   Record<
@@ -117,8 +117,8 @@ const OTHERS: Readonly<
 }
 
 /**
- * The benchmarks that compare paths between containers over two kinds of links. Each benchmark has the cases that it
- * measures if the command line names none.
+ * The benchmarks that compare paths between containers, over the links `plain` and `wire`. Each benchmark has the cases
+ * that it measures if the command line names none.
  */
 const BESIDE: Readonly<
   Record<
@@ -235,8 +235,8 @@ type Options = ReturnType<typeof readArguments>['values']
 const SUITE_FILE = join(packageRoot, 'bench/results/suite.json')
 
 /**
- * Returns the parts of an earlier result that stay in the result file next to newly measured parts. A part gets a field
- * `commit` if it was measured at a commit other than `now`.
+ * Returns the parts (results of single benchmarks) of an earlier result that stay in the result file next to newly
+ * measured parts. A part gets a field `commit` if it was measured at a commit other than `now`.
  */
 function partsBeside({ parts, commit }: Result, now: string): Part[] {
   return parts.map((part) => (commit === now ? part : { commit, ...part }))

@@ -63,8 +63,8 @@ export function estimate({ cases, paths, rounds, seconds }: Plan): number {
 }
 
 /**
- * Measures all cases of a plan and returns the results as one part. Removes all simulated hosts before it returns or
- * throws.
+ * Measures all cases of a plan and returns the results as one part of the result file. Removes all simulated hosts
+ * before it returns or throws.
  */
 export async function measure(plan: Plan, progress: Progress): Promise<Part> {
   const { name: part, cases, paths: names, rounds, seconds, references, ...options } = plan

@@ -138,7 +138,10 @@ function daemonsOf(
   }
 }
 
-/** Sends packets until both daemons have promoted each other, because weftd promotes only peers with packets. */
+/**
+ * Sends packets until both daemons have let the eBPF programs carry the packets to each other. weftd does this
+ * (promotes a peer) only for peers to which packets flow.
+ */
 async function promoted(from: Host, both: readonly Daemon[], address: string): Promise<void> {
   const pings = from.spawn(['ping', '-q', '-i', '0.05', address])
   await Promise.all(both.map((daemon) => daemon.line(/FastPath: the kernel carries the packets to/)))
@@ -320,7 +323,7 @@ export const BY_BACKEND: Readonly<Record<string, Setup>> = {
 }
 /**
  * The paths that differ in the IP families. A name INNER-in-OUTER has the families of the inner packet and of the
- * underlay, with the udp backend. The last path is the kernel's vxlan with IPv6 over IPv6.
+ * underlay, with the udp backend. `vxlan-ipv6` is the kernel's vxlan with IPv6 over IPv6.
  */
 export const BY_FAMILY: Readonly<Record<string, Setup>> = {
   'ipv6-in-ipv4': daemonsOfBoth({ Type: 'udp', Underlay: 'ipv4' }, 'ipv6'),

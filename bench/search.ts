@@ -14,8 +14,8 @@ export const MAX_LOSS = 0.01
 /** The factor between two neighbouring rates that the search can try. */
 const STEP = 1.05
 /**
- * The limit below which no rate is tried: a fraction of the rate received during a flood or, if almost nothing was
- * received, of the rate sent.
+ * The limit below which no rate is tried: a fraction of the rate that arrived while the sender sent as fast as it can
+ * (the flood) or, if almost nothing arrived, of the rate that it sent.
  */
 const LOWEST = { ofReceived: 1 / 16, ofSent: 1 / 1000 }
 
@@ -46,8 +46,8 @@ export async function highestCleanRate<T extends Trial>(attempt: (rate: number) 
   const flood = await attempt(0)
   let best = await clean(0, flood)
   if (best) return best
-  // The search counts in steps below the rate of the flood: at step `rung` the rate is flood.sent / STEP ** rung. Step
-  // 0 is known to lose too much.
+  // The search counts in steps below the rate of the flood (the trial at full speed): at step `rung` the rate is
+  // flood.sent / STEP ** rung. Step 0 is known to lose too much.
   let tooFast = 0
   const lowest = Math.max(flood.received * LOWEST.ofReceived, flood.sent * LOWEST.ofSent)
   let slowEnough = Math.ceil(Math.log(flood.sent / lowest) / Math.log(STEP)) + 1

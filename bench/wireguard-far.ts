@@ -31,7 +31,7 @@ const DATA_HEAD = 16
 const BURST = { packets: 100, pauseMs: 10 }
 /**
  * The pause in ms before the next packet to the same peer. WireGuard retries a handshake for this time
- * (REKEY_ATTEMPT_MS), so a handshake has ended before it is requested again.
+ * (REKEY_ATTEMPT_MS), so the previous handshake has ended before the next packet requests a new one.
  */
 const AGAIN_MS = 90_000
 

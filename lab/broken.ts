@@ -1,6 +1,6 @@
 // broken.ts - defines faults of a network of several hosts: how each fault is made and undone, and what weft must
-// report about the fault on the faulty host and on any other host. docs/broken-networks.md shows these reports for each
-// fault. `npm run demo -- --broken NAME` makes a fault.
+// report about the fault on the faulty host and on all healthy hosts. docs/broken-networks.md shows these reports for
+// each fault. `npm run demo -- --broken NAME` makes a fault.
 
 import { mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -43,7 +43,9 @@ export interface Fault {
   /** Additional programs that the fault needs, as named in scripts/machine.mjs. */
   readonly needs?: readonly string[]
   readonly store?: 'etcd'
-  /** Called before weftd starts on the last host; resolves with additional options for that weftd. */
+  /**
+   * Called before weftd starts on the last host, which gets the fault; resolves with additional options for that weftd.
+   */
   readonly before?: (lab: Lab) => Promise<DaemonMore>
   /** Makes the fault. Resolves with a function that undoes the fault. */
   readonly make: (network: Network) => Promise<() => Promise<unknown>>
@@ -247,8 +249,8 @@ export const FAULTS = {
       ])
       return () => last.host.output(['nft', 'delete table inet firewalld'])
     },
-    // Only `doctor` and `explain` find this fault, because the firewall rejects forwarded packets, and probes are not
-    // forwarded: the hosts themselves send them.
+    // Only `doctor` and `explain` find this fault. The firewall rejects only forwarded packets, and the hosts
+    // themselves send the probes.
     there: { doctor: 'forward-dropped', explain: 'out:firewall in:firewall' },
     here: {},
   },
@@ -432,7 +434,7 @@ interface NetworkOptions {
   readonly underlay?: Family | undefined
 }
 
-/** Makes hosts for the fault `fault`, each with a weftd and a container. */
+/** Simulates the hosts on which the fault `fault` will be made, each with a weftd and a container. */
 export async function openNetwork(fault: Fault, { hosts, args, underlay }: NetworkOptions): Promise<Network> {
   const families: readonly Family[] = underlay === undefined ? ['ipv4'] : ['ipv4', 'ipv6']
   const config = udpConfig(underlay)

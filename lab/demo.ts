@@ -108,8 +108,8 @@ interface DualMember extends Member {
 }
 
 /**
- * Returns the functions that return a container's address: one for IPv4 or, in a dual-stack network, one for IPv4 and
- * one for IPv6.
+ * Returns the functions with which the demo gets the addresses of a container: one for IPv4 or, in a dual-stack
+ * network, one for IPv4 and one for IPv6.
  */
 const waysOf = (underlay: Family | undefined) => (underlay === undefined ? [ipv4Of] : [ipv4Of, ipv6Of])
 
@@ -262,8 +262,8 @@ function toolOf(lab: Lab, { host }: Member, env: Readonly<Record<string, string>
 }
 
 /**
- * Resolves at Ctrl-C. The handlers stay installed, because npm forwards the same signal again, which would otherwise
- * kill this process.
+ * Resolves at Ctrl-C. The handlers stay installed, because the process gets SIGINT twice, from the terminal and from
+ * npm. Without a handler the second signal would kill the process.
  */
 const untilInterrupted = (): Promise<void> =>
   new Promise((resolve) => process.on('SIGINT', resolve).on('SIGTERM', resolve))

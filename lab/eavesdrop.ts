@@ -20,7 +20,9 @@ const UDP_LENGTH = INNER + 8 + 32
 /** The length in bytes of an Ethernet header; UDP is the length of a UDP header. */
 const ETHERNET = 14
 const UDP = 8
-/** The maximum length in bytes of another datagram, such as a probe, that follows the pings in a superpacket. */
+/**
+ * The maximum length in bytes of a datagram without pings, such as a probe, that follows the pings in a superpacket.
+ */
 const TAIL = 256
 
 /**

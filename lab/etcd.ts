@@ -114,12 +114,12 @@ interface EtcdPlace {
   readonly namespace?: string
   readonly address?: string
   /**
-   * If `tls` is set, clients must use TLS. With `true` etcd makes its own certificate. With a certificate, clients must
-   * also present that certificate.
+   * If `tls` is set, clients must use TLS. If `tls` is `true`, etcd makes its own certificate. If `tls` is a
+   * certificate, etcd uses it, and clients must present it too.
    */
   readonly tls?: boolean | Certificate
   readonly flags?: readonly string[]
-  /** The server becomes a learner in the cluster of this server. */
+  /** The etcd server whose cluster this server joins as a learner (a member that does not vote). */
   readonly learnsFrom?: Etcd
 }
 
@@ -204,7 +204,7 @@ export async function startEtcd(place: EtcdPlace = {}): Promise<Etcd> {
     async restore(snapshot) {
       await etcd.kill()
       rmSync(data, { recursive: true })
-      // etcd 3.6 moved this command to etcdutl.
+      // etcd 3.6 moved the command `snapshot restore` from etcdctl to etcdutl.
       const hasUtility = (await execute(['etcd', '--version'])).stdout.includes('etcd Version: 3.6')
       await output([
         ...(hasUtility ? ['etcdutl'] : ETCDCTL),
@@ -243,7 +243,7 @@ export interface EtcdMember {
    */
   freeze(): Promise<void>
   thaw(): void
-  /** Removes this member from the cluster and adds a new member without data at the same address. */
+  /** Removes this member from the cluster and adds a new member without data at the old member's address. */
   replace(): Promise<void>
 }
 

@@ -29,7 +29,8 @@ import { formatIpv6, parseIpv6 } from '../src/net/ipv6.ts'
 import { ended, execute, executeSync, output, PATIENCE, type Finished } from './command.ts'
 
 /**
- * The top folder of the package. lab.ts may run as lab/lab.ts or as dist/lab/lab.js, so the folder is searched upwards.
+ * The top folder of the package. lab.ts may run as lab/lab.ts or as dist/lab/lab.js, so the code searches for the
+ * folder from this file upwards.
  */
 export const packageRoot = (() => {
   let folder = dirname(fileURLToPath(import.meta.url))

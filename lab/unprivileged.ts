@@ -11,8 +11,8 @@ const PRIVATE_RUN = 'mount -t tmpfs tmpfs /run && mkdir /run/netns && exec setpr
 
 /**
  * Returns if the user is already root, which includes root of a user namespace. Otherwise runs the same program again
- * as root of new namespaces, waits for it, and exits with its exit code. If the machine does not allow that, prints the
- * remedy and exits with 1.
+ * as root of new namespaces, waits for it, and exits with its exit code. If the machine does not allow new namespaces,
+ * prints the remedy and exits with 1.
  */
 export async function becomeRoot(): Promise<void> {
   const hindrance = whyNoDemo()

@@ -123,7 +123,8 @@ async function makeOne(kernel: NetlinkKernel, change: Change): Promise<WeftError
     await promisify(execFile)('wireguard-go', [change.link.name])
     return undefined
   }
-  // wireguard-go ends after its TUN is gone, and only then releases its port and its socket.
+  // wireguard-go ends after its TUN is gone, and only then releases its port and its socket. So wait until it has
+  // ended.
   if (change.kind === 'delete link') for (let tries = 20; tries > 0 && isHere(change.device); tries--) await sleep(100)
   return error
 }

@@ -1,7 +1,9 @@
-// chart-tools.mjs - gets the programs and schemas with which `npm run test:kube` checks the manifests and the chart, and prints the path of a
-// folder with them: helm-unittest, kubeconform, flannel's chart, and the schemas of the objects in each of these versions of Kubernetes.
+// chart-tools.mjs - gets the programs and schemas with which `npm run test:kube` checks the manifests and the chart,
+// and prints the path of a folder with them: helm-unittest, kubeconform, flannel's chart, and the schemas of the
+// objects in three versions of Kubernetes.
 //
-// All of them come from Go modules, which are fetched and built once. The folder is in ~/.cache/weft or $XDG_CACHE_HOME/weft.
+// All of them come from Go modules, which are fetched and built once. The folder is in ~/.cache/weft or
+// $XDG_CACHE_HOME/weft.
 
 import {
   cpSync,
@@ -22,7 +24,10 @@ import { build, cached, downloadOf, NEWEST_KUBERNETES } from './cluster-programs
 import { FLANNEL_VERSION, MODULE as FLANNEL } from './flanneld.mjs'
 import { undo } from './undo.mjs'
 
-/** The oldest version that supports maxSurge, one from the middle, and the version of `npm run test:cluster`. */
+/**
+ * The versions of Kubernetes against which the manifests are checked: the oldest that supports maxSurge, one from the
+ * middle, and the version of `npm run test:cluster`.
+ */
 const KUBERNETES = ['v1.22.17', 'v1.29.6', NEWEST_KUBERNETES]
 const TOOLS = [
   {
@@ -98,7 +103,7 @@ function writeSchemas(folder, version) {
     const { group, names, versions } = spec
     for (const { name, schema } of versions) {
       const found = strict(schema.openAPIV3Schema)
-      // The resource definition says nothing about `metadata`, which is that of each object.
+      // The resource definition does not describe `metadata`, because all objects of Kubernetes have the same metadata.
       found.properties.metadata = { type: 'object' }
       writeFileSync(join(folder, fileOf({ group, version: name, kind: names.kind })), JSON.stringify(found))
     }

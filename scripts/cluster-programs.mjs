@@ -34,9 +34,10 @@ const { XDG_CACHE_HOME = '' } = process.env
 const cache = join(isAbsolute(XDG_CACHE_HOME) ? XDG_CACHE_HOME : join(homedir(), '.cache'), 'weft')
 
 /**
- * The programs that a node of another architecture runs in an emulator, in the test of a release's manifest. They are built only if
- * WEFT_RELEASE_DIR names a release. qemu-user says that the kernel cannot filter system calls. runc, which is not emulated, does filter
- * them, so containerd's check of the kernel is replaced.
+ * The programs of a simulated node whose architecture is not this machine's, in the test of a release's manifest. The
+ * node runs them in an emulator. The programs are built only if WEFT_RELEASE_DIR names a release. qemu-user reports
+ * that the kernel cannot filter system calls. But runc, which is not emulated, does filter them, so this script
+ * replaces containerd's check of the kernel.
  */
 const EMULATED = {
   architecture: 'arm64',
@@ -84,7 +85,8 @@ export function goSets(kubernetes) {
         'kubectl',
       ),
       seconds: 1500,
-      // Without these values the programs call themselves v0.0.0-master, and the API server refuses some of them as too old.
+      // Without these version numbers the programs call themselves v0.0.0-master, and the API server refuses some of
+      // them as too old.
       ldflags: `-X ${release}.gitVersion=${kubernetes} -X ${release}.gitMajor=${major} -X ${release}.gitMinor=${minor}`,
       tags: 'providerless',
       isReleased: true,
@@ -117,7 +119,8 @@ export function goSets(kubernetes) {
       seconds: 30,
     },
     {
-      // flannel's CNI plugin is not a Go module. Until v0.9.1 it was one of these plugins.
+      // flannel's CNI plugin is not available as a Go module of its own. Until v0.9.1, this module contained the
+      // plugin.
       module: 'github.com/containernetworking/plugins',
       version: 'v0.9.1',
       programs: { 'flannel-cni': 'plugins/meta/flannel' },
@@ -146,8 +149,8 @@ export function goSets(kubernetes) {
 }
 
 /**
- * Returns the text of CoreDNS's main package with only these plugins. The build of all plugins takes much longer, because some of them use
- * the libraries of clouds.
+ * Returns the text of CoreDNS's main package with only the plugins `plugins`. The build of all plugins takes much
+ * longer, because some of them use the libraries of clouds.
  * @param {readonly string[]} plugins
  */
 function corednsMain(plugins) {
@@ -157,9 +160,9 @@ function corednsMain(plugins) {
 }
 
 /**
- * Returns the text of a go.mod that requires a module. A module's own `replace` lines with folders do not count in another module, so the
- * modules that Kubernetes develops in its folder `staging` are replaced by their published versions, which have the same minor and patch
- * number. A `replace` line with another module is copied.
+ * Returns the text of a go.mod that requires the module of a set. Go ignores the `replace` lines of a required module.
+ * So the new go.mod replaces the modules that Kubernetes develops in its folder `staging` by their published versions,
+ * which have the same minor and patch number. It copies each `replace` line that names a version of another module.
  * @param {GoSet} set
  * @param {string} own The text of the module's own go.mod.
  */
@@ -234,7 +237,8 @@ export async function build(set, names, emulated) {
 }
 
 /**
- * Downloads a program of Kubernetes from the release server that the user named, and checks it by the checksum beside it.
+ * Downloads a program of Kubernetes from the release server that the user named, and compares it with the server's
+ * checksum file for the program.
  * @param {string} server
  * @param {string} name
  * @param {GoSet} set

@@ -1,4 +1,4 @@
-// compile.mjs - compiles C++ sources into object files, one per processor at a time.
+// compile.mjs - compiles C++ sources into object files, as many at a time as the machine has processors.
 
 import { mkdirSync } from 'node:fs'
 import { availableParallelism } from 'node:os'

@@ -97,7 +97,10 @@ function netlink(type, flags, sequence, body) {
   return Buffer.concat([...numbers, Buffer.from(new Uint32Array([sequence, 0]).buffer), padded])
 }
 
-/** Encodes two refusals with an explanation, one with the refused request, and the end of a listing that was interrupted. */
+/**
+ * Encodes netlink messages from the kernel: two errors with an explanation, of which the second contains the rejected
+ * request, and the end of a listing that was interrupted.
+ */
 function netlinkAnswers(errno) {
   const error = Buffer.from(new Int32Array([-errno]).buffer)
   const text = Buffer.from('no device\0\0\0')

@@ -58,8 +58,8 @@ const exportsOf = (file) =>
     .filter(({ exportName }) => exportName.kind === 'Name')
     .map(({ exportName, isType }) => ({ name: exportName.name, isType }))
 /**
- * Records `by` as a user of each name that `file` exports and that occurs as a word in `text`, for the case that `by`
- * imports the whole module.
+ * Records `by` as a user of each name that `file` exports and that occurs as a word in `text`, because `by` imports the
+ * whole module.
  */
 function useWords(file, text, by) {
   if (file === undefined) return

@@ -1,8 +1,8 @@
 // lint-keys.mjs - finds maps and sets whose keys can be bigints, such as IPv6 addresses.
 //
 // V8 hashes only the low 64 bits of a bigint. These bits are equal in the first addresses of all IPv6 subnets, and in
-// the addresses of hosts that are each `::1` of a network. A map with 10,000 such keys takes quadratic time. The
-// function addressKey of src/net/address.ts makes a key from an address.
+// the addresses of hosts that are each `::1` of a network. So filling a map with n such keys takes time proportional to
+// n squared. The function addressKey of src/net/address.ts makes a key from an address.
 //
 // `lint-keys.mjs [FOLDER]` checks the project FOLDER/tsconfig.json. The types come from the compiler, so the program
 // also finds a set whose type is not written out. TypeScript 7 has no stable interface for programs yet, so a new

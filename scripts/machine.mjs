@@ -150,7 +150,7 @@ export const NEEDS = [
     package: 'fonts-dejavu-core',
     for: ['page'],
   },
-  // kube-build.mjs uses dpkg-source, rsync and the commands after them to build programs of Kubernetes from source, and
+  // kube-build.mjs builds programs of Kubernetes from source with dpkg-source and the commands after it. With kubectl
   // the tests query the API server as an operator does.
   { name: 'dpkg-source', package: 'dpkg-dev', for: ['kube', 'kubelet'] },
   { name: 'rsync', package: 'rsync', for: ['kube', 'kubelet'] },

@@ -112,8 +112,8 @@ function codeMessages() {
 }
 
 /**
- * Returns the fixed texts between the inserted values of a message, without short texts, such as a preposition, which
- * occur in many messages and identify none.
+ * Returns the fixed texts between the inserted values of a message. Leaves out short texts, such as a preposition,
+ * because they occur in many messages.
  */
 const fixedParts = (text, gap) =>
   text
@@ -168,16 +168,19 @@ const showHoles = (text) =>
     .join('')
 
 /**
- * True if a reader of docs/messages.md would not understand a remedy of the code, because it has a placeholder outside
- * a code span, or a placeholder without a name. The remedy is then not copied to the page, and scripts/messages.txt
- * must have a remedy instead.
+ * True if a remedy of the code has a placeholder outside a code span, or a placeholder without a name. A reader of
+ * docs/messages.md would not understand it. The remedy is then not copied to the page, and scripts/messages.txt must
+ * have a remedy instead.
  */
 const hasUnnamedValue = (remedy) =>
   remedy
     .split(/(`[^`]*`)/)
     .some((part) => (part.startsWith('`') ? part.includes(hole('...')) : part.includes('\uE000')))
 
-/** Returns the sentences of a remedy that the entry's own remedy does not repeat. */
+/**
+ * Returns a remedy from the code as a list. The list is empty if `own`, the remedy of the entry in messages.txt,
+ * already contains it.
+ */
 const unlike = (remedy, own) => (own.includes(remedy.replace(/\.$/, '')) ? [] : [remedy])
 
 /** Returns a remedy as a sentence. In the code a remedy is a clause without a capital letter and a full stop. */

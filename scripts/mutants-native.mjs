@@ -20,8 +20,8 @@ const COMPILER = ['g++', '-std=c++20', '-O1', '-fno-exceptions', '-w']
 const PROGRAMS = { core_test: ['1', '8'], walk_test: ['1', '8'] }
 const COMPILE_MS = 300_000
 /**
- * A test program that contains a mutant is ended, and the mutant counts as noticed, after PATIENCE times the duration
- * of the unchanged program, but not before LEAST_MS milliseconds.
+ * The time limit of a test program with a mutant is PATIENCE times the duration of the unchanged program, and at least
+ * LEAST_MS milliseconds. A program that exceeds the limit is killed, and the mutant counts as noticed.
  */
 const PATIENCE = 10
 const LEAST_MS = 20_000

@@ -67,7 +67,7 @@ export const strykerPlugins = [
     name: 'how-far',
     injectableClass: class {
       /**
-       * Called by Stryker with its plan for each mutant; reports how many mutants it will run.
+       * Called by Stryker with its plan for each mutant. Reports how many mutants Stryker will run.
        * @param {{ mutantPlans: { plan: string }[] }} event
        */
       onMutationTestingPlanReady({ mutantPlans }) {

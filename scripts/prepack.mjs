@@ -43,8 +43,8 @@ function prebuild() {
     // One compiled addon works with all versions of Node.js (Node-API), but only with glibc. Tag the addon `glibc`, so
     // that systems with another C library compile an addon of their own.
     const target = ['--napi', '--tag-libc', '--strip', `--target=${process.versions.node}`]
-    // Use the C++ headers that were installed with Node.js, because node-gyp would download them again (as in
-    // setup.mjs).
+    // Use the C++ headers that were installed with Node.js, because node-gyp would otherwise download the same headers
+    // (as in setup.mjs).
     const prefix = dirname(dirname(process.execPath))
     const hasHeaders = existsSync(join(prefix, 'include/node/node_api.h'))
     run(join(root, 'node_modules/prebuildify/bin.js'), [...target, `--cwd=${copy}`, `--out=${root}`], {

@@ -1,9 +1,9 @@
 // run.mjs - runs `npm run NAME` for tasks that have prerequisites: installs the prerequisites, then runs the commands
 // that tasks.mjs lists for the task.
 //
-// The exit code is that of the first command that fails. Arguments that a task does not accept cause an error before
-// anything is installed. vitest treats a file name as a part of a path and ignores a name that matches no file, so
-// run.mjs checks that each name matches a test file.
+// The exit code is the exit code of the first command that fails. Arguments that a task does not accept cause an error
+// before anything is installed. vitest treats a file name as a part of a path and ignores a name that matches no file,
+// so run.mjs checks that each name matches a test file.
 
 import { spawn } from 'node:child_process'
 import { existsSync, readdirSync } from 'node:fs'

@@ -3,8 +3,8 @@
 //
 // The script has no npm dependencies, because it installs them. It installs Debian packages and npm packages, and
 // compiles the addon and TypeScript; it skips each step that is not necessary. `node scripts/setup.mjs KIND...`
-// installs the prerequisites of these kinds of npm scripts (machine.mjs). Without KIND the script installs those of a
-// developer's everyday commands.
+// installs the prerequisites of the given kinds of npm scripts (machine.mjs). Without KIND the script installs those of
+// a developer's everyday commands.
 
 import { spawn, spawnSync } from 'node:child_process'
 import {
@@ -28,7 +28,7 @@ const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const color = process.stdout.isTTY && !process.env.NO_COLOR
 
 /**
- * System services that Debian enables when these packages are installed. Setup disables the services again, because the
+ * The system services that Debian enables when it installs these packages. Setup disables the services, because the
  * tests do not need them.
  */
 const SERVICES = {
@@ -166,7 +166,8 @@ function addonFits() {
 async function buildAddon() {
   const began = Date.now() / 1000
   const gyp = join(root, 'node_modules/node-gyp/bin/node-gyp.js')
-  // Use the C++ headers that were installed with Node.js if they exist, because node-gyp would download them again.
+  // Use the C++ headers that were installed with Node.js if they exist, because node-gyp would otherwise download the
+  // same headers.
   const prefix = dirname(dirname(process.execPath))
   const headers = existsSync(join(prefix, 'include/node/node_api.h')) ? [`--nodedir=${prefix}`] : []
   const makefile = statSync(join(root, 'build/Makefile'), { throwIfNoEntry: false })

@@ -190,7 +190,7 @@ const table = files
   .filter((file) => known.has(file))
   .map((file) => {
     const { why, functions: before, rows: old, ...entry } = known.get(file)
-    // If the user named test files, the lines of all other files keep their values.
+    // If the user named test files, the lines of all other files in test/selection.json keep their values.
     const alone = wanted.length > 0 && !wanted.includes(file) ? old : file === 'unit' ? undefined : rows.get(file)
     // The number of functions that only one test file calls can be computed only if all files were measured in this
     // run.

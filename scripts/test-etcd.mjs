@@ -1,4 +1,5 @@
-// test-etcd.mjs - `npm run test:etcd`: runs the tests of weft's store with each of these versions of etcd. Debian's etcd runs in `npm test`.
+// test-etcd.mjs - `npm run test:etcd`: runs the tests of weft's store with several versions of etcd. Debian's etcd runs
+// in `npm test`.
 //
 // The programs are built from Go modules, once, and kept in ~/.cache/weft or $XDG_CACHE_HOME/weft.
 

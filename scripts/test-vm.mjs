@@ -51,7 +51,10 @@ const KERNELS = new Map([
 const MIRROR = 'http://deb.debian.org/debian'
 const KEYRING = '/usr/share/keyrings/debian-archive-keyring.gpg'
 
-/** The arguments of vitest for the tests that run on each kernel. They test all that weft asks of the kernel by netlink. */
+/**
+ * The arguments of vitest for the tests that run on each kernel. These tests cover every netlink request that weft
+ * sends to the kernel.
+ */
 const ON_EACH_KERNEL = [
   ['test/netns/netlink.test.ts'],
   ['test/netns/netlink-routes.test.ts'],
@@ -60,8 +63,8 @@ const ON_EACH_KERNEL = [
   ['test/netns/privileges.test.ts', '-t', 'carry packets by (wireguard by the kernel|ipip)'],
 ]
 /**
- * The arguments of vitest for the tests that run only on the first kernel. They test the packet engine, because Debian's
- * kernel lacks features of newer kernels, and backends whose devices some kernels lack.
+ * The arguments of vitest for the tests that run only on the first kernel. These tests cover the packet engine on a
+ * kernel that lacks newer features, and backends whose devices some kernels lack.
  */
 const ON_FIRST_KERNEL = [
   ['test/native/engines.test.ts'],
@@ -161,7 +164,10 @@ function packInitramfs(unpacked, to) {
 
 const quoted = (words) => words.map((word) => `'${word.replaceAll("'", `'\\''`)}'`).join(' ')
 
-/** Returns the arguments of QEMU for a virtual machine with a kernel. `exchange` is the folder with the machine's files. */
+/**
+ * Returns the arguments of QEMU for a virtual machine with a kernel. `exchange` is the folder that this machine shares
+ * with the virtual machine.
+ */
 function qemuArguments(unpacked, exchange) {
   const share = (tag, path, readonly) => [
     '-virtfs',
@@ -203,7 +209,7 @@ async function runThere(version, command, exchange) {
     TMPDIR: '/run/tmp', // not the tree's /tmp, because the labs of other processes there would look like leftovers
     NO_COLOR: '1',
     ...Object.fromEntries(Object.entries(process.env).filter(([name]) => name.startsWith('WEFT_'))),
-    // The npm script sets a factor for this machine, which is too small for the emulated machine.
+    // The npm script sets WEFT_PATIENCE (the factor for time limits) for this machine. Emulation needs a larger factor.
     WEFT_PATIENCE: Math.max(PATIENCE, Number(process.env.WEFT_PATIENCE ?? 0)),
   }
   const set = Object.entries(env).map(([name, value]) => `${name}=${value}`)

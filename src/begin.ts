@@ -47,8 +47,8 @@ export async function runDaemon(
   events: Events = createEvents(),
 ): Promise<never> {
   setMaxListeners(0, stopping.signal) // each loop, and each command that a loop runs, adds a listener
-  // If a successor has taken over, do not report to the service manager that weftd stops, because this process then
-  // keeps running until the service manager stops the unit of weftd.
+  // If another weftd (the successor) has taken over, do not report to the service manager that weftd stops. This
+  // process then keeps running until the service manager stops weftd's unit.
   stopping.signal.addEventListener('abort', () => {
     if (!(stopping.signal.reason instanceof Superseded)) notifier?.stopping()
   })
@@ -107,10 +107,10 @@ function handoverParts(node: NewNode, options: CutOptions, kept: readonly number
 /**
  * Forwards packets with the lease, peers and device of the previous process, before weftd queries the store. Returns
  * `forwards` if the node forwards packets. The node then has the lease and the configuration that the previous process
- * saved in the file of the last known state, and the loop in loops/data-path.ts repairs the data path. Returns
- * `nothing` if weftd must wait for the store, because no state is known, or the state has expired or is from another
- * store or host. Returns `failed` if the host or a successor prevents forwarding at the moment. If an error is the
- * reason for `nothing` or `failed`, logs the error.
+ * saved in the file of the last known state. The loop in loops/data-path.ts repairs the data path. Returns `nothing` if
+ * weftd must wait for the store, because no state is known, or the state has expired or is from another store or host.
+ * Returns `failed` if the host or a successor prevents forwarding at the moment. If an error is the reason for
+ * `nothing` or `failed`, logs the error.
  */
 async function resume(
   node: NewNode,
@@ -141,7 +141,7 @@ async function resume(
     notifier?.report({ ready: false, status: 'forwarding as last known' })
     const next = nextFor(node, known.config)
     Object.assign(node, { config, external, backend, lease, attrs, view, next, pathLease: lease })
-    // Load loops/data-path.ts only now, because packets already pass.
+    // Load loops/data-path.ts only after packets pass, because loading it earlier would delay them.
     void import('./node/loops/data-path.ts')
       .then(({ keepDataPath }) => keepDataPath(node as ForwardingNode))
       .catch((error: unknown) => stopping.abort(error))
@@ -156,7 +156,7 @@ async function resume(
       )
       return 'nothing'
     }
-    // The error code CONFIG can also mean that the file of the last known state is invalid.
+    // An error with the code CONFIG now means that the file of the last known state is invalid.
     log.warn(`Cannot forward with the last known state: ${messageOf(error)}; waiting for the store`)
     return isWeftError(error) && error.code !== 'CONFIG' ? 'failed' : 'nothing'
   }

@@ -99,8 +99,8 @@ const OBSERVING: readonly Loop[] = [
 const REGISTERING = 'Error registering network: '
 
 /**
- * Runs the steps of the start from the first query of the store on, and then runs the node. Always rejects, as
- * `runDaemon` does.
+ * Runs the steps of the start from the first query of the store on, and then runs the node. Always rejects: with the
+ * reason for the stop, or with the error that prevented the start.
  */
 export async function startManager(
   node: NewNode,
@@ -136,7 +136,7 @@ export async function startManager(
 
 /**
  * Finds the network configuration and the external interface in the same order as flanneld, creates the backend, and
- * then runs the node. Always rejects, as `runDaemon` does.
+ * then runs the node. Always rejects: with the reason for the stop, or with the error that prevented the start.
  */
 async function startNode(
   node: NewNode,
@@ -188,7 +188,10 @@ async function startNode(
   }
 }
 
-/** Acquires the lease, opens the data path and runs the loops. Always rejects, as `runDaemon` does. */
+/**
+ * Acquires the lease, opens the data path and runs the loops. Always rejects: with the reason for the stop, or with the
+ * error that prevented the start.
+ */
 export async function runNode(
   starting: NewNode,
   parts: NodeParts,
@@ -200,15 +203,15 @@ export async function runNode(
   const { backend, config, external, next, ...membership } = parts
   const { options, log, signal, stopping, ownership } = starting
   const means = { ...parts, options, kernel: starting.kernel, log, signal }
-  // If a program such as `iptables` does not answer in time, try again, because an overloaded host is not a mistake of
-  // an operator.
+  // If a program such as `iptables` does not answer in time, run it again, because an overloaded host is not a mistake
+  // of an operator.
   const answered = <T>(find: () => Promise<T>): Promise<T> => retry({ failure: REGISTERING, find }, { log, signal })
   const registered = <T>(work: Promise<T>): Promise<T> => prefixed(REGISTERING, work)
   const attrs = await answered(() => backend.prepare(signal))
   const predecessor = await handover.predecessor()
   if (!parts.manager.givesSubnets) refuseToMove(attrs, predecessor?.lease)
-  // A node that has a lease gets packets from all nodes. So the lease is written last, when this node is likely to
-  // forward.
+  // A node that has a lease gets packets from all nodes. So weftd writes the lease to the store only when this node is
+  // likely to be able to forward them.
   const isForwarding = predecessor !== undefined || canForward(starting)
   const host = {
     predecessor: predecessor?.pid,

@@ -184,7 +184,9 @@ const NODE = [
   'status-token-file',
 ] as const satisfies readonly (keyof DaemonOptions)[]
 
-/** The options of the source of leases: etcd, the lease directory or the Kubernetes API. */
+/**
+ * The options that select the source of leases and the access to it: etcd, the lease directory or the Kubernetes API.
+ */
 export type StoreOptions = Pick<DaemonOptions, (typeof STORE)[number]>
 /** The options about the engine, which forwards packets in user space. */
 export type EngineOptions = Pick<DaemonOptions, (typeof ENGINE)[number]>

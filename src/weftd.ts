@@ -111,8 +111,8 @@ export async function main(program: string, args: readonly string[], environment
 }
 
 /**
- * The state that consecutive runs of the daemon in one process share. A daemon runs again in the same process if its
- * successor has ended.
+ * The state that consecutive runs of the daemon in one process share. A daemon runs again in the same process if the
+ * weftd that took over from it (its successor) has ended.
  */
 interface Context {
   readonly options: CutOptions
@@ -158,8 +158,8 @@ async function runOnce(context: Context): Promise<number | 'alone'> {
     const kill = (): void => {
       const reason = messageOf(stopping.signal.reason)
       log.error(`Stopping took longer than ${STOP_MS / 1000} s; the process is killed. It stops for this: ${reason}`)
-      // Kill the process, because process.exit would wait for libuv's threads, and a thread may hang in a system call,
-      // such as a file lock on a dead server.
+      // Kill the process, because process.exit would wait for libuv's threads. A thread may hang in a system call, such
+      // as a file lock on a dead server.
       process.kill(process.pid, 'SIGKILL')
     }
     stopping.signal.addEventListener('abort', () => (killing = afterRunning(STOP_MS, kill).unref()))
@@ -222,7 +222,7 @@ async function warnOfUnread(
   const unknown = unknownVariables(FLAGS, 'FLANNELD', environment)
   if (unknown.length === 0) return
   const { meant } = await import('./base/nearest.ts')
-  // Compare the names of variables without their prefix, because all of them have the same prefix.
+  // Compare the names without their common prefix, which would make all names look alike.
   const known = Object.keys(FLAGS).map((name) => variableOf('', name))
   for (const name of unknown)
     log.warn(`No flag has the variable ${name}${meant(name.slice('FLANNELD'.length), known, 'FLANNELD')}`)

@@ -45,12 +45,12 @@ constexpr size_t kBatch = 64;
 /// The interval, in ns, at which the sender sends all datagrams that are due. The interval is short enough not to fill
 /// a queue, and long enough to cost little CPU time.
 constexpr uint64_t kTickNs = 50'000;
-/// The maximum delay, in ns, that the sender makes up if the kernel did not schedule the sender in time. Making up a
-/// longer delay would cause a burst. The sender reports how many datagrams it sent, so a rate that is too low is
-/// visible.
+/// If the kernel schedules the sender late, by at most this time in ns, the sender sends all datagrams that were due.
+/// After a longer delay it sends only the datagrams of this time, because more would form a burst. The sender reports
+/// how many datagrams it sent, so a rate that is too low is visible.
 constexpr uint64_t kCatchUpNs = 500'000;
-/// The interval, in ns, at which a receiver with udp-polled reads its socket. No datagram wakes the receiver, so it
-/// costs almost no CPU time.
+/// The interval, in ns, at which a receiver in the mode udp-polled reads its socket. No datagram wakes the receiver, so
+/// it costs almost no CPU time.
 constexpr uint64_t kSinkTickNs = 500'000;
 /// How long, in ns, a receiver waits for late datagrams after the sender has finished.
 constexpr uint64_t kPatienceNs = 50'000'000;
@@ -136,8 +136,8 @@ void write_all(int fd, const void* bytes, size_t size) {
   if (send(fd, bytes, size, MSG_NOSIGNAL) != static_cast<ssize_t>(size)) fail("send");
 }
 
-/// The counts of the receiver. Client and server are the same program on one machine, so the struct is sent as it is in
-/// memory.
+/// The receiver's counts, which the server sends to the client. Server and client are one program on one machine, so
+/// the struct is sent in its memory layout.
 struct Received {
   uint64_t datagrams = 0;
   uint64_t reordered = 0;  // datagrams that arrived after a datagram that was sent later
@@ -146,7 +146,7 @@ struct Received {
   uint64_t cpu_ns = 0;
 };
 
-/// The number of a datagram, with which the datagram's payload begins. The receiver reads only this number.
+/// The sequence number of a datagram, with which the datagram's payload begins. The receiver reads only this number.
 using Sequence = uint64_t;
 
 class Sink {

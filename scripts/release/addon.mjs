@@ -15,7 +15,7 @@ import { nodeRelease, sysroot, zig } from './inputs.mjs'
  */
 const targetOf = (root) => JSON.parse(readFileSync(join(root, 'binding.gyp'), 'utf8')).targets[0]
 
-/** Matches the shared libraries that the addon may require: those of glibc, which every system has. */
+/** Matches the shared libraries that the addon may require: those of glibc, which every system with glibc has. */
 const OF_GLIBC = /^(?:lib(?:c|m|dl|pthread)\.so\.\d|ld[\w-]*\.so\.\d)$/
 /** Matches the only shared library that the addon for musl may require. musl's dynamic linker is this library itself. */
 const OF_MUSL = /^libc\.so$/
@@ -55,8 +55,8 @@ function checkLibraries(gnu, target, allowed) {
 }
 
 /**
- * Compiles and links the addon for glibc, and writes it to `target`. Throws if the addon requires another shared
- * library or a newer glibc.
+ * Compiles and links the addon for glibc, and writes it to `target`. Throws if the addon requires a shared library
+ * outside glibc, or a glibc newer than the architecture's limit.
  */
 export async function buildAddon(root, architecture, target) {
   const { gnu, glibc } = architecture
@@ -71,8 +71,8 @@ export async function buildAddon(root, architecture, target) {
     cwd: root,
   })
   const linker = ['-shared', '-static-libstdc++', '-static-libgcc', ...STRIPPED, '-Wl,--exclude-libs,ALL']
-  // On riscv64 GCC calls functions of libatomic for atomic accesses to bytes. The images do not have the shared library
-  // libatomic.so.1.
+  // On riscv64 GCC calls functions of libatomic for atomic accesses to bytes. Link the static library, because the
+  // images do not have the shared library libatomic.so.1.
   await mustRun([...compiler, ...linker, ...objects, '-l:libatomic.a', '-o', target], root)
   checkLibraries(gnu, target, OF_GLIBC)
   const symbols = execFileSync('objdump', ['-T', target], { encoding: 'utf8' })
@@ -93,15 +93,16 @@ export async function buildMuslAddon(root, { gnu, musl }, target) {
     '-target',
     musl,
     ...(await flags(root, target)),
-    // zig's own default is to check for undefined behaviour.
+    // Turn off the checks for undefined behaviour that zig compiles into programs by default.
     '-fno-sanitize=undefined',
-    // musl's macro CMSG_NXTHDR compares signed with unsigned numbers.
+    // Turn off this warning, because musl's macro CMSG_NXTHDR compares signed with unsigned numbers.
     '-Wno-sign-compare',
   ]
   const { sources } = targetOf(root)
   const folder = join(dirname(target), 'musl-objects')
   const objects = await compileAll({ command: compiler, sources, folder, cwd: root })
-  // zig's library lacks __cpu_model, which __builtin_cpu_supports() reads on amd64. GCC's library has it, and needs no libc.
+  // zig's library lacks __cpu_model, which __builtin_cpu_supports() reads on amd64. So link GCC's library too, which
+  // has __cpu_model and needs no libc.
   const [libgcc = ''] = execFileSync(`${gnu}-g++`, ['-print-libgcc-file-name'], { encoding: 'utf8' }).split('\n')
   await mustRun([...compiler, '-shared', ...STRIPPED, ...objects, libgcc, '-o', target], root)
   checkLibraries(gnu, target, OF_MUSL)

@@ -10,7 +10,7 @@
 export const NODE_VERSION = '24.21.0'
 /** The version of zig, whose C++ compiler makes the addons for musl. zig is taken from the Python package ziglang. */
 export const ZIG_VERSION = '0.15.1'
-/** The SHA-256 checksum of the Python package for amd64. */
+/** The SHA-256 checksum of the Python package ziglang for amd64. */
 export const ZIG_INTEGRITY = '4e45994a0e608d9b16ecad255698f5557a2e24de0bd7ba9efb156ab3f3683d9a'
 /** The oldest version of Debian's nodejs that runs weft (`engines` in package.json). */
 export const DEBIAN_NODE = '20.19'
@@ -22,17 +22,17 @@ export const DEBIAN_NODE = '20.19'
  * @property {{ architecture: string, variant?: string }} platform The name in container images (Docker, Kubernetes).
  * @property {string} gnu The name in GNU's tools; the compiler is `${gnu}-g++`.
  * @property {string} [qemu] The program of qemu-user that runs programs of the architecture; amd64 needs none.
- * @property {string} [musl] The name in zig's compiler, for the addon that uses the C library musl. It is missing if the
- *   release has no addon for musl, because there is no Node.js for musl with which the addon can be tested.
+ * @property {string} [musl] The name in zig's compiler, for the addon that uses the C library musl. It is missing if
+ *   the release has no addon for musl, because there is no Node.js for musl with which the addon can be tested.
  * @property {string} [rpm] The name in RPM packages. It is missing if the release has no RPM package, because the RPM
  *   package contains the executable.
  * @property {string} [integrity] npm's checksum of the official Node.js. It is missing if Debian's nodejs is the
  *   runtime.
  * @property {readonly [number, number]} glibc The newest version of glibc that the addon may require. With the official
- *   Node.js the addon is linked to the C library of Debian 11, and requires no more than Node.js does. For Debian's
- *   nodejs it is linked to the C library of the cross compiler, because Debian's mirrors no longer have the other
- *   architectures of Debian 11. glibc 2.34 brought the functions for threads into that library, and 64-bit times on
- *   arm.
+ *   Node.js the addon is linked to the C library of Debian 11, and requires no newer glibc than Node.js does. For
+ *   Debian's nodejs the addon is linked to the C library of the cross compiler, because Debian's mirrors no longer have
+ *   the other architectures of Debian 11. In glibc 2.34 libc.so got the functions for threads and, on arm, functions
+ *   with 64-bit times.
  */
 
 /** @type {readonly Architecture[]} */
@@ -59,7 +59,7 @@ export const ARCHITECTURES = [
     glibc: [2, 28],
   },
   {
-    // ARMv7 with VFPv3
+    // The architecture is ARMv7 with the floating-point unit VFPv3.
     name: 'arm',
     debian: 'armhf',
     platform: { architecture: 'arm', variant: 'v7' },

@@ -30,8 +30,8 @@ export const tarOf = (folder, ...names) =>
   )
 
 /**
- * Sets the times of a folder and of all files in it to SOURCE_DATE_EPOCH. This is needed because dpkg-deb and rpmbuild
- * change only times after SOURCE_DATE_EPOCH, so an earlier time, from a clock that was wrong, would change the package.
+ * Sets the times of a folder and of all files in it to SOURCE_DATE_EPOCH. dpkg-deb and rpmbuild change only times after
+ * SOURCE_DATE_EPOCH. So an earlier time, from a clock that was wrong, would make the package differ.
  */
 export const date = (folder) =>
   execFileSync('find', [

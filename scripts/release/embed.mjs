@@ -140,8 +140,9 @@ export function embed(node, icu, blob) {
   const cut = to - from
   const moved = (segment) => (segment.offset >= offsetOf(to) ? { ...segment, offset: segment.offset - cut } : segment)
   const [ofTable, ofNotes] = [one(PT.PHDR), one(PT.NOTE)]
-  // The segment with ICU's tables is split in two. The second half needs a program header, and takes the program header
-  // of the program header table (PT_PHDR), which a program at a fixed address does not need.
+  // The segment with ICU's tables is split in two. The second half needs an entry in the program header table. The new
+  // entry replaces the entry PT_PHDR, which describes the table itself and which a program at a fixed address does not
+  // need.
   const changed = segments
     .filter((segment) => segment !== ofTable)
     .flatMap((segment) => {

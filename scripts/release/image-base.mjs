@@ -1,6 +1,7 @@
 // image-base.mjs - collects the files of Debian for the container images: the programs that weft runs, their libraries,
 // and the trusted certificate authorities. The images have no package manager, because users do not install packages in
-// a container of weft. On architectures without an executable they also have Debian's Node.js.
+// a container of weft. For architectures without a single-file executable of weft, the images also contain Debian's
+// Node.js.
 
 import { execFileSync } from 'node:child_process'
 import {
@@ -35,8 +36,8 @@ const PACKAGES = [
   'nftables',
 ]
 /**
- * The programs of Debian that weft and the script deploy/flanneld.sh run in a container. `ip` sets IPsec policies for the
- * charon of the host.
+ * The programs of Debian that weft and the script deploy/flanneld.sh run in a container. `ip` sets IPsec policies for
+ * charon (strongSwan's IKE daemon) on the host.
  */
 const PROGRAMS = ['bin/busybox', 'bin/ip', 'sbin/nft'].concat(
   ['nft', 'legacy'].map((kind) => `sbin/xtables-${kind}-multi`),
@@ -57,8 +58,8 @@ const OF_NODE = ['libc.so.6', 'libdl.so.2', 'libgcc_s.so.1', 'libm.so.6', 'libpt
 const TEXTS =
   /^(?:etc\/(?:debian_version|ethertypes|protocols|services|os-release)|usr\/lib\/os-release|usr\/share\/common-licenses\/.*|usr\/share\/doc\/[^/]+\/copyright|s?bin|lib(?:64)?)$/
 /**
- * Matches the names (links) of iptables' two executables that are not needed in the images, such as arptables and
- * iptables-translate.
+ * iptables has two executables with many names (links). Matches the names that the images do not need, such as
+ * arptables and iptables-translate.
  */
 const OTHER_NAMES = /\/(?:arptables|ebtables|iptables-xml|ip6?tables(?:-\w+)?-translate|ip6?tables-apply)/
 /**

@@ -121,8 +121,8 @@ export function buildImage({ root, work, version, publisher, builds, target }) {
   })
   const mediaType = `${TYPE}.index.v1+json`
   const index = blob(json({ schemaVersion: 2, mediaType, manifests }), mediaType)
-  // podman and containerd take the name of an imported image from an annotation of the index. The first annotation is
-  // that of podman, the second that of containerd.
+  // podman and containerd take the name of an imported image from an annotation of the index. podman reads the first
+  // annotation, and containerd the second.
   const name = `${publisher.image}:${version}`
   const annotations = { 'org.opencontainers.image.ref.name': name, 'io.containerd.image.name': name }
   const named = { ...index, annotations }

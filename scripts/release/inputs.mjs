@@ -133,8 +133,8 @@ function relinkAll(root, folder) {
 
 /**
  * Returns a folder with the C headers and libraries of the Debian release OLDEST, for the linker and for the emulator
- * that runs programs of other architectures. Returns undefined if the architecture is linked to the C library of the
- * cross compiler.
+ * that runs programs of other architectures. Returns undefined if the architecture's addon is linked to the C library
+ * of the cross compiler.
  * @param {import('./architectures.mjs').Architecture} architecture
  */
 export function sysroot({ debian, integrity }) {

@@ -24,8 +24,8 @@ export function architecturesIn(list) {
 
 /**
  * Reads the options. `image` is the image name for the manifest and the chart, or undefined for the name in
- * publisher.json. `architectures` are those to build: all, unless `--arch` names some of them. Throws an OptionError if
- * an option is invalid.
+ * publisher.json. `architectures` are the architectures to build: all of them, unless `--arch` names some. Throws an
+ * OptionError if an option is invalid.
  * @param {readonly string[]} words
  */
 export function readOptions(words) {

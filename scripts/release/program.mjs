@@ -1,8 +1,8 @@
 // program.mjs - puts the program weft into the files of a package or of an image.
 //
-// On architectures with current official builds of Node.js, the program is the executable. On the others Debian's
-// nodejs runs weft, and the program is the folder of the npm package with its dependencies and the addon of the
-// architecture.
+// On architectures with current official builds of Node.js, the program is the executable. On the other architectures
+// Debian's nodejs runs weft, and the program is the folder of the npm package with its dependencies and the addon of
+// the architecture.
 
 import { chmodSync, copyFileSync, cpSync, mkdirSync, symlinkSync } from 'node:fs'
 import { dirname, join, relative } from 'node:path'
@@ -13,7 +13,8 @@ const PARTS = ['bin', 'dist', 'node_modules', 'package.json']
 const TO_BUILD = ['node-addon-api', '@types', 'undici-types'].map((name) => join('node_modules', name))
 
 /**
- * The names that the npm package has for an addon, which depend on the architecture and the C library (node-gyp-build).
+ * Returns the path of an addon in the npm package. It depends on the architecture and the C library, as node-gyp-build
+ * requires.
  */
 export const prebuiltAddon = ({ name }, libc = 'glibc') => `prebuilds/linux-${name}/weft.napi.${libc}.node`
 

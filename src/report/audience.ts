@@ -7,7 +7,7 @@ import { parseAddress, type Address } from '../net/address.ts'
 import { parseIpv4 } from '../net/ipv4.ts'
 import { parseIpv6 } from '../net/ipv6.ts'
 
-/** The parts of an HTTP request that show who sent it. */
+/** The parts of an HTTP request that show from which host and which web page the request came. */
 export interface Sender {
   /** The IP address of this host at which the connection arrived; `remote` is the address of the client. */
   readonly local: string | undefined

@@ -1,7 +1,7 @@
 // drops.ts - the schema of /drops.json, the report of the packets that were dropped most recently. Pure. docs/weft.md
 // describes every field.
 //
-// New fields may be added under the same version, and unknown values are null, as in the status.
+// Later versions of weft may add fields without a new schema version. Unknown values are null.
 
 import type { Family } from '../net/address.ts'
 

@@ -54,7 +54,7 @@ function peersEffect({ peers, config }: Pick<Seen, 'peers' | 'config'>): string 
 }
 
 /**
- * The effect of each problem of the host on packets. The patterns match the messages of node/report.ts and
+ * For each problem of the host, its effect on packets. The patterns match the messages of node/report.ts and
  * report/snapshot.ts.
  */
 const HOST_EFFECTS: readonly (readonly [words: RegExp, effect: string])[] = [

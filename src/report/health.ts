@@ -2,7 +2,7 @@
 //
 // Every client that reaches the port may read flanneld's /healthz and /readyz, and weft's /livez. Only the clients that
 // audience.ts accepts may read /status.json, /metrics for Prometheus and the page at /. A user who may open the Unix
-// socket can read all of these at the socket, and also /drops.json, which has the contents of dropped packets.
+// socket can read all these paths there. Only the socket offers /drops.json, which has the contents of dropped packets.
 //
 // All requests are read-only. weftd stops if it cannot serve the health checks, but not if it cannot serve the status.
 
@@ -36,10 +36,13 @@ import {
 import { viewOf } from './view.ts'
 
 export interface Health {
-  /** The state of the node; undefined until weftd has a node. Until then, `beginning` describes weftd. */
+  /**
+   * The state of the node; undefined until weftd has a lease. Until then, `beginning` describes weftd, for example the
+   * reason why it waits.
+   */
   snapshot(): Snapshot | undefined
   beginning(): Beginning
-  /** The full state of the node. Until weftd has a node, the report has the reason why weftd waits. */
+  /** The part of the status that describes the node. Until weftd has a lease, the report says for what weftd waits. */
   report(): Promise<NodeReport>
   /** The full status of weftd and its node. A status that takes long to compute is cached for a short time. */
   status(): Promise<Status>
@@ -47,7 +50,7 @@ export interface Health {
    * The packets dropped after the report whose member `next` equals `after`; all recorded packets if `after` is empty.
    */
   drops(after: DropsReport['next']): DropsReport
-  /** The recorded events and the history of the last hour; undefined until weftd has a node. */
+  /** The recorded events and the history of the last hour; undefined until weftd has a lease. */
   memory(): Memory | undefined
   /** The HTML page of the status; undefined if the operator turned it off (`--status-page=false`). */
   page(): Promise<Page | undefined>
@@ -70,7 +73,7 @@ export interface Memory {
   readonly recent: Pick<Recent, 'until'>
 }
 
-/** The parts of the status that weftd knows before it has a node. */
+/** The parts of the status that weftd knows before it has a lease. */
 interface About {
   readonly daemon: DaemonStatus
   readonly events: () => readonly StatusEvent[]
@@ -78,8 +81,8 @@ interface About {
 }
 
 /**
- * How long weftd caches a status, as a multiple of the time that computing it took, so that requests cannot keep weftd
- * busy. weftd does not cache a status that took less than QUICK_MS, which is usual with up to some thousands of peers.
+ * weftd caches a status for REST times as long as it took to compute, so that requests cannot keep weftd busy. weftd
+ * does not cache a status that took less than QUICK_MS, which is usual with up to some thousands of peers.
  */
 const REST = 10
 const QUICK_MS = 20
@@ -100,8 +103,8 @@ const NO_DAEMON: About = {
 const NOTHING_YET: Beginning = { isForwarding: false, leaving: undefined, waitsFor: 'starting' }
 
 /**
- * Creates the Health object that a daemon serves until it has a Node object. Then the daemon replaces the members of
- * the Health object.
+ * Creates the Health object that a daemon serves until it has a lease. Then the daemon replaces the object's members by
+ * those of its Node object.
  */
 export function createHealth({ daemon, events, page = async () => undefined }: About = NO_DAEMON): Health {
   let latest: { readonly until: number; readonly status: Promise<Status> } | undefined
@@ -239,7 +242,7 @@ const NOT_FOUND = textAnswer(404, '404 page not found\n')
 const NOT_ALLOWED = textAnswer(405, '405 method not allowed\n')
 
 export interface HealthServer {
-  /** The bound port. If port 0 was requested, the kernel chose this port. */
+  /** The port to which the server is bound. If port 0 was requested, the kernel chose this port. */
   readonly port: number
   /**
    * Closes the server and its open connections, so that a client with a kept-alive connection does not delay the stop.
@@ -253,7 +256,7 @@ interface HealthPlace {
   readonly port: number
   /**
    * The address, besides loopback, at which weftd serves the full status. If it is empty, weftd serves the full status
-   * at no address.
+   * only at the Unix socket.
    */
   readonly statusIp: string
 }
@@ -333,8 +336,8 @@ interface ViewAudience {
 export type ViewServer = Pick<HealthServer, 'close'>
 
 /**
- * Serves this node's view (view.ts) to its peers, at this node's own address in the network. Rejects with the system's
- * error if it cannot listen.
+ * Serves this node's view (view.ts) to its peers, at this node's own address in the overlay network. Rejects with the
+ * system's error if it cannot listen.
  */
 export async function serveView(
   { address, port }: { readonly address: string; readonly port: number },
@@ -366,9 +369,9 @@ export async function serveView(
 }
 
 /**
- * Starts the HTTP server at a Unix socket that only this user may open. Replaces the socket file of a daemon that was
- * killed. Logs a warning if the socket cannot be created, because a host with a read-only /run still needs its network.
- * An empty path means no socket.
+ * Starts the HTTP server at a Unix socket that only weftd's user may open. Replaces the socket file of a daemon that
+ * was killed. Logs a warning if the socket cannot be created, because a host with a read-only /run still needs its
+ * network. An empty path means no socket.
  */
 export async function serveSocket(
   path: string,

@@ -65,7 +65,8 @@ const decode = (code: number): number | null =>
 
 /**
  * Yields the numbers of the steps after `before` up to `step`, at most the last `all` of them. No sample was recorded
- * in these steps except the last, so the caller must clear their old values.
+ * in these steps except the last, so the caller must clear the values that the ring buffers still have from an earlier
+ * hour.
  */
 function* stepsAfter(before: number, step: number, all: number): Generator<number> {
   for (let each = Math.max(before + 1, step - all + 1); each <= step; each++) yield each

@@ -30,9 +30,9 @@ export const textAnswer = (status: number, body: string): Answer => ({
 })
 
 /**
- * Limits of node:http: the size of the request header in bytes and, in ms, the time to receive the header, the time to
- * receive the whole request, the time between two checks of these limits, and the idle time between two requests of one
- * connection.
+ * Limits of node:http. Sizes are in bytes, times in ms. In order: the size of the request header; the time to receive
+ * the header; the time to receive the whole request; the time between two checks of these limits; the idle time between
+ * two requests of one connection.
  */
 const LIMITS = {
   maxHeaderSize: 8 << 10,

@@ -1,8 +1,8 @@
 // metrics.ts - formats the status for Prometheus (text exposition format 0.0.4). docs/metrics.md lists all metrics.
 //
 // Each scrape computes all metrics from the status, so metrics and status never disagree. With very many peers weftd
-// omits the metrics of single peers, because every node has a metric for every other node, and their total grows with
-// the square of the number of nodes.
+// omits the metrics of single peers. Otherwise every node would export metrics of every other node, and their total
+// would grow with the square of the number of nodes.
 
 import { Counter, Gauge, Registry } from 'prom-client'
 import { printable } from '../base/text.ts'
@@ -50,8 +50,8 @@ const ofPeers =
     })
   }
 /**
- * Returns both families in a dual-stack network, and no family in other networks, because in a network with one family
- * the metrics without a family label suffice.
+ * Returns both families in a dual-stack network, and no family in other networks. In a network with one family the
+ * metrics without a family label suffice.
  */
 const dualStackFamilies = ({ dataPath }: Status): readonly Family[] =>
   dataPath?.families.length === FAMILIES.length ? FAMILIES : []
@@ -65,7 +65,9 @@ const byFamily =
           return [sides.filter(isSo).length, { family }]
         })
       : []
-/** Makes a function that returns, for each family of a dual-stack network, the value of each peer. */
+/**
+ * Makes a function that returns, for each family of a dual-stack network, one sample per peer with the peer's `value`.
+ */
 const ofSides =
   (value: (side: PeerSide) => number | null) =>
   (status: Status): readonly Sample[] =>

@@ -184,7 +184,7 @@ interface Troubles {
   readonly narrow: readonly Edge[]
   /**
    * The nodes that probe a peer with a problem. Such a node may be impaired only because of that peer, so the report
-   * does not show its state as a separate finding.
+   * has no separate finding for the impaired node.
    */
   readonly seesTrouble: ReadonlySet<number>
 }

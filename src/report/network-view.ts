@@ -18,8 +18,8 @@ import type { Reach } from './view.ts'
 export const NETWORK_SCHEMA = 1
 
 /**
- * The maximum number of nodes for which the report has a matrix. The size of the matrix grows with the square of the
- * number of nodes.
+ * The maximum number of nodes for which the report has a matrix of which node reaches which. The size of the matrix
+ * grows with the square of the number of nodes.
  */
 export const MOST_IN_MATRIX = 256
 /**
@@ -139,8 +139,8 @@ function matrixOf(queried: readonly QueriedNode[], edges: readonly Edge[]): NonN
  */
 function clocksOf(queried: readonly QueriedNode[]): readonly (number | undefined)[] {
   const all = queried.flatMap(({ clock }) => (clock ? [clock.aheadMs] : [])).toSorted((a, b) => a - b)
-  // If the number of clocks is even, use the lower of the two middle clocks as the reference. With two clocks nothing
-  // shows which clock is right.
+  // If the number of clocks is even, use the lower of the two middle clocks as the reference. With two clocks it is not
+  // known which one is right.
   const middle = all[Math.floor((all.length - 1) / 2)] ?? 0
   return queried.map(({ clock }) => clock && Math.round(clock.aheadMs - middle))
 }
@@ -172,8 +172,8 @@ export function lookOf({ answer, state, seenBy, reachedBy, sees, reaches }: Netw
 }
 
 /**
- * Describes a cell of the matrix of nodes: the round trip, the loss if there is any, and the longest packet if it is
- * shorter than the MTU.
+ * Describes how one node reaches another (a cell of the matrix): the round trip, the loss if there is any, and the
+ * longest packet if it is shorter than the MTU.
  */
 export function cellLook(
   cell: Cell | null,

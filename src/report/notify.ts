@@ -23,7 +23,8 @@ export interface Notifier {
    */
   readonly aliveMs: number | undefined
   /**
-   * Sends the changes of weftd's state to the service manager. If a change cannot be sent now, the next call sends it.
+   * Sends the changes of weftd's state to the service manager. If a change cannot be sent now, the next call of
+   * `report` sends it.
    */
   report(state: State): void
   /** Sends a keep-alive message to the service manager. */

@@ -1,7 +1,7 @@
 // peer-events.ts - the events of the peers: a list of limited length, the schema of /events.json, and the format of the
 // events file next to subnet.env. Pure. docs/status.md describes every field.
 //
-// New fields may be added under the same version, and unknown values are null, as in the status.
+// Later versions of weft may add fields without a new schema version. Unknown values are null.
 
 import { FAMILIES, FAMILY_NAMES, type Family } from '../net/address.ts'
 
@@ -50,7 +50,7 @@ export interface EventsReport {
   readonly events: readonly PeerEvent[]
 }
 
-/** Makes the report of peers' events. If weftd has no node yet, the report has no events. */
+/** Makes the report of peers' events. If weftd has no lease yet, the report has no events. */
 export const eventsReport = (at: string, events: readonly PeerEvent[] = []): EventsReport => ({
   schema: EVENTS_SCHEMA,
   at,
@@ -73,13 +73,16 @@ export interface PeerEvents {
   list(): readonly PeerEvent[]
   /** Returns the latest event of the given kinds for a peer in a family; undefined if there is none. */
   last(place: Pick<PeerEvent, 'peer' | 'family'>, kinds: readonly PeerEventKind[]): PeerEvent | undefined
-  /** The number of events of each kind that were added in this process, including those deleted since. */
+  /**
+   * The number of events of each kind that were added in this process, including events that the list has deleted
+   * since.
+   */
   counts(): Readonly<Record<PeerEventKind, number>>
 }
 
 /**
  * Creates a list of at most `most` events. When the list is full, it deletes the oldest event of the peer with the most
- * events, so that an unstable peer does not displace the events of other peers.
+ * events. So an unstable peer does not displace the events of other peers.
  */
 export function createPeerEvents(most = MOST_EVENTS): PeerEvents {
   let older: PeerEvent[] = []
@@ -115,11 +118,13 @@ export function createPeerEvents(most = MOST_EVENTS): PeerEvents {
   }
 }
 
-/** Formats the events file: a line with the version, then one line per event. */
+/** Formats the events file: a line with the version of the format, then one line per event. */
 export const eventsText = (events: readonly PeerEvent[]): string =>
   [{ version: EVENTS_SCHEMA }, ...events].map((each) => `${JSON.stringify(each)}\n`).join('')
 
-/** Parses the events file and skips invalid lines. Throws Error if the version is missing or differs. */
+/**
+ * Parses the events file and skips invalid lines. Throws Error if the first line has no version, or not EVENTS_SCHEMA.
+ */
 export function parseEvents(text: string): PeerEvent[] {
   const [first = '', ...lines] = text.split('\n')
   const version = fieldsOf(first)?.['version']

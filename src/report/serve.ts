@@ -1,11 +1,14 @@
-// serve.ts - starts the health port and the status socket, or waits until the predecessor has released them.
+// serve.ts - starts the health port and the status socket, or waits until the previous weftd process has released them.
 
 import { describeError, isWeftError } from '../base/errors.ts'
 import { seldom, type Log } from '../base/log.ts'
 import { pause } from '../host/bell.ts'
 import { isAnswered, serveHealth, serveSocket, type Health, type HealthServer } from './health.ts'
 
-/** The pause in ms before weftd tries again to bind the port or the socket that the predecessor used. */
+/**
+ * The pause in ms before weftd tries again to bind the port or the socket that the previous weftd process (the
+ * predecessor) used.
+ */
 const RETRY_MS = 1_000
 
 /** The flags that say at which addresses, port and socket weftd serves. */
@@ -32,7 +35,7 @@ export interface PredecessorState {
 
 /**
  * Starts the servers at the health port and the status socket. If a process other than the predecessor has the port,
- * rejects as `serveHealth` does. But if this process already forwards, logs the failure and tries again, because
+ * rejects with WeftError PORT_IN_USE. But if this process already forwards, logs the failure and tries again, because
  * packets do not need the port.
  */
 export async function serveStatus(
@@ -54,15 +57,16 @@ export async function serveStatus(
   }
   const later: (() => Promise<void>)[] = []
   const other = before.isSuccessor && place.port > 0 ? await before.predecessor() : undefined
-  // The predecessor uses the same port, so bind it later. Binding it now might succeed if the predecessor has just
-  // started and has not bound it yet.
+  // The predecessor uses the port that this process wants, so bind the port later. Binding the port now might succeed
+  // if the predecessor has just started and has not bound the port yet.
   if (other?.healthPort === place.port) later.push(atPort)
   else if (place.port > 0) {
     try {
       await atPort()
     } catch (error) {
       if (!isWeftError(error)) throw error
-      // Try again if the predecessor has just ended, because the kernel may not have freed the predecessor's port yet.
+      // Try to bind the port again if the previous weftd (the predecessor) has just ended, because the kernel may not
+      // have freed the port yet.
       const isFreed = error.code === 'PORT_IN_USE' && before.isSuccessor && !(await before.predecessor())
       if (!isFreed && !isForwarding) throw error
       later.push(atPort)
@@ -85,7 +89,8 @@ export async function serveStatus(
           await serve()
           break
         } catch (error) {
-          // Log and try again: a node that forwards packets must not end because it cannot serve its status.
+          // Log the failure and try to serve again: a node that forwards packets must not end because it cannot serve
+          // its status.
           if (!isWeftError(error)) throw error
           calm.error(describeError(error))
           await Promise.race([pause(signal, RETRY_MS).catch(() => {}), closed])

@@ -61,7 +61,10 @@ export interface Snapshot {
   readonly followedSince: number
   /** True if the network configuration, which this node once got from the store, is no longer in the store. */
   readonly isConfigGone: boolean
-  /** The number of repairs that weftd made since its start. */
+  /**
+   * How often since its start weftd repaired a device, address, route, firewall rule or file that another program had
+   * changed.
+   */
   readonly repaired: number
   /** True once weftd has written subnet.env. */
   readonly isReady: boolean
@@ -71,8 +74,8 @@ export interface Snapshot {
 }
 
 /**
- * A problem of the node. Every client may read `what`, which changes only when an event happens. Only readers of the
- * full status may read `why`.
+ * A problem of the node. Every client may read `what`, which contains no values that change all the time, such as ages.
+ * Only readers of the full status may read `why`.
  */
 interface Problem extends Impairment {
   readonly why?: string | undefined
@@ -169,7 +172,7 @@ export const isReadyNow = (node: Snapshot): boolean => node.isReady && readingOf
 export const isReached = ({ at, isFailing, comparedAt, followedSince }: Snapshot): boolean =>
   !isFailing && (comparedAt !== undefined || seconds(at - followedSince) <= UNFOLLOWED_S)
 
-/** Returns the node's state as one line that changes only when an event happens. */
+/** Returns the node's state as one line without values that change all the time, such as ages. */
 export function summaryOf(node: Snapshot): string {
   const trouble = troubleOf(node)
   const state = trouble === undefined ? '' : `${readingOf(stateOf(node)).words}: ${trouble}; `

@@ -5,8 +5,8 @@
 // this table. A test compares it with docs/status.md.
 
 /**
- * The states of weftd. In the state `forwarding` weftd forwards with the last known state until the store answers. In
- * the state `leaving` weftd stops, or another weftd takes over.
+ * The states of weftd. In the state `forwarding` weftd forwards with the peers that the previous process saved, until
+ * the store answers. In the state `leaving` weftd stops, or another weftd takes over.
  */
 export type StateName = 'starting' | 'forwarding' | 'working' | 'impaired' | 'leaving'
 
@@ -35,7 +35,7 @@ interface Reading {
   /** The exit code of `weft status` in this state. */
   readonly exit: 0 | 3
   /**
-   * The HTTP status of /livez. It is 503 only if a restart would help, so a service manager that restarts weftd on 503
+   * The HTTP status of /livez. It is 503 only if a restart would help. So a service manager that restarts weftd on 503
    * never ends a weftd that forwards or waits.
    */
   readonly livez: 200 | 503
@@ -191,7 +191,7 @@ export function readingOf({
   }
 }
 
-/** The facts about a weftd that has no node yet. */
+/** The facts about a weftd that has no lease yet. */
 export interface Beginning {
   /** True while weftd forwards with the last known state. */
   readonly isForwarding: boolean

@@ -1,8 +1,9 @@
 // status.ts - the schema of /status.json: the state of a node in numbers and words. Pure. docs/status.md describes
 // every field.
 //
-// New fields may be added under the same version. Removing a field or changing its meaning needs a new version. Unknown
-// values are null, never omitted. Times are ISO 8601 in UTC; the names of fields with other units contain the unit.
+// Later versions of weft may add fields without a new schema version. Removing a field or changing its meaning needs a
+// new schema version. Unknown values are null, never omitted. Times are ISO 8601 in UTC; the names of fields with other
+// units contain the unit.
 
 import {
   FAMILIES,
@@ -232,8 +233,8 @@ export interface NodeReport extends State {
     readonly configDiffers: boolean
   }
   /**
-   * The node's host name, subnets and addresses. `node` and all later fields are null until the node has a lease,
-   * except `dataPath`, which is set as soon as weftd forwards.
+   * The node's host name, subnets and addresses. Until the node has a lease, `node` and all fields after it are null.
+   * The exception is `dataPath`, which is set as soon as weftd forwards.
    */
   readonly node: NodeStatus | null
   readonly config: {
@@ -267,7 +268,7 @@ export interface NodeReport extends State {
     /** For each family, the address that is missing from the external interface; null if no address is missing. */
     readonly addressGone: Readonly<Record<Family, string | null>>
     readonly mtu: number | null
-    /** The MTU in bytes that the data path had when the node started; null if there is no node. */
+    /** The MTU in bytes that the data path had when weftd got its lease; null before weftd has a lease. */
     readonly mtuAtStart: number | null
     /** The name of the data path's device for the first family. */
     readonly device: string | null
@@ -291,25 +292,25 @@ export interface NodeReport extends State {
     readonly counters: Readonly<Record<string, number>>
     /** The number of packets dropped since the data path was opened, by reason. Reasons without drops are left out. */
     readonly drops: Readonly<Record<string, number>>
-    /** How much the counters grew over about the last minute; null until weftd has a node. */
+    /** How much the counters grew over about the last minute; null until weftd has a lease. */
     readonly recent: RecentCounts | null
     /**
-     * The WireGuard public keys that tried a handshake but are in no lease, each with the time of its last handshake.
-     * Null if the data path cannot report these keys.
+     * The WireGuard public keys that are in no lease but with which other hosts tried a handshake, each with the time
+     * of its last handshake. Null if the data path cannot report these keys.
      */
     readonly unknownKeys:
       | readonly { readonly publicKey: string; readonly endpoint: string; readonly secondsAgo: number }[]
       | null
   } | null
   readonly peers: PeersStatus | null
-  /** The number of peers' events of each kind; null until weftd has a node. */
+  /** The number of peers' events of each kind; null until weftd has a lease. */
   readonly peerEvents: Readonly<Record<PeerEventKind, number>> | null
   readonly repairs: number
   readonly subnetFileWritten: boolean
 }
 
 /**
- * Returns the report of a weftd that has no node yet. `dataPath` is given if weftd forwards with the last known state.
+ * Returns the report of a weftd that has no lease yet. `dataPath` is given if weftd forwards with the last known state.
  */
 export const startingReport = (
   store: string,
@@ -377,7 +378,10 @@ export function worstOf(sides: readonly PeerSide[]): PeerSide | undefined {
   return worst
 }
 
-/** Returns the path to a peer in each family. In a network with one family, the peer's own fields have this path. */
+/**
+ * Returns the path to a peer in each family. If the peer has only one family, returns the peer itself, because its own
+ * fields describe that path.
+ */
 export function sidesOf(peer: PeerStatus): ByFamily<PeerSide> {
   const { ipv4, ipv6 } = peer.families
   if (ipv4 && ipv6) return { ipv4, ipv6 }
@@ -404,9 +408,9 @@ const PROBE_SECONDS = 10
 const RECENT_INTERVALS = 3
 
 /**
- * Returns true if packets of a peer arrive although the peer does not answer: a packet came recently, and after the
- * first probe that was lost. Such a peer runs. Either packets to it are lost, or the firewall of its host drops the
- * echo requests. `probeSeconds` is the member of PeersStatus.
+ * Returns true if packets of a peer arrive although the peer does not answer: a packet from the peer arrived recently,
+ * and after the first probe was lost. In that case the peer's weftd runs. Either packets to the peer are lost, or the
+ * firewall of its host drops the probes. `probeSeconds` is `PeersStatus.probeSeconds`.
  */
 export function isSendingOnly(
   { state, families, heardSecondsAgo, unansweredSeconds }: PeerStatus,

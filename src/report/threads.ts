@@ -5,8 +5,8 @@
 // machine was suspended.
 
 /**
- * The number of consecutive checks without a new iteration of its loop after which a thread counts as hung. Sending a
- * batch to a full queue can take 2.5 s (native/io/udp.h).
+ * A thread counts as hung after HUNG_LOOKS consecutive checks that found no new iteration of its loop. Sending a batch
+ * to a full queue can take 2.5 s (native/io/udp.h).
  */
 const HUNG_LOOKS = 5
 
@@ -15,7 +15,7 @@ interface ThreadState {
   readonly rounds: number
   /** The number of consecutive checks that found no new iteration of the thread's loop. */
   readonly silentLooks: number
-  /** When the missing iteration was first requested, in ms of the caller's clock. */
+  /** When weftd requested the oldest iteration that the loop has not made yet, in ms of the caller's clock. */
   readonly requestedAt: number
 }
 

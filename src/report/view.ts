@@ -28,8 +28,8 @@ const REACHES = ['stored', 'silent', 'unknown', 'reached'] as const
 export type Reach = (typeof REACHES)[number]
 
 /**
- * Returns the node's state and its trouble. The trouble omits problems of peers, because the member `seen` shows these
- * problems. It is null if the node has no other problems.
+ * Returns the node's state, and in `trouble` the problems that explain the state. `trouble` omits problems of peers,
+ * which the member `seen` shows; it is null if the node has no further problems.
  */
 function ownState({ state, impairments, trouble }: Status): Pick<NodeView, 'state' | 'trouble'> {
   if (state !== 'impaired') return { state, trouble }
@@ -100,7 +100,7 @@ function sightOf(peer: PeerStatus): Sight {
 
 /** Flattens the network configuration: the member `Type` of the backend becomes `backend.Type`. */
 function flat(config: NonNullable<Status['config']>): Record<string, string> {
-  // Serialize the configuration to JSON and parse it again, because serializing replaces its secrets.
+  // Serialize the configuration to JSON and parse it again, because serializing replaces its secrets by placeholders.
   const { backend, ...members } = JSON.parse(JSON.stringify(config)) as typeof config
   const textOf = (value: unknown): string =>
     (typeof value === 'string' ? value : (JSON.stringify(value) ?? '')).slice(0, LONGEST)

@@ -22,7 +22,7 @@ export interface Sample extends Rates {
   readonly drops: number | undefined
 }
 
-/** One step of the last hour's history, which the daemon records. */
+/** The sample of one time step in the history of the last hour, which the daemon records. */
 interface HourStep extends Sample {
   readonly roundTripMs: number | undefined
   readonly lossPercent: number | undefined
@@ -113,7 +113,7 @@ export function createHistory(kept = KEPT): History {
   }
 }
 
-/** Returns the steps of the last hour, beginning with the first step that has a known value. */
+/** Returns the samples of the last hour, one per time step, beginning with the first step that has a known value. */
 function stepsOf({ at, stepSeconds, node }: HistoryReport): readonly HourStep[] {
   const all = node.roundTripMs.length
   const value = (list: readonly (number | null)[], step: number): number | undefined => list[step] ?? undefined

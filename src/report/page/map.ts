@@ -12,8 +12,8 @@ const MOST_AROUND = 8
 const SVG = 'http://www.w3.org/2000/svg'
 
 /**
- * The actions when the user selects an item of the map: `open` shows the details of a peer; the second action lists the
- * peers of a larger subnet.
+ * The actions when the user selects an item of the map: `open` shows the details of a peer; `list` shows the peers of a
+ * larger subnet in the table of peers.
  */
 interface MapActions {
   open(lease: string): void

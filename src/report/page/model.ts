@@ -1,4 +1,5 @@
-// model.ts - derives the content of the page from the status: peers, verdict, changes, items of the map. Pure.
+// model.ts - derives the content of the page from the status: peers, verdict (whether packets pass), changes since the
+// previous status, items of the map. Pure.
 
 import {
   FAMILIES,
@@ -96,7 +97,7 @@ export function countsOf(peers: readonly Peer[]): Counts {
   return counts
 }
 
-/** Lists each condition that occurs, with the number of its peers, as in `2 answering`. */
+/** Lists each condition that peers have, with the number of these peers, as in `2 answering`. */
 export function countsText(counts: Counts): string {
   const there = CONDITIONS.filter((condition) => counts[condition] > 0)
   return there.map((condition) => `${counts[condition].toLocaleString('en')} ${LOOKS[condition].name}`).join(', ')

@@ -1,5 +1,5 @@
-// node.ts - the sections of the page about this node: the verdict, the figures under the verdict, and the facts at the
-// end of the page.
+// node.ts - the sections of the page about this node: the verdict (one sentence on whether packets pass), the figures
+// under the verdict, and the facts at the end of the page.
 
 import { readingOf } from '../states.ts'
 import { devicesText, knownWhole, type Status } from '../status.ts'

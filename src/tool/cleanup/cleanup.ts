@@ -52,8 +52,9 @@ export async function cleanup(args: readonly string[], output: Output): Promise<
 }
 
 /**
- * Removes the remains of weft and flannel, as `cleanup` does. `running` describes the daemons that run now; if the list
- * is not empty, throws WeftError DEVICE and removes nothing.
+ * Removes the remains of weft and flannel from this host, or only lists them if `dryRun` is true. `running` describes
+ * the daemons that run now; if the list is not empty and `dryRun` is false, throws WeftError DEVICE and removes
+ * nothing.
  */
 export async function removeRemains(
   file: string,

@@ -30,9 +30,9 @@ const textOf = ({ destination, gateway, device }: Route): string =>
 
 /**
  * Finds the routes to other nodes' subnets through their hosts, as the host-gw backend and direct routing make them.
- * Such a route is within one of `networks` (as `ip` writes them), has the prefix length of one of this node's
- * `subnets`, a gateway outside the network, and no protocol. `weft cleanup` does not know the leases, so it takes
- * routes with any other prefix length for an operator's and keeps them.
+ * Such a route is within one of `networks` (as `ip` writes them) and has the prefix length of one of this node's
+ * `subnets`. Its gateway is outside the network, and it has no routing protocol (`proto`). `weft cleanup` does not know
+ * the leases, so it keeps routes with any other prefix length, which an operator may have made.
  */
 export async function findHostRouteRemains(
   kernel: HostKernel,
@@ -93,7 +93,9 @@ export async function findIpsecRemains(host: HostAccess, networks: ReadonlySet<s
   }))
 }
 
-/** Finds the connections of the backend ipsec for the given networks in the charon that runs on this host. */
+/**
+ * Finds the connections of the backend ipsec for the given networks in charon (strongSwan's IKE daemon) on this host.
+ */
 export async function findCharonRemains(networks: ReadonlySet<string>): Promise<Remains[]> {
   const nets = [...networks].flatMap((each) => parseNet(each) ?? [])
   if (nets.length === 0) return []

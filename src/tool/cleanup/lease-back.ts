@@ -1,4 +1,4 @@
-// lease-back.ts - deletes the lease of a node whose weftd does not run, for `weftd --leave`. The file subnet.env names
+// lease-back.ts - deletes, for `weftd --leave`, the lease of a node whose weftd does not run. The file subnet.env names
 // the lease's subnets.
 
 import { existsSync } from 'node:fs'
@@ -20,7 +20,7 @@ import type { NodeOptions, StoreOptions } from '../../options.ts'
 const STORE_MS = 5_000
 
 /**
- * Deletes the node's lease, and the entry with the host's name for its public IP (the claim), from the store that the
+ * Deletes the node's lease, and its claim (the entry that records which host uses a public IP), from the store that the
  * flags name. `isHosts` checks whether an address belongs to this host. Returns false if the lease may still be in the
  * store. Logs the result, and never rejects for a failure of the store.
  */
@@ -69,8 +69,8 @@ export async function giveLeaseBack(
       }
       const { publicIp } = lease.attrs
       const owners = listed(publicIp).map(formatAddress)
-      // Compare the lease in the store with the last known lease, because another host may have this node's former
-      // public IP now, with a lease of its own.
+      // If the lease in the store equals this node's last known lease, it is this node's. If it differs, another host
+      // may have taken the subnet.
       const isUnchanged = known !== undefined && leasesEqual(lease, known.lease)
       const are = await Promise.all(owners.map(async (address) => given.has(address) || isHosts(address)))
       if (!isUnchanged && !are.every(Boolean)) {
@@ -99,8 +99,8 @@ export async function giveLeaseBack(
 }
 
 /**
- * Deletes this host's claims, which are the entries with its host name, from the store. By these entries hosts with the
- * same public IP notice each other.
+ * Deletes this host's claims, which are the entries with its host name, from the store. Hosts that are configured with
+ * the same public IP detect each other by these entries.
  */
 async function unclaim(store: Store, owners: readonly string[], signal: AbortSignal): Promise<void> {
   const { values } = await store.claims(undefined, signal)

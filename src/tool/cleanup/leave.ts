@@ -1,5 +1,5 @@
-// leave.ts - `weftd --leave`: ends the daemon that uses a subnet file, deletes the daemon's lease from the store, and
-// removes everything that the daemon made on the host.
+// leave.ts - `weftd --leave`: ends the daemon whose subnet file --subnet-file names, deletes its lease from the store,
+// and removes everything that it made on the host.
 
 import { messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -19,8 +19,8 @@ import { findDaemons, findRunning } from './running.ts'
 export async function leave(options: Pick<CutOptions, 'node' | 'store'>, log: Log): Promise<boolean> {
   const connection = meet(options.node, log)
   const running = connection && predecessorAt(connection)
-  // Do not count the daemon that leaves as another daemon, because it may continue to run until its service manager
-  // stops it.
+  // Leave the leaving daemon out of `others`, because its process may continue to run until its service manager stops
+  // it.
   const others = await findDaemons('/proc', running?.pid)
   if (others.length > 0)
     throw new WeftError('DEVICE', `another daemon runs on this host: ${others.join(', ')}`, {
@@ -30,8 +30,8 @@ export async function leave(options: Pick<CutOptions, 'node' | 'store'>, log: Lo
   running?.close()
   if (running) tellEnd(running.pid, isBack, log)
   const mayStay = running ? isBack === false : await isLeaseLeft(options, log)
-  // A service manager may have started a daemon during the query of the store. weft must remove nothing of a running
-  // daemon.
+  // A service manager may have started a daemon while weft queried the store. Do not remove the devices and routes of a
+  // running daemon.
   const left = await findRunning(hostKernel, '/proc', running?.pid)
   const isClean = await removeRemains(options.node['subnet-file'], false, left, {
     say: (line) => log.info(line),

@@ -16,7 +16,7 @@ import type { Remains } from '../../path/remains.ts'
 
 /** The time limit in ms for all requests together that withdraw the route. */
 const WITHDRAW_MS = 60_000
-/** Discards log lines, because the daemon already logged the warnings of its start. */
+/** Discards log lines: the daemon already logged these warnings about its configuration when it started. */
 const QUIET: Log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 
 /** Finds the published route, of which there is at most one. `file` is the file of the last known state. */
@@ -25,8 +25,8 @@ export async function findPublishedRoute(file: string): Promise<Remains[]> {
   if (!known?.external) return []
   const what = `the published route to ${netsText(known.lease.subnet)}`
   try {
-    // The lease comes from the file of the last known state, so the configuration need not have a range of subnets
-    // (`areGiven`).
+    // The lease comes from the file of the last known state, so the configuration need not say from which range nodes
+    // take their subnets (`areGiven`).
     const config = parseNetworkConfig(known.config, { areGiven: true })
     const backend = await createWithdrawing(config, known.external, hostKernel, QUIET)
     if (!backend?.withdraw) return []
@@ -37,8 +37,8 @@ export async function findPublishedRoute(file: string): Promise<Remains[]> {
     }
     return [{ things: [what], stays: [], remove }]
   } catch (error) {
-    // If the configuration is invalid although no secret was removed from it, no weftd could start with it, so no route
-    // was published.
+    // If the configuration is invalid although it is complete (no secret was removed from it), no weftd could start
+    // with it. So no route was published.
     if (!known.config.includes(HIDDEN)) return []
     return [{ things: [], stays: [`${what}: ${messageOf(error)}; remove it by hand`], remove: async () => {} }]
   }

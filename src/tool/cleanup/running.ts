@@ -5,7 +5,8 @@ import type { HostKernel } from '../../host/kernel.ts'
 import { findDevices } from '../../path/device/flannel-devices.ts'
 
 /**
- * Describes the weftd and flanneld processes in this network namespace, without this process and the process `except`.
+ * Describes the weftd and flanneld processes in this network namespace, except this process and the process with the
+ * PID `except`.
  */
 export async function findDaemons(proc = '/proc', except?: number): Promise<string[]> {
   const running = await listDaemons(proc)

@@ -88,19 +88,22 @@ function checkDaemon({ status, silence, isForbidden, isRoot, unit }: Facts): Fin
   ]
 }
 
-/** Checks that charon has keys for each peer, by the counters of the data path. */
+/** Checks by the counters of the data path that charon (strongSwan's IKE daemon) has keys for each peer. */
 function missingKeys({ dataPath }: Pick<Status, 'dataPath'>): Finding[] {
   const { peers_without_keys: missing = 0 } = dataPath?.counters ?? {}
   return missing > 0 ? [{ name: 'peers-without-keys', detail: `${missing} peers` }] : []
 }
 
-/** Checks that the eBPF programs run if the network configuration allows them. */
+/** If the network configuration allows the eBPF programs (FastPath), checks that they run. */
 function fastPath({ dataPath }: Pick<Status, 'dataPath'>): Finding[] {
   const { isActive = true, reason } = dataPath?.fastPath ?? {}
   return isActive ? [] : [{ name: 'fast-path-off', detail: reason ?? '' }]
 }
 
-/** Checks the route that a backend published in a cloud or a switch, by the counters of its data path. */
+/**
+ * Checks by the data path's counters whether the route that the backend publishes in a cloud or a switch is in place,
+ * and whether the route table is nearly full.
+ */
 function publishedRoute({ dataPath }: Pick<Status, 'dataPath'>): Finding[] {
   const { route_missing: missing = 0, table_routes: routes = 0, table_limit: limit = 0 } = dataPath?.counters ?? {}
   return [
@@ -180,8 +183,9 @@ const OTHER_CONFIG =
 
 /** Compares the configuration in the store with the configurations that this node and its peers use. */
 function checkConfig({ status, store, silence }: Facts): Finding[] | undefined {
-  // Use the running daemon's own comparison, which includes secrets. A daemon that does not run uses no configuration
-  // now, and reads the store's configuration at its next start.
+  // Use the running daemon's own comparison of its configuration with the store's, because only this comparison
+  // includes secrets. A daemon that does not run uses no configuration now, and reads the store's configuration at its
+  // next start.
   const isOther = silence === undefined && status?.store.configDiffers === true
   const other: Finding[] = isOther ? [{ name: 'config-differs', detail: OTHER_CONFIG }] : []
   if (!store || store.problem !== undefined) return isOther ? other : undefined
@@ -243,8 +247,8 @@ function checkClock({ status, now, storeAheadMs, silence }: Facts): Finding[] | 
 }
 
 /**
- * Checks the routes of the main table, and then the kernel's routes for single packets, which depend on all tables and
- * policy rules.
+ * Checks the routes of the main table, and then the routes that the kernel chooses for sample packets. The choice
+ * depends on all tables and policy rules.
  */
 function routesHere(facts: Facts): Finding[] | undefined {
   const found = checkRoutes(facts)
@@ -261,7 +265,10 @@ function peersHere(facts: Facts): Finding[] | undefined {
  */
 const peersByStatus = (facts: Facts): Finding[] | undefined => checkPeers(facts, isRefusing(facts))
 
-/** Returns true if the drop counters show that this host's kernel rejects packets to other nodes with an error. */
+/**
+ * Returns true if the drop counters show that this host's kernel refuses to send the packets of the data path to other
+ * nodes.
+ */
 const isRefusing = (facts: Facts): boolean =>
   (checkDrops(facts) ?? []).some(({ detail }) => detail.startsWith('tx_drop_refused'))
 
@@ -270,8 +277,8 @@ const isSendingElsewhere = (facts: Facts): boolean =>
   (routesHere(facts) ?? []).some(({ name }) => ['foreign-route', 'policy-route', 'route-refused'].includes(name))
 
 /**
- * The drop counters whose increase shows a fault. Other drops occur in a healthy network too, such as drops of packets
- * to a node that has left, or of a peer's first packets before this node has the peer's lease.
+ * The drop counters whose increase shows a fault. Other drops occur in a healthy network too. Examples are packets to a
+ * node that has left, and a peer's first packets before this node has the peer's lease.
  */
 const FAULT_DROPS = [
   'rx_drop_socket_full',

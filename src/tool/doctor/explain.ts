@@ -140,8 +140,8 @@ function ledAway({ destination, status, facts, route }: Question): Step | undefi
   const { subnet } = status.node ? placeIn(status.node, familyOf(destination)) : { subnet: undefined }
   const gateway = route?.gateway === undefined ? undefined : parseAddress(route.gateway)
   if (!route || gateway === undefined || !subnet || netContains(subnet, gateway)) return undefined
-  // True if the packet's route has a destination inside this node's subnet, which means that a program made the route
-  // for this packet. A default route does not count.
+  // True if the packet's route has a destination inside this node's subnet. A program or an operator added such a route
+  // for this subnet; a default route does not count.
   const isMadeForIt = facts.routes.some((each) => {
     const net = parseNet(each.destination)
     return net && netContains(net, destination) && each.gateway === route.gateway && netContains(subnet, net.address)

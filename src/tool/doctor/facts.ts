@@ -89,8 +89,8 @@ export interface Facts {
 
 export interface Reach {
   /**
-   * The reaction to a datagram that weft doctor sent to the backend's port on the peer's host. Undefined if no error
-   * came back, or if the backend has no port.
+   * The error that weft doctor got after it sent a datagram to the backend's port on the peer's host. Undefined if it
+   * got no error, or if the backend has no port.
    */
   readonly port: UdpProbeResult | undefined
   readonly portNumber: number | undefined
@@ -106,7 +106,8 @@ export interface Reach {
 export interface StoreSeen {
   readonly problem?: string
   /**
-   * The network configuration in the store, in the form of the status; undefined if the configuration cannot be read.
+   * The network configuration in the store, as weftd's status would report it; undefined if the configuration cannot be
+   * read.
    */
   readonly config?: Status['config'] | undefined
 }
@@ -273,7 +274,7 @@ async function probePeers(
       (await probe(peer, family, bytes)) || (await probe(peer, family, bytes))
     const small = await twice(0)
     // If the kernel knows a path MTU below the MTU of the data path, senders of longer packets get an ICMP error, and
-    // longer packets need not arrive. So the probes are at most as long as the path MTU.
+    // longer packets need not reach the peer. So the probes are at most as long as the path MTU.
     const most = pathMtu ?? mtu
     const large = small && (await twice(most))
     const longest = small && !large ? await longestOf(lengthsUpTo(most, overhead), twice) : undefined

@@ -144,17 +144,17 @@ function droppedOf(side: OwnSide, peer: SeenSide, walking: Walking): Dropped[] {
   return [
     ...forwarded(side, containerIn(there), isDirect, walking),
     ...atPort,
-    // If the firewall drops the datagrams that arrive, it also drops the probes inside them. So report only the dropped
-    // datagrams.
+    // If the firewall drops the tunnel's datagrams when they arrive, it also drops the probes inside them. So report
+    // only the dropped datagrams, and not the probes.
     ...(atPort.some(({ chain }) => chain === 'INPUT') ? [] : judged('probes-dropped', probe, false, side, walking)),
   ]
 }
 
 /**
- * Evaluates the firewall for a packet, and returns the rules that drop it. If `isMissed` is false, packets like this
- * one are known to arrive, so only a rule that certainly drops the packet is returned. A packet without a conntrack
- * state is evaluated first with an unknown state, and then as the first packet of its connection, because a firewall
- * may accept only answers.
+ * Evaluates the firewall for a packet, and returns the rules that drop it. If `isMissed` is false, no such packet is
+ * known to be lost, so only a rule that certainly drops the packet is returned. A packet without a conntrack state is
+ * evaluated first with an unknown state, and then as the first packet of its connection. A firewall may accept only
+ * answers.
  */
 function judged(
   name: 'forward-dropped' | 'port-dropped' | 'probes-dropped',
@@ -194,7 +194,7 @@ const FIRST_ALONE = ' (only answers to packets of this host are accepted)'
 
 /**
  * Returns true if the rules name the network or its device. An operator or a program made such rules for the network.
- * They may accept its packets by conditions that this code does not evaluate.
+ * Such rules may accept the network's packets by conditions that this code does not evaluate.
  */
 function isDeliberate({ text }: Pick<BaseChain, 'text'>, { network }: OwnSide, { status }: Facts): boolean {
   const { device, devices } = status?.dataPath ?? {}

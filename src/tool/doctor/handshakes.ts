@@ -1,7 +1,7 @@
 // handshakes.ts - finds out why there is no WireGuard session with a peer. Pure.
 //
-// A peer that answers has a session and is not examined. One lost or repeated packet can cause a failed attempt or a
-// stale handshake, so the doctor reports a fault only if it occurred twice.
+// A peer that answers has a session and is not examined. One lost or repeated packet can cause a failed handshake
+// attempt or a stale handshake. So the doctor reports such a fault only if it occurred at least twice.
 
 import { titleOf, type SessionStatus, type Status } from '../../report/status.ts'
 import type { Facts } from './facts.ts'
@@ -30,8 +30,8 @@ export function checkHandshakes({ status, silence, answers }: Facts): Finding[] 
 const isAnswering = ({ answers, state }: SeenSide): boolean => answers?.small ?? state === 'answering'
 
 /**
- * Removes the second family of a peer if both families use the same WireGuard session, so that the doctor reports a
- * fault of the session once.
+ * If both families of a peer use the same WireGuard session, removes the second family. So the doctor reports a fault
+ * of the session only once.
  */
 const oncePerSession = (sides: readonly SeenSide[]): readonly SeenSide[] =>
   sides.filter((side, at) => !sides.slice(0, at).some((other) => other.endpoint === side.endpoint))
@@ -51,7 +51,8 @@ export function troubleOf(
   if ((unconfirmed ?? 0) >= TWICE) return 'handshake-one-way'
   if (failure === 'no-answer' && (attempts ?? 0) >= TWICE) return 'no-handshake'
   // Continue only if the kernel carries the packets (`attempts` is null), there are no valid keys, and weftd has probed
-  // the peer. Because of the probes the kernel must have tried a handshake; it does not report attempts.
+  // the peer. Because of the probes the kernel must have tried a handshake, although the kernel does not count its
+  // attempts.
   if (attempts !== null || ageSeconds !== null || lossPercent === null) return undefined
   if (session.handshakeSecondsAgo === null && (rxBytes ?? 0) > 0) return 'handshake-one-way'
   return (txBytes ?? 0) > 0 ? 'no-handshake' : undefined

@@ -6,8 +6,8 @@ import type { Facts } from './facts.ts'
 import type { Finding } from './findings.ts'
 
 /**
- * The fraction of the hard limit of the neighbour table above which the kernel may be unable to add many new entries at
- * a time.
+ * If more than this fraction of the neighbour table's hard limit is in use, the kernel may be unable to add many new
+ * entries at a time.
  */
 const FULL_SHARE = 0.9
 

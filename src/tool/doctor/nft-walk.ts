@@ -151,7 +151,7 @@ const TARGETS: Readonly<Record<string, Target>> = {
   drop: { to: 'drop' },
   reject: { to: 'drop' },
   return: { to: 'return' },
-  // Address translation does not drop a packet, which continues with another address.
+  // A rule that translates an address accepts the packet, which continues with the new address.
   masquerade: { to: 'accept' },
   snat: { to: 'accept' },
   dnat: { to: 'accept' },

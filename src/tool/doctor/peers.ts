@@ -18,7 +18,7 @@ import { each, type Finding, type FindingName } from './findings.ts'
 import { troubleOf } from './handshakes.ts'
 import { outerIn, seenSides, sideText, type SeenSide } from './sides.ts'
 
-/** The percentage of lost probes from which the doctor reports a peer as lossy. */
+/** At this percentage of lost probes or more, the doctor reports a peer as lossy. */
 const LOSSY_PERCENT = 20
 /** The findings that prove that handshake messages from the peer arrive at this host. */
 const HANDSHAKES_ARRIVE = new Set<FindingName | undefined>(['psk-differs', 'clock-behind', 'handshake-one-way'])
@@ -84,8 +84,8 @@ export function checkPeers(
     state !== 'stored' && (now ? !now.small : answering !== null && lossPercent !== null && state !== 'answering')
   const isUnusable = ({ state, peer }: SeenSide): boolean =>
     state === 'stored' && status.dataPath?.open === true && sameAddress(node, peer) === undefined && !lacksKeys(peer)
-  // If charon lacks keys, the finding `peers-without-keys` already reports the peers of the backend ipsec whose lease
-  // is usable.
+  // With the backend ipsec, if charon lacks keys, the finding `peers-without-keys` already reports all peers with a
+  // usable lease.
   const isLackingKeys = (status.dataPath?.counters['peers_without_keys'] ?? 0) > 0
   const lacksKeys = (peer: PeerStatus): boolean => isLackingKeys && peer.type === status.config?.backendType
   const isBroken = (side: SeenSide): boolean => isSilent(side) || isUnusable(side)
@@ -94,8 +94,8 @@ export function checkPeers(
   const seen = list.map((peer) => seenSides(peer, answers))
   const halves = seen.filter((sides) => !sides.every(isBroken)).flatMap((sides) => sides.filter(isBroken))
   /**
-   * Selects the peers that this host does not reach over any family. A peer that matches in both families is listed
-   * once, for IPv4.
+   * Selects those peers that this host does not reach over any family and for which `is` returns true in a family. If
+   * it returns true in both families of a peer, the peer is listed once, for IPv4.
    */
   const unreached = (is: (side: SeenSide) => boolean): readonly SeenSide[] =>
     seen.filter((sides) => sides.every(isBroken)).flatMap((sides) => sides.filter(is).slice(0, 1))
@@ -115,7 +115,7 @@ export function checkPeers(
       ? `; packets from it arrive, so packets to it are lost, or its firewall drops the echo requests${whereLost(reach)}`
       : reach && `; ${reachText(reach)}`
     // An ICMP error from the peer's host (`reach.port`) proves the cause. Without an ICMP error, handshake messages
-    // that arrive from the peer say more than the silence of its port.
+    // from the peer are better evidence than the silence of its port.
     const why =
       side.session && reach?.port === undefined && HANDSHAKES_ARRIVE.has(troubleOf(side.session, side))
         ? '; handshake messages arrive from its host: see the check handshakes'

@@ -1,4 +1,4 @@
-// route-queries.ts - lists the packets to and from each peer whose routes weft doctor queries from the kernel. Pure.
+// route-queries.ts - lists the packets, to and from each peer, for which weft doctor queries the kernel's routes. Pure.
 
 import type { PolicyRule, RouteAnswer, RouteQuery } from '../../host/kernel.ts'
 import type { Link } from '../../host/kernel.ts'
@@ -35,8 +35,8 @@ export interface KernelRoutes {
 const containerIn = (net: Net): Address => (isIpv4Net(net) ? net.address + 2 : net.address + 2n)
 
 /**
- * Returns true if weft itself makes the routes to peers. The backend ipsec makes none, because policies or charon carry
- * its packets.
+ * Returns true if weft itself makes the routes to peers. The backend ipsec makes none, because IPsec policies, which
+ * weft or charon installs, steer its packets.
  */
 const isRouted = ({ config, dataPath }: Status): boolean =>
   dataPath !== null &&

@@ -27,15 +27,15 @@ export function checkRoutes({ status, routes, silence }: Facts): Finding[] | und
   const path = status?.dataPath
   if (!status || !path || path.engine === null || path.engine === 'none') return undefined
   if (kindOf(status.config?.backendType ?? '')?.routes === 'none') return undefined
-  // Check the routes even if weftd does not run, because the routes must still exist then.
+  // Check the routes even if weftd does not run, because they must stay on the host when weftd stops.
   if (!path.open && silence === undefined) return undefined
   const sides = ownSides(status).filter(({ family }) => path.families.includes(family))
   return sides.length === 0 ? undefined : sides.flatMap((side) => checkRoutesOf(side, status, routes))
 }
 
 /**
- * Returns true if the backend has a single route to the whole network, as it has if weftd itself carries the packets.
- * If the kernel carries the packets, the backend has either a single route or one route per peer.
+ * Returns true if the backend has a single route to the whole network, and not one route per peer. If weftd itself
+ * carries the packets, there is always a single route. If the kernel carries them, it depends on the backend.
  */
 export const hasOneRoute = ({ dataPath, config }: Status): boolean =>
   dataPath?.engine !== 'kernel' || kindOf(config?.backendType ?? '')?.routes === 'network'

@@ -1,5 +1,5 @@
-// sides.ts - splits the nodes of a network by family. Combines weftd's status of each peer with the results of weft
-// doctor's own probes. Pure.
+// sides.ts - splits the data about the nodes of a network by IP family. Combines weftd's status of each peer with the
+// results of weft doctor's own probes. Pure.
 
 import type { Link } from '../../host/kernel.ts'
 import {
@@ -28,8 +28,8 @@ export interface Answers {
   readonly small: boolean
   readonly large: boolean
   /**
-   * The length in bytes of the longest probe that the peer answered; set only if the peer did not answer the large
-   * probe.
+   * The length in bytes of the longest probe that the peer answered; set only if the peer did not answer a probe as
+   * long as the MTU of the data path.
    */
   readonly longest?: number | undefined
 }
@@ -82,7 +82,7 @@ export function ownSides({ config, node }: Pick<Status, 'config' | 'node'>): rea
 
 /**
  * Returns true if packets of a family reach peers through the device `device`. Also returns true for the names of the
- * backend's devices, because the status names no device for a family that is not carried.
+ * backend's devices, because the status names no device for a family that the data path does not carry.
  */
 export function isOwnDevice(
   { dataPath, config }: Pick<Status, 'dataPath' | 'config'>,
@@ -129,7 +129,10 @@ export function seenSides(peer: PeerStatus, answers: AllAnswers): readonly SeenS
   })
 }
 
-/** Returns the facts about a peer in one family. If the peer has no address of the family, its state is `stored`. */
+/**
+ * Returns the facts about a peer in one family. If the peer has no address of the family, its state is `stored` (only
+ * the store has the peer).
+ */
 export function sideIn(peer: PeerStatus, family: Family): SeenSide {
   const nothing = {
     endpoint: null,

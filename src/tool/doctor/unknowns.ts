@@ -19,7 +19,7 @@ const withoutPath: Reason = ({ status }) => (status?.dataPath?.open === true ? u
 
 /**
  * For each check, the possible reasons why the check cannot run; the doctor reports the first reason that applies. A
- * check that this table does not list needs only a weftd that has a node.
+ * check that this table does not list needs only a weftd that has a configuration and a lease.
  */
 const REASONS: Readonly<Record<string, readonly Reason[]>> = {
   firewall: [

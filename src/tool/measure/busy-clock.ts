@@ -1,8 +1,8 @@
 // busy-clock.ts - measures how much CPU time this process uses.
 
 /**
- * Starts a clock. The returned function gives the fraction of a CPU core that this process has used since the start of
- * the clock, in user and kernel mode.
+ * Starts a clock. The returned function gives the fraction of a CPU core that this process has used since then, in user
+ * and kernel mode.
  */
 export function busyClock(): () => number {
   const [spent, start] = [process.cpuUsage(), performance.now()]

@@ -3,7 +3,7 @@
 // All TCP connections go to one port of the listener. Messages are lines of JSON, and the first line says what the
 // connection is for. One leading connection carries the requests and their answers. The other connections carry the
 // measured data: streams that the listener discards, and on each path one echo connection whose data the listener sends
-// back. UDP datagrams go to the same port number, and begin with the run's identifier and a number.
+// back. UDP datagrams go to the same port number, and begin with the run's identifier and a sequence number.
 
 /** The version of the protocol of `weft bench`. A message of another version counts as unreadable. */
 const VERSION = 1
@@ -32,8 +32,8 @@ export type Greeting =
 export type Request =
   | { readonly ask: 'tcp'; readonly streams: number; readonly seconds: number }
   /**
-   * The request to count at most `datagrams` UDP datagrams, numbered from `first`. The numbers increase over the whole
-   * run, so that a late datagram is not counted in a later sample.
+   * The request to count at most `datagrams` UDP datagrams, with sequence numbers from `first`. The numbers increase
+   * over the whole run, so that a late datagram is not counted in a later sample.
    */
   | { readonly ask: 'udp'; readonly first: number; readonly datagrams: number }
   | { readonly ask: 'sent'; readonly datagrams: number }
@@ -58,7 +58,7 @@ export interface Received {
 }
 export interface Arrived {
   readonly datagrams: number
-  /** The number of datagrams that arrived after a datagram with a higher number. */
+  /** The number of datagrams that arrived after a datagram with a higher sequence number. */
   readonly reordered: number
   /**
    * The number of datagrams that reached the listener's host but were discarded because the listener's socket buffer
@@ -166,7 +166,7 @@ export function readEnded(line: string): Ended | undefined {
   return { drops: valid ? Object.fromEntries(valid.map(([name, count]) => [shown(name), count])) : null }
 }
 
-/** The length in bytes of the header of a datagram: the run's identifier (8) and the number (4). */
+/** The length in bytes of the header of a datagram: the run's identifier (8) and the sequence number (4). */
 export const DATAGRAM_HEADER_BYTES = 12
 
 export function writeDatagramHeader(datagram: Uint8Array, run: string, number: number): void {
@@ -175,7 +175,7 @@ export function writeDatagramHeader(datagram: Uint8Array, run: string, number: n
   view.setUint32(8, number)
 }
 
-/** Returns the number in a datagram; undefined if the datagram does not belong to the run `run`. */
+/** Returns the sequence number in a datagram; undefined if the datagram does not belong to the run `run`. */
 export function readDatagramNumber(datagram: Uint8Array, run: string): number | undefined {
   if (datagram.byteLength < DATAGRAM_HEADER_BYTES) return undefined
   const view = new DataView(datagram.buffer, datagram.byteOffset, datagram.byteLength)

@@ -35,13 +35,13 @@ export interface ListenerOptions {
   readonly port: number
   readonly idleMs: number
   /**
-   * Returns why a host may not measure; undefined if the host may measure. `address` is the host's public address, and
-   * `inside` its overlay address.
+   * Returns why a remote host may not use this listener; undefined if it may. `address` is the remote host's public
+   * address, and `inside` its overlay address.
    */
   refusal: (address: string, inside: string) => Promise<string | undefined>
   /**
-   * Returns the facts about this host that concern the measuring host with these addresses; null if no weftd answers on
-   * this host.
+   * Returns the facts about this host that concern packets from the measuring host, which has these public and overlay
+   * addresses; null if no weftd answers on this host.
    */
   here: (address: string, inside: string) => Promise<Here | null>
   say: (line: string) => void
@@ -49,7 +49,7 @@ export interface ListenerOptions {
 
 /** How long in ms a new connection may take to send its first line. */
 const GREETING_MS = 2_000
-/** How long in ms the leading connection may take from one request to the next. */
+/** How long, in ms, the listener waits for the next request of a run. */
 const REQUEST_MS = (LIMITS.seconds + 30) * 1000
 /** How long in ms the listener waits for the first byte of a stream. */
 const PATIENCE_MS = 3_000
@@ -90,12 +90,15 @@ export async function listen(options: ListenerOptions, signal: AbortSignal): Pro
   const connections = new Set<Socket>()
   const endpoints = HOSTS.map(endpointAt)
 
-  /** Handles a new connection by its first line. Rejects if the line does not arrive within GREETING_MS. */
+  /**
+   * Reads the first line of a new connection, which says what the connection is for, and handles the connection
+   * accordingly. Rejects if the line does not arrive within GREETING_MS.
+   */
   async function welcome(socket: Socket): Promise<void> {
     const address = socket.remoteAddress ?? ''
     const greeting = readGreeting(await readLine(socket, GREETING_MS))
-    // Check for another run after the await. There is no other await between this check and the start of this run, so
-    // no other run can begin in between.
+    // Check for another run (`busyWith`) only after `refusalOf` has resolved. There is no await between this check and
+    // the start of this run, so no other run can begin in between.
     const why = (await refusalOf(address, greeting)) ?? busyWith(greeting)
     if (why !== undefined || !greeting) {
       socket.write(lineOf({ refused: why }))
@@ -174,8 +177,8 @@ export async function listen(options: ListenerOptions, signal: AbortSignal): Pro
 }
 
 /**
- * The wildcard address of each family. The IPv6 socket is IPv6-only, so that IPv4 addresses have the same form on every
- * host.
+ * The wildcard address of each family. The IPv6 socket is IPv6-only, so that an IPv4 client's address never appears as
+ * `::ffff:192.0.2.1`.
  */
 const HOSTS = ['0.0.0.0', '::'] as const
 
@@ -218,7 +221,10 @@ function join(run: Run, socket: Socket, what: 'stream' | 'echo'): void {
   else run.onStream(socket)
 }
 
-/** Answers the requests on the leading connection until a request ends the run. Rejects if the connection breaks. */
+/**
+ * Answers the requests of a run, which arrive on its leading connection, until a request ends the run. Rejects if the
+ * connection breaks.
+ */
 async function serve(run: Run, leading: Socket, inside: string, options: ListenerOptions): Promise<void> {
   const address = leading.remoteAddress ?? ''
   const before = await options.here(address, inside)

@@ -45,8 +45,8 @@ export function planOf(wanted: {
 }
 
 /**
- * Returns the order in which the pair number `pair` measures the two paths. The order alternates, so that neither path
- * is always the second.
+ * Returns the order in which the two samples of pair number `pair` measure the two paths. The order alternates, so that
+ * neither path is always the second.
  */
 export const orderOf = (pair: number): readonly PathName[] => (pair % 2 === 0 ? PATHS : PATHS.toReversed())
 
@@ -69,8 +69,8 @@ const USUAL_MOST = 200e6
 const USUAL_LEAST = 1e6
 
 /**
- * Returns the rate of UDP payload in bits per second. The default is half of the lower TCP rate, so that an excessive
- * rate does not cause losses.
+ * Returns the rate of UDP payload in bits per second. The default is half of the lower of the two measured TCP rates,
+ * so that an excessive rate does not cause losses.
  */
 export function datagramRate({ bitsPerSecond }: Plan, tcp: Both<number>): number {
   if (bitsPerSecond > 0) return bitsPerSecond

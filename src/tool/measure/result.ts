@@ -20,11 +20,11 @@ export interface Samples {
   readonly datagramBytes: number
 }
 
-/** A figure measured on both paths; null for a path on which no data arrived. */
+/** A figure measured outside and inside the tunnel; null for a path on which no data arrived. */
 export interface Compared {
   readonly outside: number | null
   readonly inside: number | null
-  /** The figure of the inside path divided by that of the outside path; null if a figure is missing. */
+  /** The figure inside the tunnel divided by the figure outside the tunnel; null if one of them is missing. */
   readonly ratio: number | null
 }
 interface UdpTotal {

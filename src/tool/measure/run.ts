@@ -1,5 +1,5 @@
-// run.ts - the measuring side of `weft bench`. It connects to a listener on both paths, sends data, and receives
-// reports of how much data arrived.
+// run.ts - the measuring side of `weft bench`. It connects to a listener outside and inside the tunnel, sends data, and
+// receives reports of how much data arrived.
 
 import { randomBytes } from 'node:crypto'
 import { createSocket } from 'node:dgram'
@@ -47,18 +47,19 @@ const MOST_TRIPS_MS = 1_000
  */
 const TICK_MS = 1
 /**
- * The maximum delay in ms that the sender makes up by sending faster. After a longer delay the sender skips datagrams,
- * because a larger burst would cause losses.
+ * If the sender is late by at most MOST_BURST_MS milliseconds, it catches up by sending faster. If it is later, it
+ * skips datagrams, because a larger burst would cause losses.
  */
 const MOST_BURST_MS = 3
 /**
  * The number of datagram buffers, which the sender uses in turn. At most half of the buffers wait in the socket's
- * queue, so a buffer is free when its turn comes again.
+ * queue, so the socket has sent a buffer's previous datagram before the sender reuses the buffer.
  */
 const DATAGRAM_BUFFERS = 512
 
 /**
- * A run of measurements against a listener. The listener's answers come over a leading connection on the outside path.
+ * A run of measurements against a listener. The listener's answers come over one connection outside the tunnel (the
+ * leading connection).
  */
 export class Run {
   /** The facts about the data path of the listener's host; null if the listener does not know them. */
@@ -72,8 +73,8 @@ export class Run {
   readonly #echoes = new Map<PathName, Socket>()
   readonly #filling = randomBytes(WRITE_BYTES)
   /**
-   * The sum of the maximum numbers of datagrams of this run's UDP samples so far. The next sample numbers its datagrams
-   * from this sum on.
+   * The sequence number of the first datagram of the next UDP sample. It is the sum of the maximum numbers of datagrams
+   * of this run's earlier UDP samples.
    */
   #sentEver = 0
 
@@ -87,8 +88,8 @@ export class Run {
   }
 
   /**
-   * Begins a run over a leading connection on the outside path. If the listener refuses the run, resolves with the
-   * refusal. If the connection fails, rejects with the kernel's error.
+   * Begins a run: opens the connection for requests and answers (the leading connection) outside the tunnel. If the
+   * listener refuses the run, resolves with the refusal. If the connection fails, rejects with the kernel's error.
    */
   static async begin(paths: Both<PathAddresses>, port: number, inside: string): Promise<Run | Refusal> {
     const leading = new Leading(await connectTo(paths.outside, port, PATIENCE_MS))
@@ -108,8 +109,8 @@ export class Run {
   }
 
   /**
-   * Opens the echo connection of a path. Rejects with the kernel's error, or with the reason why the listener refuses
-   * the connection.
+   * Opens the connection on which the round trips of a path are measured (the echo connection). Rejects with the
+   * kernel's error, or with the reason why the listener refuses the connection.
    */
   async openEcho(path: PathName): Promise<void> {
     const socket = await this.#openTo(path, 'echo')
@@ -119,7 +120,10 @@ export class Run {
     this.#echoes.set(path, socket)
   }
 
-  /** Measures one round trip in ms. Returns undefined if the echo connection failed. */
+  /**
+   * Measures one round trip of a path in ms, on the path's echo connection. Returns undefined if that connection
+   * failed.
+   */
   async roundTrips(path: PathName): Promise<number | undefined> {
     const socket = this.#echoes.get(path)
     const start = performance.now()

@@ -1,5 +1,5 @@
-// bench.ts - `weft bench`: measures the cost of the tunnel by sending the same streams to a peer outside and inside the
-// tunnel.
+// bench.ts - `weft bench`: measures the cost of the tunnel by sending streams to a peer, alternately outside and inside
+// the tunnel.
 
 import { networkInterfaces } from 'node:os'
 import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
@@ -321,7 +321,10 @@ const refusedBy = (to: string, why: string): WeftError =>
 const isRefusal = (error: unknown): boolean => (error as NodeJS.ErrnoException).code === undefined
 const isRefused = (error: unknown): boolean => (error as NodeJS.ErrnoException).code === 'ECONNREFUSED'
 
-/** Explains why the outside path failed. Connects on the inside path, which shows whether a listener runs at all. */
+/**
+ * Explains why no connection outside the tunnel succeeded. Connects inside the tunnel, which shows whether a listener
+ * runs at all.
+ */
 async function whyNotOutside({ outside, inside }: Paths, port: number, error: unknown): Promise<WeftError> {
   const { to } = outside
   const [socket, insideError] = await connectTo(inside, port, PING_MS).then(
@@ -357,8 +360,8 @@ async function whyNotOutside({ outside, inside }: Paths, port: number, error: un
 }
 
 /**
- * Explains why the inside path failed while the outside path works. A ping shows whether the whole data path fails, or
- * only the listener's port.
+ * Explains why no connection inside the tunnel succeeded, although one outside the tunnel did. A ping shows whether the
+ * whole data path fails, or only the listener's port.
  */
 async function whyNotInside({ to, from }: Paths['inside'], port: number, error: unknown): Promise<string> {
   const what = `TCP port ${port} of ${to} is reached outside but not inside the tunnel: ${messageOf(error)}`

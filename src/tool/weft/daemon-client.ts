@@ -13,32 +13,33 @@ const OTHER_VERSION = { remedy: 'restart weftd, or use the weft of the same pack
 
 /**
  * Fetches weftd's status. Throws WeftError PERMISSION if this user may not open the socket, and COMMAND if no weftd
- * answers or the report has another version.
+ * answers or its report has another schema version.
  */
 export const fetchStatus = (socket: string, signal: AbortSignal): Promise<Status> =>
   fetchReport<Status>(socket, '/status.json', STATUS_SCHEMA, signal)
 
 /**
- * Fetches the packets that were dropped after the report whose member `next` equals `after`. Rejects as fetchStatus
- * does.
+ * Fetches the packets that were dropped after the report whose member `next` equals `after`. Rejects with WeftError
+ * PERMISSION or COMMAND, like fetchStatus.
  */
 export const fetchDrops = (socket: string, after: DropsReport['next'], signal: AbortSignal): Promise<DropsReport> =>
   fetchReport<DropsReport>(socket, `/drops.json?after=${after.join(',')}`, DROPS_SCHEMA, signal)
 
-/** Fetches the recorded events of peers. Rejects as fetchStatus does. */
+/** Fetches the recorded events of peers. Rejects with WeftError PERMISSION or COMMAND, like fetchStatus. */
 export const fetchEvents = (socket: string, signal: AbortSignal): Promise<EventsReport> =>
   fetchReport<EventsReport>(socket, '/events.json', 1 satisfies EventsReport['schema'], signal)
 
 /**
- * Returns true if `/readyz` of weftd answers that containers can be started on this node. Rejects as fetchStatus does.
+ * Returns true if `/readyz` of weftd answers that containers can be started on this node. Rejects with WeftError
+ * PERMISSION or COMMAND, like fetchStatus.
  */
 export async function fetchReady(socket: string, signal: AbortSignal): Promise<boolean> {
   return (await answerAt(socket, '/readyz', signal, TIMEOUT_MS)).code === 200
 }
 
 /**
- * Fetches the report at the URL path `path`. Rejects as fetchStatus does, and with WeftError CONFIG if weftd does not
- * offer the report.
+ * Fetches the report at the URL path `path`. Rejects with WeftError PERMISSION or COMMAND, like fetchStatus, or CONFIG
+ * if weftd does not offer the report.
  */
 export async function fetchReport<Answer extends { readonly schema: number }>(
   socket: string,

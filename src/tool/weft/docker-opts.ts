@@ -1,6 +1,6 @@
 // docker-opts.ts - `weft docker-opts`: converts subnet.env to options for Docker, as flannel's mk-docker-opts.sh does.
-// For IPv4 the output equals the script's to the byte. For IPv6, which the script does not support, the output has
-// Docker's options too.
+// For IPv4 the output equals the script's to the byte. For IPv6, which the script does not support, the output has the
+// corresponding Docker options.
 
 import { mkdir, readFile, writeFile } from 'node:fs/promises'
 import { dirname } from 'node:path'
@@ -29,8 +29,8 @@ Keeps options that the environment already has, as DOCKER_OPT_* or in the variab
 
 /**
  * Writes the file with Docker's options. Throws WeftError USAGE for invalid arguments or variables, and PERMISSION if a
- * file cannot be read or written. Throws ADDRESS if the subnet is routed through a gateway, after writing the file, as
- * flannel's script does.
+ * file cannot be read or written. If the host has a route to the subnet through a gateway, writes the file and then
+ * throws ADDRESS, as flannel's script does.
  */
 export async function dockerOpts(
   args: readonly string[],
@@ -127,9 +127,9 @@ const PREFIX = 'DOCKER_OPT_'
 
 /**
  * Formats the file with Docker's options from the variables of subnet.env. A missing variable gives no option.
- * DOCKER_OPT_* variables of the environment become options too, and the combined variable is appended to its value in
- * the environment. Docker masquerades only if flannel does not. Throws WeftError USAGE if FLANNEL_IPMASQ is neither
- * true nor false.
+ * DOCKER_OPT_* variables of the environment become options too, and options in the combined variable of the environment
+ * are kept before the new options. Docker masquerades only if flannel does not. Throws WeftError USAGE if
+ * FLANNEL_IPMASQ is neither true nor false.
  */
 function formatDockerOpts(env: Readonly<Record<string, string | undefined>>, wish: DockerOptsWish): string {
   const given = Object.entries(env).filter(([name]) => name.startsWith(PREFIX))

@@ -110,7 +110,7 @@ interface Looked {
 
 /**
  * Reads the configuration and the leases from the store that the flags name. If no flag names a store, uses weftd's
- * store, or the store in the last-known file if no weftd runs.
+ * store, or, if no weftd runs, the store that the file of the last known state names.
  */
 async function lookInStore(
   options: DoctorOptions,
@@ -148,8 +148,8 @@ async function lookInStore(
   } catch (error) {
     signal.throwIfAborted()
     if (!isWeftError(error)) throw error
-    // True if a failure of the store is a finding. It is not a finding if the store is only the default store, which
-    // may not be weftd's, or if the store denied this user the access. In both cases the store may be healthy.
+    // True if a failure of the store is a finding. It is not a finding in two cases, in which the store may be healthy:
+    // if the store is only the default store, which weftd may not use, and if the store denied this user access.
     const isSure =
       isWeftError(error, 'STORE_UNAVAILABLE') && (isGiven || kind === 'directory' || reported !== undefined)
     const why = `${name}: ${error.message}${error.remedy ? `; ${error.remedy}` : ''}`

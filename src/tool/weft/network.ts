@@ -19,7 +19,10 @@ import { count, milliseconds, percent, table, type Cell as Shown, type Colour, t
  * to collect the report.
  */
 const TIMEOUT_MS = 30_000
-/** The maximum number of nodes for which `weft network` shows the matrix. A larger matrix is wider than a terminal. */
+/**
+ * The maximum number of nodes for which `weft network` shows the matrix (which node reaches which). A larger matrix is
+ * wider than a terminal.
+ */
 const MOST_COLUMNS = 12
 /**
  * The maximum number of nodes for which `weft network` lists every node even without --all. If there are more nodes, it
@@ -113,8 +116,8 @@ const clockText = (ms: number): string =>
 type Matrix = NonNullable<NetworkReport['matrix']>
 
 /**
- * Formats the matrix of nodes. Each cell shows whether the node of its row reaches the node whose number heads its
- * column.
+ * Formats the matrix that shows which node reaches which. Each cell shows whether the node of its row reaches the node
+ * whose number heads its column.
  */
 function matrixText(nodes: readonly NetworkNode[], matrix: Matrix, colour: Colour): string {
   const head = ['FROM \\ TO', ...nodes.map((_node, at) => String(at + 1))]

@@ -1,5 +1,4 @@
-// pcapng.ts - writes the blocks of a capture file for Wireshark, tshark and tcpdump, as in draft-ietf-opsawg-pcapng.
-// Pure.
+// pcapng.ts - writes the blocks of a capture file for Wireshark, tshark and tcpdump, in the pcapng format. Pure.
 //
 // Section numbers in this file are those of draft-ietf-opsawg-pcapng. All numbers are little-endian, which the first
 // block of the file declares (3.6.1, 4.1).

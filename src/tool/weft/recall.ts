@@ -1,5 +1,5 @@
-// recall.ts - reconstructs the status of a node whose weftd does not run, from the store, the last-known file,
-// subnet.env, and the devices that weftd left.
+// recall.ts - reconstructs the status of a node whose weftd does not run, from the store, the file of the last known
+// state, subnet.env, and the devices that weftd left.
 
 import { isWeftError } from '../../base/errors.ts'
 import { parseNetworkConfig, type NetworkConfig } from '../../control/config/network-config.ts'
@@ -48,7 +48,7 @@ function readConfig(text: string | undefined): NetworkConfig | undefined {
   }
 }
 
-/** Converts a network configuration to the form of the status, with its secrets hidden. */
+/** Converts a network configuration to the form in which weftd's status reports it, with its secrets hidden. */
 export function storedConfig(text: string): StoreSeen['config'] {
   const config = readConfig(text)
   return config && (JSON.parse(JSON.stringify(configOf(config))) as StoreSeen['config'])
@@ -96,8 +96,8 @@ function recallPath(config: NetworkConfig, { known, links }: Remains): RecalledP
     known?.tunNames[0] ??
     links.find(({ name }) => kind?.devices.some(([, pattern]) => isNamedBy(pattern, name)))?.name ??
     null
-  // A weftd that carries the packets itself writes the last-known file. So if this file is missing, the kernel carried
-  // the packets, unless the backend has only TUN devices.
+  // A weftd that carries the packets itself writes the file of its last known state. So if this file is missing, the
+  // kernel carried the packets, unless the backend has only TUN devices.
   const isOurs = kind !== undefined && kind.devices.length > 0 && kind.devices.every(([type]) => type === 'tun')
   const isKernel = known === undefined && !isOurs
   const engine = kind?.routes === 'none' || !kind ? 'none' : isKernel ? 'kernel' : 'native'
@@ -105,7 +105,9 @@ function recallPath(config: NetworkConfig, { known, links }: Remains): RecalledP
   return { config, kind, engine, device, isUp }
 }
 
-/** Returns the status of one family of a peer; null if the peer has no subnet or no address in the family. */
+/**
+ * Returns the status of the path to a peer in one family; null if the peer has no subnet or no address in the family.
+ */
 function sideOf(lease: Lease, family: Family, { config, kind, isUp }: RecalledPath): PeerSide | null {
   const host = lease.attrs.publicIp[family]
   if (!lease.subnet[family] || host === undefined || !familiesOf(config).includes(family)) return null
@@ -173,8 +175,8 @@ function recallNode(lease: Lease | undefined, own: Nets, links: readonly Link[])
 }
 
 /**
- * Reconstructs the status of a node whose weftd does not run. Returns undefined if neither subnet.env nor the
- * last-known file shows the node's subnet, or if no configuration is found.
+ * Reconstructs the status of a node whose weftd does not run. Returns undefined if neither subnet.env nor the file of
+ * the last known state shows the node's subnet, or if no configuration is found.
  */
 export function recall(remains: Remains): Status | undefined {
   const { subnetFile, subnetEnv, known, stored, netConf, links, place, at } = remains

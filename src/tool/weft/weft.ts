@@ -55,7 +55,7 @@ const OLD: readonly OldCommand[] = [
 
 /**
  * The commands of `weft` that use the common parser, in the order of the help. weft loads only the code of the command
- * that it runs, because scripts run `weft status` every second.
+ * that it runs, because some scripts run `weft status` every second and should use little CPU time.
  */
 const COMMANDS: Readonly<Record<string, () => Promise<Command>>> = {
   status: async () => (await import('./status.ts')).statusCommand,

@@ -1,5 +1,5 @@
 // wg.ts - `weft wg`: shows the keys, handshakes and traffic of a node with the WireGuard backend, in the format of `wg
-// show`, whether the kernel or weftd carries the packets.
+// show`. Works for the kernel's WireGuard and for weftd's own.
 
 import { WeftError } from '../../base/errors.ts'
 import { jsonLine } from '../../base/text.ts'
