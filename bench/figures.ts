@@ -44,23 +44,23 @@ const SUMMARY: Summary = {
 const FOUR = [
   {
     of: ['containers', 'tcp', 'throughput'],
-    what: 'One TCP stream between containers on two hosts',
-    why: 'The link in this measurement carries superpackets (large packets of many segments). weft splits and copies each superpacket, and kernel vxlan does not.',
+    what: 'One TCP stream between containers on two hosts, over a link that carries superpackets',
+    why: 'weft splits and copies each superpacket (a large packet of many segments), and kernel vxlan does not.',
   },
   {
     of: ['wire', 'tcp', 'throughput'],
     what: 'One TCP stream over a link that carries only packets of at most the MTU',
-    why: 'Before the link between the hosts, weft and kernel vxlan split every superpacket (a large packet of many segments).',
+    why: 'If a link carries no superpackets (large packets of many segments), both weft and kernel vxlan split each superpacket.',
   },
   {
     of: ['containers', 'udp64', 'rate'],
     what: 'UDP packets of 64 bytes between containers, with at most 1% lost',
-    why: 'weft passes many small packets to the kernel in one message.',
+    why: 'weft passes many small packets to the kernel with one system call.',
   },
   {
     of: ['containers', 'ping-loaded', 'p50'],
-    what: 'The round trip of a ping beside a TCP stream, between containers',
-    why: 'With weft the ping does not wait behind the TCP stream, but a thread of weftd has to wake up on each host.',
+    what: 'The round trip of a ping during a TCP stream, between containers',
+    why: 'With weft a ping does not wait behind the packets of the TCP stream, but a thread of weftd must wake up on each host for the ping.',
   },
 ] as const
 

@@ -230,7 +230,7 @@ in. Search the page for a few words of the line that you see.
 
 - In the log, a line that begins with \`E\` is an error, and a line that begins with \`W\` is a warning.
 - An error ends a weftd that is starting, unless the line or its cause says that weftd waits or tries again. An error never ends a weftd that forwards packets.
-- If weft knows a remedy, it prints the remedy after the message and \`; \`. The last column of each table on this page repeats the remedy.
+- If weft knows a remedy, it prints the remedy after the message and \`; \`. The last column of each table on this page gives the remedy, even if the line has none.
 - If the same event repeats, weftd logs it only rarely, so one line may stand for many events.
 `
 
