@@ -171,7 +171,7 @@ const CONFIG_GONE: Expected = {
 export const FAULTS = {
   peer: {
     title: 'killed daemon',
-    does: '`kill -9` ends weftd on the faulty host: its tunnel is gone, and no packet reaches its containers',
+    does: '`kill -9` ends weftd on the faulty host: the tunnel of this host is gone, and no packet reaches its containers',
     remedy: 'start weftd on the faulty host: `systemctl start weftd`',
     async make(network) {
       const { last } = network
@@ -221,7 +221,8 @@ export const FAULTS = {
   'answers-only': {
     title: 'firewall that accepts only answers',
     does: 'the chain INPUT of the faulty host accepts only TCP, ICMP, and answers to packets of the host (`--ctstate RELATED,ESTABLISHED`), as in many clouds',
-    remedy: 'accept the port of the backend in a rule before the one that `weft doctor` names on the faulty host',
+    remedy:
+      'accept packets to the port of the backend in a rule before the rule that `weft doctor` names on the faulty host',
     needs: ['iptables'],
     async make({ last }) {
       const rules = ['-m conntrack --ctstate RELATED,ESTABLISHED', '-i lo', '-p icmp', '-p tcp']
@@ -238,7 +239,7 @@ export const FAULTS = {
   reject: {
     title: "firewalld's reject",
     does: 'an nftables chain on the faulty host has the policy accept, but its last rule rejects all forwarded packets: only containers are cut off',
-    remedy: 'accept the network in the chain that `weft doctor` names on the faulty host',
+    remedy: 'accept packets of the network in the chain that `weft doctor` names on the faulty host',
     needs: ['nft'],
     async make({ last }) {
       await last.host.output([

@@ -67,11 +67,11 @@ const TEXTS: Partial<Readonly<Record<Reader, Readonly<Record<string, string>>>>>
   page: { ...NO_DAEMON, red: 'a red verdict', amber: 'an amber verdict' },
   explain: {
     'no-daemon': 'its start because weftd does not answer',
-    'out:peer': 'the step `peer` of outgoing packets',
-    'out:route': 'the step `route` of outgoing packets',
-    'out:firewall': 'the step `firewall` of outgoing packets',
-    'out:mtu': 'the step `MTU` of outgoing packets',
-    'in:firewall': 'the step `firewall` of incoming packets',
+    'out:peer': 'its step `peer` for outgoing packets',
+    'out:route': 'its step `route` for outgoing packets',
+    'out:firewall': 'its step `firewall` for outgoing packets',
+    'out:mtu': 'its step `MTU` for outgoing packets',
+    'in:firewall': 'its step `firewall` for incoming packets',
   },
   events: {
     repaired: 'a repair that weftd made',
@@ -85,7 +85,7 @@ const TEXTS: Partial<Readonly<Record<Reader, Readonly<Record<string, string>>>>>
     'no-daemon-there': 'no answer from the weftd of the other host',
     'silent-there': 'no answer from the other host',
     'not-inside': 'that packets pass only outside the tunnel',
-    broken: 'a broken stream',
+    broken: 'a TCP stream that does not pass',
     slow: 'a slow peer',
     loss: 'lost packets',
     narrow: 'a small path MTU',
@@ -151,7 +151,7 @@ function madeTable(all: readonly Reports[]): string {
       `${greenSeconds.toFixed(0)} s after the repair no tool reports the fault any more`,
     ])
   })
-  return [header(['fault', 'name', 'how it is made', 'remedy', 'end of the reports']), ...rows].join('\n')
+  return [header(['fault', 'name', 'how the test makes the fault', 'remedy', 'end of the reports']), ...rows].join('\n')
 }
 
 const MARK = { said: 'SAID', made: 'MADE' } as const
