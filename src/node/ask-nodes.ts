@@ -159,7 +159,10 @@ export async function askNetwork(
 const otherTypeOf = ({ attrs: { backendType } }: Lease, own: string): string | undefined =>
   backendType === own ? undefined : backendType
 
-/** Sorts the leases of the peers that are queried: silent peers first, then the rest in random order. */
+/**
+ * Sorts the leases of the peers that the node queries: first the peers that do not answer probes, then all others in
+ * random order.
+ */
 function chosen(all: readonly Lease[], { probes }: Node): readonly Lease[] {
   const isSilent = ({ key }: Lease): boolean =>
     FAMILIES.some((family) => probes?.[family]?.results().get(key)?.isAnswering === false)

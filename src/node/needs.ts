@@ -87,7 +87,7 @@ async function presentDevice(
   return { ...device, name: (await findRenamed(kernel, type, networks)) ?? name }
 }
 
-/** Returns the type of a device for a message; `none` for a physical interface. */
+/** Returns the type of a device as a text for messages; `none` for a physical interface, which has no type. */
 const kindOf = ({ type }: Link): string => type || 'none'
 
 /**
@@ -132,7 +132,7 @@ function isSameIpip({ ipip }: Link, address: string): boolean {
   return ipip.local === parseIpv4(address)
 }
 
-/** Checks that no other vxlan device has the same VNI and port, because the kernel does not allow two. */
+/** Checks that no other vxlan device has the same VNI and port, because the kernel does not allow two such devices. */
 function requireVni(
   { family, port, vxlan }: NeededPort,
   device: NeededDevice | undefined,
@@ -156,14 +156,14 @@ function requireVni(
     )
 }
 
-/** Returns true for a vxlan device that uses the UDP port `port` in the family. */
+/** Returns true if a vxlan device uses the UDP port `port` over the address family `family`. */
 function isOnPort({ vxlan }: Link, family: Family, port: number): boolean {
   return vxlan?.port === port && (vxlan.local === undefined ? 'ipv4' : familyOf(vxlan.local)) === family
 }
 
 /**
- * Checks that the UDP port is free, or in use by this process, by its predecessor, or by a device that this backend
- * uses or deletes.
+ * Checks that the UDP port that the backend needs is free, or in use by this process, by its predecessor, or by a
+ * device that this backend uses or deletes.
  */
 async function requirePort(
   needed: NeededPort,

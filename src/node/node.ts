@@ -62,7 +62,8 @@ export interface PathFacts {
   /** The attributes that the lease must have; the next renewal writes them. */
   attrs: LeaseAttrs
   /**
-   * The paths and facts that weftd needs to write the file of the last known state; left out with `--persist=false`.
+   * The file paths and facts that weftd needs to write the file of the last known state; left out with
+   * `--persist=false`.
    */
   readonly next?: Next | undefined
 }
@@ -130,7 +131,7 @@ interface NodeState {
   unapplied: 'all' | 'rest' | undefined
   /** The key of this node's own lease when weftd last applied peers; undefined before the first time. */
   ownApplied: string | undefined
-  /** How far this node follows the leases in the store (FollowState). */
+  /** The state of the loop that follows the leases in the store, such as the time of the last listing (FollowState). */
   readonly following: FollowState
   /** The time, in ms of performance.now(), when the node joined its network. */
   since: number
@@ -260,7 +261,7 @@ export function createNode(base: NodeBase, ownership = new Ownership(base.log)):
   }
 }
 
-/** Gives a node that forwards the parts that its other loops need. */
+/** Adds to a forwarding node the parts that its other loops need. */
 export function joinNetwork(node: ForwardingNode, membership: Membership): Node {
   for (const key of node.view.keys()) node.cameAt.set(key, Date.now())
   const { ownership } = node

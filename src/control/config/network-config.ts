@@ -160,7 +160,7 @@ interface Rules<N extends Net> {
    * network is in one of these ranges.
    */
   readonly useless: readonly (readonly [range: string, what: string])[]
-  /** The name of the network with which flannel's error message about a network too small for four subnets begins. */
+  /** The words with which flannel's error message begins if the network is too small for four subnets. */
   readonly tooSmall: string
   /** The default prefix length of a node's subnet, if the network's prefix length is at most `usualUpTo`. */
   readonly usual: number

@@ -29,8 +29,8 @@ const WATCH_S = 300
 /** The minimum duration, in ms, of a watch that delivers no event. A shorter watch without events counts as failed. */
 const SHORT_MS = 5_000
 /**
- * The minimum interval of listings, in ms per node of the cluster. A listing has the complete nodes, so large clusters
- * are listed less often.
+ * The minimum interval of listings, in ms per node of the cluster. A listing transfers the complete Node objects, so
+ * large clusters are listed less often.
  */
 const RELIST_MS_PER_NODE = 3_000
 

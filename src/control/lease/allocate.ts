@@ -3,7 +3,10 @@
 import { compareAddresses, netAround, netSize, type Net } from '../../net/address.ts'
 import type { SubnetRange } from '../config/network-config.ts'
 
-/** The maximum number of free subnets, the lowest of the network, among which flannel draws a new subnet at random. */
+/**
+ * The maximum number of candidates for a new subnet. Like flannel, weftd draws a subnet at random from the lowest free
+ * subnets of the network.
+ */
 export const CANDIDATES = 100
 
 /**

@@ -15,9 +15,9 @@ import { LATE_MS, RESYNC_MS, type Node } from '../node.ts'
 import { createRepairLog } from '../repairs.ts'
 import type { PreviousNets } from './subnet-env-file.ts'
 
-/** How long, in ms, this process does not touch the rules because a starting successor may be setting them. */
+/** How long, in ms, this process leaves the firewall rules alone while a starting successor may be setting them. */
 const STAND_BY_MS = 60_000
-/** The time in ms after which weftd logs that the rules are not set yet, and why. */
+/** The time in ms after which weftd logs that the firewall rules are not set yet, and why. */
 const RULES_LATE_MS = 3_000
 /**
  * How long, in ms, a weftd that does not forward yet waits until the firewall rules are set. Because of this wait the
@@ -154,8 +154,8 @@ export async function keepFirewall(node: Node): Promise<never> {
 }
 
 /**
- * Returns a function that returns true while a successor may own the rules. While it returns true, this daemon must not
- * restore its own rules.
+ * Returns a function that returns true while a successor may own the firewall rules. While it returns true, this daemon
+ * must not restore its own rules.
  */
 function restsFor({ ownership }: Node): () => boolean {
   let since: number | undefined
@@ -163,7 +163,7 @@ function restsFor({ ownership }: Node): () => boolean {
     if (!ownership.isOurs) return true
     since = ownership.hasSuccessor ? (since ?? performance.now()) : undefined
     // A successor that takes longer than STAND_BY_MS waits for another step, such as the answer of its store, and has
-    // not touched the rules.
+    // not touched the firewall rules.
     return since !== undefined && performance.now() - since < STAND_BY_MS
   }
 }

@@ -97,9 +97,9 @@ async function removePrograms(node: Node): Promise<void> {
 }
 
 /**
- * Returns the attributes of this node's present lease if they have a backend type other than the new backend's. Returns
- * undefined if the node has no lease, or if the new backend makes its own routes. Must be called before the lease is
- * written.
+ * Returns the attributes of this node's present lease if the lease has a different backend type than the new backend.
+ * Returns undefined if the node has no lease, or if the new backend makes its own routes. Must be called before the
+ * lease is written.
  */
 export async function earlierAttrs(
   { backend, manager, log, signal }: Pick<Node, 'backend' | 'manager' | 'log' | 'signal'>,

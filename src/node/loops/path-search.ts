@@ -1,6 +1,6 @@
 // path-search.ts - the loop that finds the longest packet that reaches each peer, over each inner family, with echo
 // requests of different lengths. Some routers drop long packets without an ICMP error. If the network configuration
-// requests it, the data path then sends only packets that pass.
+// requests it, the data path then sends no packet that is longer than the longest packet that reaches the peer.
 
 import { messageOf } from '../../base/errors.ts'
 import { pause } from '../../host/bell.ts'
@@ -55,7 +55,7 @@ export async function searchPaths(node: Node): Promise<never> {
     for (;;) {
       await pause(signal, TICK_MS)
       const { dataPath } = node.ownership
-      // With `--probe-interval 0` weftd searches only if the data path needs the results.
+      // With `--probe-interval 0` weftd searches for the longest packet only if the data path needs the results.
       const isWanted = options['probe-interval'] > 0 || dataPath?.pathSearch?.limit !== undefined
       for (const searching of searchings) openFor(searching, isWanted ? dataPath : undefined, node)
       const open = searchings.flatMap((searching) => (searching.running ? [{ ...searching.running, searching }] : []))

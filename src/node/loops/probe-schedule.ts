@@ -161,7 +161,10 @@ export class ProbeSchedule {
     for (const { key, address } of targets) this.look(key, address, now)
   }
 
-  /** Makes a probe of a peer due soon, unless the peer is known to be silent and is probed at the usual interval. */
+  /**
+   * Makes a probe of a peer due soon. Does nothing if the peer is known to be silent and weftd still probes it at the
+   * usual interval.
+   */
   soon(key: string, now: number): void {
     const peer = this.#known.get(key)
     if (peer && this.#atRest.has(peer)) this.wake(key, now)

@@ -89,7 +89,7 @@ export class Predecessor {
     return lock
   }
 
-  /** Makes the daemon end without changing the host, because this process is the node from now on. */
+  /** Makes the daemon end without changing the host, because this process acts as the node from now on. */
   end(): void {
     clearInterval(this.timer)
     this.timer = undefined
