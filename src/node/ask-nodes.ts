@@ -30,7 +30,7 @@ const PATIENCE_MS = 1_500
 const TICK_MS = 100
 /**
  * The maximum number of queries that run simultaneously, so that they do not delay each other's answers. A query that
- * has taken SLOW_MS does not count any more, as long as at most MOST_UNDER_WAY queries run.
+ * has taken SLOW_MS no longer counts towards this maximum, as long as at most MOST_UNDER_WAY queries run.
  */
 const AT_ONCE = 32
 const SLOW_MS = 50

@@ -1,8 +1,8 @@
 // data-paths.ts - the data paths of a node as a list. A fault of one data path does not stop the other data paths.
 //
-// Most backends have one data path for both families; the rest have one data path for each family. If a data path
-// cannot be opened, or fails, weftd logs the failure and opens the path again later. The list as a whole fails only if
-// all open paths fail.
+// Most backends have one data path for both families; all other backends have one data path for each family. If a data
+// path cannot be opened, or fails, weftd logs the failure and opens the path again later. The list as a whole fails
+// only if all open paths fail.
 
 import { setImmediate } from 'node:timers/promises'
 import { describeError, messageOf, prefixed } from '../base/errors.ts'
@@ -330,7 +330,10 @@ export class DataPaths {
     if (!this.#signal.aborted) this.#calm.error(`Cannot carry ${part.name}, trying again: ${text}`)
   }
 
-  /** Marks the data paths of these parts as failed. If no other data path is open, the whole list fails instead. */
+  /**
+   * Marks each data path of `lost` as failed, for the reason in `lost`. If `lost` has all open data paths, the whole
+   * list fails instead.
+   */
   #lose(lost: readonly (readonly [PathPart, Error])[]): void {
     const [first] = lost
     if (first && this.#carried().length === lost.length) return this.#fail(first[1])

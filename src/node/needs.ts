@@ -195,8 +195,8 @@ async function requirePort(
   if (holders.length > 0) return
   const wireguard = devices.find((each) => kindOf(each) === 'wireguard' && isReplaced(each, device))
   const listens = wireguard && (await portOf(wireguard, kernel))
-  // A device whose port the kernel does not report may have this port. A predecessor that has the port may run in
-  // another container, where this process cannot see it.
+  // The WireGuard device whose port the kernel does not report may have the needed port. If the predecessor runs in
+  // another container, this process cannot see the predecessor's sockets, so the predecessor may have the port.
   if (listens !== port && listens !== 'unknown' && before !== undefined) throw portError(needed, undefined)
 }
 

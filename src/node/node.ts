@@ -129,7 +129,7 @@ interface NodeState {
    * part of the data path lacks some peers.
    */
   unapplied: 'all' | 'rest' | undefined
-  /** The key of this node's own lease when weftd last applied peers; undefined before the first time. */
+  /** The key of this node's own lease when weftd last applied peers; undefined before weftd first applied peers. */
   ownApplied: string | undefined
   /** The state of the loop that follows the leases in the store, such as the time of the last listing (FollowState). */
   readonly following: FollowState
@@ -151,8 +151,8 @@ interface NodeState {
   mtuAtStart: number | undefined
   pathLease: OwnLease | undefined
   /**
-   * The promise of the loop in loops/data-path.ts; undefined before that loop runs. The loop runs from the time when
-   * the node forwards first.
+   * The promise of the loop in loops/data-path.ts; undefined before that loop runs. The loop starts when the node first
+   * forwards.
    */
   keepingPath: Promise<never> | undefined
   isRunning: boolean

@@ -1,6 +1,7 @@
 // access.ts - the API server's address and credentials: from a pod's service account, a kubeconfig, or a URL.
 //
-// weftd reads the files again for each request, because tokens, certificates and authorities rotate. Requests are rare.
+// weftd reads the files again for each request, because tokens, certificates and authorities rotate. This costs little,
+// because requests are rare.
 
 import { readFile } from 'node:fs/promises'
 import { dirname, resolve } from 'node:path'

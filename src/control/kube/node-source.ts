@@ -187,7 +187,7 @@ export class NodeSource implements LeaseSource<bigint> {
     return { kind: 'put', entry: this.#entry(node, found) }
   }
 
-  /** Returns the change of the leases that a deleted node causes. */
+  /** Returns the change of the leases after a node was deleted. */
   #gone(node: NodeObject): Change | undefined {
     const found = node.spec ? this.#remember(node) : this.#subnets.get(node.metadata?.uid ?? '')
     return typeof found === 'object' ? { kind: 'delete', key: found.key } : undefined

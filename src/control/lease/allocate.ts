@@ -10,8 +10,8 @@ import type { SubnetRange } from '../config/network-config.ts'
 export const CANDIDATES = 100
 
 /**
- * Returns true if a node may use the subnet with this configuration: the subnet has the configured prefix length and is
- * in the configured range.
+ * Returns true if the configuration allows a node to use the subnet: the subnet has the prefix length and is in the
+ * range of `range`.
  */
 export function isCompatible<N extends Net>(subnet: N, range: SubnetRange<N>): boolean {
   return (

@@ -359,7 +359,8 @@ class LeaseFollower<Cursor> {
           if (change.kind === 'put') current.set(change.entry.key, change.entry)
           else current.delete(change.key)
     const change = this.#view.list([...current.values()], now)
-    // This factor is random, so that nodes that started simultaneously do not list simultaneously.
+    // The time for which an expensive listing stays valid varies at random, so that nodes that started simultaneously
+    // do not list simultaneously.
     this.#goodUntil = now + (this.#source.trustedMs?.(this.#view.leases.size) ?? 0) * (0.5 + this.#random())
     const isNews = change.added.length + change.changed.length + change.removed.length > 0
     if (this.#watch && (wentBack || (isNews && !this.#heardSinceListing))) {

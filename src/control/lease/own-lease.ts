@@ -459,7 +459,7 @@ export async function renewLease(
         throw new WeftError('LEASE_LOST', `${netsText(lease.subnet)} is leased by another node now: ${entry.value}`)
       if (log) sayWrittenOver(entry, log)
       // A key without an etcd lease is usually a reservation. But if the key's value was unreadable, an operator may
-      // have made a mistake, so the key stays a reservation only if it was one before.
+      // have made a mistake, so the key stays a reservation only if it was a reservation before.
       if (!found) isReservation = present.isReservation
     }
     present = { ...entry, isReservation }

@@ -255,15 +255,16 @@ async function renewOrReplace(node: Node): Promise<void> {
       const again = retryMs < RENEW_RETRY_MAX_MS ? `${retryMs / 1000} s` : '1 min'
       log.error(`Error renewing lease (trying again in ${again}): ${describeError(error)}`)
     }
-    // If this node's lease has changed during the wait, the store is reachable again, so the pauses become short again.
+    // If this node's lease has changed during the wait, the store is reachable again, so the pauses between attempts
+    // become short again.
     const rang = await node.leaseDoubt.wait(signal, retryMs)
     retryMs = rang ? RENEW_RETRY_MIN_MS : Math.min(2 * retryMs, RENEW_RETRY_MAX_MS)
   }
 }
 
 /**
- * Acquires a subnet of a family in which the node got an address. Returns false if that fails; the caller must then
- * renew the lease unchanged.
+ * Acquires a subnet of a family in which the node has newly got an address. Returns false if that fails; the caller
+ * must then renew the lease unchanged.
  */
 async function isExtended(node: Node): Promise<boolean> {
   try {

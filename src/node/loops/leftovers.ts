@@ -64,7 +64,7 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
     node.signal.throwIfAborted()
     const why = isWeftError(error) ? describeError(error) : messageOf(error)
     const line = `Cannot check for leftovers of another backend: ${why}`
-    // A node that is ready keeps its last findings, so only log this failure.
+    // A node that is ready keeps the findings of its last successful check, so only log that this check failed.
     if (node.isReady) calmOf(node).warn(line)
     else setPastPath(node, [line])
   }
@@ -156,8 +156,8 @@ async function clear(
       earlier,
       ownDevices: [],
       routesToHosts: false,
-      // If no backend that publishes the earlier type makes routes to peers' hosts, no route to a peer's host is a
-      // leftover.
+      // If no backend that publishes the earlier type makes a route for each peer, other programs made the routes to
+      // the peers' hosts. So these routes are not leftovers.
       routesByOthers: !kinds.some(({ routes }) => routes === 'peers'),
       external: backend.external?.name,
       ranges: { ipv4: config.ipv4, ipv6: config.ipv6 },

@@ -350,7 +350,7 @@ export class PathSearch {
   }
 }
 
-/** Returns the number of requests after which the tried size counts as not passing. */
+/** Returns the number of requests after which the tried size counts as too long for the path. */
 function triesOf(search: Search): number {
   return Math.min(MOST_TRIES, leastTriesOf(search) + 2 * (search.small - search.answered))
 }

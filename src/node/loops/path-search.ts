@@ -16,8 +16,8 @@ import { FORBIDDEN, forGood, send } from './probes.ts'
 /** The interval in ms at which weftd sends the requests that are due. */
 const TICK_MS = 1_000
 /**
- * The interval in ms at which weftd reads all peers of a data path that cannot return single peers. It reads them also
- * after each change of a peer.
+ * The interval in ms at which weftd reads all peers of a data path that cannot return single peers. After each change
+ * of a peer weftd reads all peers of such a data path too.
  */
 const KEEP_MS = 10_000
 
@@ -84,7 +84,7 @@ function openFor(searching: Searching, dataPath: DataPaths | undefined, node: No
   const source = dataPath?.probeSource[family]
   if (running && running.dataPath === dataPath && running.source === source && running.mtu === dataPath.mtu) return
   running?.echo.close()
-  // If the search ends but the data path stays open, remove the limits that the search set.
+  // If the search ends but the data path stays open, remove the limits of packet lengths that the search set.
   if (running?.dataPath === dataPath && searching.limits.size > 0) dataPath?.pathSearch?.limit?.(new Map(), family)
   searching.running = undefined
   if (!dataPath || source === undefined || !openEcho || searching.isForbidden) return
@@ -130,8 +130,8 @@ function look(searching: Searching, search: PathSearch, unseen: ReadonlySet<stri
 }
 
 /**
- * Passes the limits that the search found to the data path, if the data path uses limits. A peer with a direct route
- * has no limit.
+ * Passes the maximum packet lengths that the search found to the data path, if the data path uses them. A peer with a
+ * direct route has no limit.
  */
 function limit(searching: Searching, search: PathSearch, { log }: Node): void {
   const { pathSearch } = searching.running?.dataPath ?? {}

@@ -30,11 +30,14 @@ export async function keepPeers(node: Node): Promise<never> {
     state: node.following,
   })
   const overlaps = createOverlaps(node)
-  /** The keys of the leases that may differ from the peers that were applied; undefined if all leases may differ. */
+  /**
+   * The keys of the leases that may have changed since the peers were last applied; undefined if all leases may have
+   * changed.
+   */
   let touched: Set<string> | undefined
   for await (const { leases, added, changed, removed, renewed, isListing, isOwnUnreadable } of following) {
     node.view = leases
-    // After a complete listing apply all leases, which corrects earlier errors.
+    // After a complete listing apply all leases, so that the listing corrects errors of earlier changes.
     if (isListing && added.length + changed.length + removed.length > 0) touched = undefined
     for (const { key } of [...added, ...changed, ...removed]) touched?.add(key)
     for (const key of renewed) touched?.add(key)

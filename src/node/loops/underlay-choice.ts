@@ -55,7 +55,7 @@ export function wakeByOther(probes: Readonly<Record<Underlay, ProbeSchedule>>, n
 type Answers = Readonly<Record<Underlay, Probed | undefined>>
 
 interface UnderlayChoices {
-  /** Returns the underlay family for a peer. `now` is in ms of the clock of the answers. */
+  /** Returns the underlay family for a peer. `now` is in ms of the clock that the times in `answers` use. */
   choose(key: string, answers: Answers, now: number): Underlay
   others(): readonly string[]
   /** Continues with the choices of an earlier process, in which the peers `others` use the family `other`. */

@@ -154,8 +154,8 @@ export class EndpointChoice {
   #hasAnswered = false
 
   /**
-   * Creates the endpoint choice without connecting. `onClose` is called before connections are closed, so that the
-   * caller can end the streams on these connections.
+   * Creates the object without connecting to an endpoint. `onClose` is called before connections are closed, so that
+   * the caller can end the streams on these connections.
    */
   constructor(hosts: Hosts, options: EndpointOptions, onClose: () => void) {
     this.#hosts = hosts

@@ -140,8 +140,8 @@ export class EtcdStore implements Store {
     } catch (error) {
       if (!isFull(error)) throw error
       const kept = await this.#keepAsRead(key, expected, signal)
-      // If etcd is full, extending the key's life is enough only if the value stays the same and the etcd lease has not
-      // expired yet.
+      // A full etcd only extends the key's life. That is enough only if the value stays the same and the etcd lease has
+      // not expired yet.
       if (kept && (value !== expected.value || (kept.expiresAt ?? Infinity) <= Date.now())) throw error
       return kept && { ...kept, unwritten: describeError(error) }
     }
@@ -274,8 +274,8 @@ export class EtcdStore implements Store {
   }
 
   /**
-   * Requests an etcd lease. weftd chooses the id of the etcd lease, so that weftd can repeat the request if the answer
-   * is lost: etcd grants an id only once.
+   * Requests an etcd lease. weftd chooses the id of the etcd lease. So if the answer is lost, weftd can repeat the
+   * request, because etcd grants each id only once.
    */
   async #newGrant(kind: Kind, signal: AbortSignal): Promise<Grant> {
     const grant = { at: Date.now(), ID: newLeaseId(), TTL: String(this.#ttlS) }
