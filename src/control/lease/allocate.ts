@@ -10,8 +10,8 @@ import type { SubnetRange } from '../config/network-config.ts'
 export const CANDIDATES = 100
 
 /**
- * Returns true if the configuration allows a node to use the subnet: the subnet has the prefix length and is in the
- * range of `range`.
+ * Returns true if the configuration allows a node to use the subnet: the subnet has the prefix length of `range` and is
+ * within `range`.
  */
 export function isCompatible<N extends Net>(subnet: N, range: SubnetRange<N>): boolean {
   return (
