@@ -202,8 +202,8 @@ async function startEngineOf(
   }
   const { NativeEngine } = await import('../path/engine/native-engine.ts')
   const started = new NativeEngine(config, { workers, nice, pollUs, without })
-  // Raise the priority of this process's session, but do not await the import of the module, so that the import does not
-  // delay the first packet.
+  // Raise the priority of this process's session, but do not await the import of the module, so that the import does
+  // not delay the first packet.
   if (engine === 'native' && nice !== 0)
     void import('../host/session-priority.ts').then(({ raiseSession }) => raiseSession(nice))
   return started

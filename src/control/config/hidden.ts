@@ -18,8 +18,8 @@ const programOf = (command: string): string => {
 
 /**
  * Returns a copy of a JSON value in which each secret is wrapped in a `Secret`. Three kinds of values are secrets: the
- * value of a member with a name such as `Password`, a command with arguments, and a text with a URL that contains a user
- * name.
+ * value of a member with a name such as `Password`, a command with arguments, and a text with a URL that contains a
+ * user name.
  */
 export function hideSecrets(value: unknown, name = ''): unknown {
   if (value === null || value instanceof Secret) return value

@@ -14,9 +14,9 @@ const WORDS = {
 
 export async function keepPeers(node: Node): Promise<never> {
   const { options, manager, log, signal } = node
-  // A lease with a different key is this node's own too if it has this node's public IP and overlaps this node's subnet.
-  // While the node gets a subnet of a second family, its old lease and its new lease have different keys and a common
-  // subnet.
+  // A lease with a different key is this node's own too if it has this node's public IP and overlaps this node's
+  // subnet. While the node gets a subnet of a second family, its old lease and its new lease have different keys and a
+  // common subnet.
   const isOwn = ({ key, attrs, subnet }: Lease): boolean =>
     key === node.lease.key || (isOfOneNode(attrs, node.attrs) && netsOverlap(subnet, node.lease.subnet))
   const say = { ...WORDS, ...node.backend.words }

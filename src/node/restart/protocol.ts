@@ -13,9 +13,9 @@
 // - {want: 'end'}: the predecessor ends without changing the host, because the successor is the node now. It sends
 //   {ended: true} when it has no path open any more.
 //
-// Until `end` the predecessor can forward again. It does so if the successor ends. If the successor sends no message for
-// SILENCE_MS, the predecessor kills the successor and forwards again. If it cannot kill the silent successor, it sends
-// {takenBack: true} to the successor, which must then stop. The table NEXT lists all transitions; the predecessor
+// Until `end` the predecessor can forward again. It does so if the successor ends. If the successor sends no message
+// for SILENCE_MS, the predecessor kills the successor and forwards again. If it cannot kill the silent successor, it
+// sends {takenBack: true} to the successor, which must then stop. The table NEXT lists all transitions; the predecessor
 // refuses a request that the table does not have. For at most SILENCE_MS + KILL_MS no process forwards.
 //
 // If one of the two processes dies or hangs:
