@@ -23,8 +23,8 @@
 //   forwards again immediately. After `end`: the lock is free, and a predecessor that still waits to be stopped
 //   forwards again.
 // - The successor hangs before `path`: the predecessor forwards all the time. Between `path` and `end`: the predecessor
-//   kills the successor after SILENCE_MS and forwards again. After `end`: the watchdog of the service
-//   manager restarts the successor, like any weftd that hangs.
+//   kills the successor after SILENCE_MS and forwards again. After `end`: the watchdog of the service manager restarts
+//   the successor, like any weftd that hangs.
 // - The predecessor dies before `path`: the successor forwards immediately with the last known state. Between `path`
 //   and `end`: the successor has the path and the lock, and continues. After `end` the death of the predecessor has no
 //   effect.
@@ -35,9 +35,9 @@
 // and stops as soon as it runs again. If it opened its own path, the device and the port of that path are in use until
 // it runs again.
 //
-// Messages are JSON. A process ignores members that it does not know. If the meaning of a message
-// changes, the protocol needs a new version number. A process refuses a message with a different version number, and
-// names the version of weft that uses that number.
+// Messages are JSON. A process ignores members that it does not know. If the meaning of a message changes, the protocol
+// needs a new version number. A process refuses a message with a different version number, and names the version of
+// weft that uses that number.
 
 /** The version of the hand-over protocol. */
 export const VERSION = 2
