@@ -16,8 +16,8 @@ import { lengthsUpTo } from '../../net/lengths.ts'
 const TRIES = 3
 const TRY_EVERY_MS = 1_000
 /**
- * The value of TRIES for the greatest length. It exceeds TRIES, so that a path which loses one packet in twenty does
- * not count as a path that loses long packets.
+ * The number of unanswered requests after which the greatest length counts as too long. It exceeds TRIES, so that a
+ * path which loses one packet in twenty does not count as a path that loses long packets.
  */
 const TRIES_OF_LONGEST = 5
 /**
