@@ -214,7 +214,7 @@ export class DataPaths {
    * next process.
    */
   readonly #next = createTurn()
-  /** Resolves `fault`. */
+  /** Resolves the promise `fault` with the reason. */
   #reportFault!: (reason: Error) => void
   readonly #plannedFor: ExternalInterface
   /** The external interface as this node last published it to the peers. */

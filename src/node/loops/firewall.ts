@@ -29,7 +29,7 @@ const RULES_WAIT_MS = 10_000
  */
 const LOCK_MS = 60_000
 
-/** Returns the firewall with the rules that the network configuration and the flags request. */
+/** Returns the firewall object with the rules that the network configuration and the flags request. */
 export function firewallFor(
   { enableNftables, ipv4, ipv6 }: NetworkConfig,
   { options, kernel, log, signal }: Pick<Node, 'options' | 'kernel' | 'log' | 'signal'>,
@@ -83,8 +83,8 @@ const holderText = async (): Promise<string | undefined> => {
 }
 
 /**
- * Sets the rules for the first time. If that takes long, reports in the log and in the status which process holds the
- * lock of iptables.
+ * Sets the firewall rules for the first time. If that takes long, reports in the log and in the status which process
+ * holds the lock of iptables.
  */
 export async function raiseFirewall(
   node: Pick<Node, 'firewall' | 'lease' | 'log' | 'signal' | 'rulesTrouble'>,
@@ -114,14 +114,15 @@ async function reportLate(node: Pick<Node, 'log' | 'signal' | 'rulesTrouble'>, e
       calm.warn(`The firewall's rules are not set yet${why}; everything else goes on without them`)
     }
   } catch {
-    // Ignore the rejection of `pause`: either the rules are set, or the daemon stops. Neither needs a log line.
+    // Ignore the rejection of `pause`: either the firewall rules are set, or the daemon stops. Neither needs a log
+    // line.
   }
 }
 
 /**
- * Begins to set the rules for the first time. Like flanneld, a first start waits for the rules, and rejects if they
- * cannot be set; after RULES_WAIT_MS it continues without them. A node that already forwards waits only for LATE_MS,
- * and if the rules cannot be set, it logs the reason and tries again.
+ * Begins to set the firewall rules for the first time. Like flanneld, a node that does not forward yet waits for the
+ * rules, and this function rejects if they cannot be set. After RULES_WAIT_MS the node continues without the rules. A
+ * node that already forwards waits only for LATE_MS; if the rules cannot be set, it logs the reason and tries again.
  */
 export async function raiseOrLate(node: Node, forwardsAlready: boolean): Promise<void> {
   let isPatient = forwardsAlready

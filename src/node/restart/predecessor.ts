@@ -114,7 +114,7 @@ export class Predecessor {
     )
   }
 
-  /** Idempotent. */
+  /** Closes the connection to the daemon. A second call has no effect. */
   close(): void {
     clearInterval(this.timer)
     this.reading.abort()

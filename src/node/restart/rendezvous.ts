@@ -39,7 +39,7 @@ export interface Lock {
   readonly fd: number | undefined
   /** Writes this process's ID into the lock file. A process that finds the lock taken names this ID in its messages. */
   sign(): void
-  /** Idempotent. */
+  /** Closes the descriptor of the lock in this process. A second call has no effect. */
   close(): void
 }
 
