@@ -239,8 +239,8 @@ export class LeaseView {
   }
 
   /**
-   * Drops the leases that were missing for `holdMs`. Also drops the leases that vanished later, unless so many vanished
-   * later that the node must keep them for another hold time.
+   * Drops the leases that were missing for `holdMs`. Also drops the leases that vanished later, unless these leases
+   * are a large loss by themselves. In that case the node keeps them until they were missing for `holdMs` too.
    */
   #confirm(survivors: number, now: number): void {
     const before = this.#gone.size
