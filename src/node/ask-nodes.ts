@@ -30,7 +30,7 @@ const PATIENCE_MS = 1_500
 const TICK_MS = 100
 /**
  * The maximum number of queries that run simultaneously, so that they do not delay each other's answers. A query that
- * has taken SLOW_MS does not count any more, as long as at most MOST_UNDER_WAY queries run.
+ * has taken SLOW_MS no longer counts towards this maximum, as long as at most MOST_UNDER_WAY queries run.
  */
 const AT_ONCE = 32
 const SLOW_MS = 50
@@ -159,7 +159,10 @@ export async function askNetwork(
 const otherTypeOf = ({ attrs: { backendType } }: Lease, own: string): string | undefined =>
   backendType === own ? undefined : backendType
 
-/** Sorts the leases of the peers that are queried: silent peers first, then the rest in random order. */
+/**
+ * Sorts the leases of the peers that the node queries: first the peers that do not answer probes, then all others in
+ * random order.
+ */
 function chosen(all: readonly Lease[], { probes }: Node): readonly Lease[] {
   const isSilent = ({ key }: Lease): boolean =>
     FAMILIES.some((family) => probes?.[family]?.results().get(key)?.isAnswering === false)

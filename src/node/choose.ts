@@ -1,5 +1,5 @@
 // choose.ts - creates the subnet manager, the backend and the engine that the flags and the network configuration name.
-// It loads no code of other subnet managers, backends and engines.
+// The code of all other subnet managers, backends and engines is not loaded.
 
 import { WeftError } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
@@ -65,7 +65,7 @@ export async function createStore(options: KeyStoreOptions, log: Log): Promise<S
 
 async function createEtcd(options: KeyStoreOptions, log: Log): Promise<Store> {
   const { EtcdStore } = await import('../control/store/etcd/etcd.ts')
-  // Remove the user name from the URL of an endpoint, because weftd, like flanneld, does not use it.
+  // Remove the user name from the URL of an endpoint, because weftd, like flanneld, does not use the user name.
   const endpoints = String(options['etcd-endpoints']).split(',')
   const [certFile, keyFile, caFile] = [options['etcd-certfile'], options['etcd-keyfile'], options['etcd-cafile']]
   const isPlain = (endpoint: string): boolean =>
@@ -157,7 +157,10 @@ export async function createWithdrawing(
   return makeBackend(type, parts)
 }
 
-/** Returns the functions that list and remove the connections of the backend ipsec in this host's running charon. */
+/**
+ * Returns the functions that list and remove the connections of the backend ipsec in this host's running charon
+ * (strongSwan's IKE daemon).
+ */
 export async function charonOfHost() {
   const { leaveCharon, listConnections } = await import('../path/backends/ipsec/leave-charon.ts')
   return { leaveCharon, listConnections }
@@ -199,7 +202,8 @@ async function startEngineOf(
   }
   const { NativeEngine } = await import('../path/engine/native-engine.ts')
   const started = new NativeEngine(config, { workers, nice, pollUs, without })
-  // Raise the priority of this process's session in the background, so that the first packet does not wait for it.
+  // Raise the priority of this process's session, but do not await the import of the module, so that the import does
+  // not delay the first packet.
   if (engine === 'native' && nice !== 0)
     void import('../host/session-priority.ts').then(({ raiseSession }) => raiseSession(nice))
   return started

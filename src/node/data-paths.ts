@@ -1,8 +1,8 @@
 // data-paths.ts - the data paths of a node as a list. A fault of one data path does not stop the other data paths.
 //
-// Most backends have one data path for both families; the rest have one data path for each family. If a data path
-// cannot be opened, or fails, weftd logs the failure and opens the path again later. The list as a whole fails only if
-// all open paths fail.
+// Most backends have one data path for both families; all other backends have one data path for each family. If a data
+// path cannot be opened, or fails, weftd logs the failure and opens the path again later. The list as a whole fails
+// only if all open paths fail.
 
 import { setImmediate } from 'node:timers/promises'
 import { describeError, messageOf, prefixed } from '../base/errors.ts'
@@ -62,7 +62,10 @@ interface Work<T> {
   result?: PromiseSettledResult<T>
 }
 
-/** One planned data path: the open path if there is one, the peers that the path lacks, and its running check. */
+/**
+ * One planned data path: the open path if there is one, the peers that the open path lacks, and the running check of
+ * the path.
+ */
 class PathPart {
   readonly plan: PlannedPath
   /** The families of this planned data path in which the node has a subnet. */
@@ -81,15 +84,15 @@ class PathPart {
   external: ExternalInterface | undefined
   /** Why this data path does not carry its families; undefined if it carries them. */
   lacking: string | undefined
-  /** The number of positions that this data path takes in the list `next` of the report that `drops` returns. */
+  /** The number of entries for this data path in the list `next`, which is part of the report that `drops` returns. */
   places = 0
   /** The running check of the data path, or a completed check whose result `takeCheck` has not returned yet. */
   #check: Work<readonly string[]> | undefined
   /** The running transfer of peers to the data path. */
   #transfer: Promise<void> | undefined
   /**
-   * The lease keys whose peers may differ from those that the data path got last. `all` means that every key may
-   * differ; undefined means that the data path has all peers.
+   * The lease keys of the peers that may have changed since the data path last got its peers. `all` means that every
+   * key may differ; undefined means that the data path has all peers.
    */
   #pending: ReadonlySet<string> | 'all' | undefined
 
@@ -108,7 +111,7 @@ class PathPart {
     return this.lacking === undefined ? this.path : undefined
   }
 
-  /** True while the data path lacks peers that were applied, because the path is slow or has failed. */
+  /** True while the data path lacks peers of the last `apply`, because the path is slow or has failed. */
   get isBehind(): boolean {
     return this.#transfer !== undefined || this.#pending !== undefined
   }
@@ -121,7 +124,7 @@ class PathPart {
   }
 
   /**
-   * Gives the applied peers to the data path. `wanted` returns the peers of the last `apply`, or undefined after
+   * Gives the peers of the last `apply` to the data path. `wanted` returns these peers, or undefined after
    * `close`. A call while a transfer runs starts a second transfer after it.
    */
   transfer(wanted: () => Applied | undefined, touched: ReadonlySet<string> | undefined): Work<void> {
@@ -211,7 +214,7 @@ export class DataPaths {
    * next process.
    */
   readonly #next = createTurn()
-  /** Resolves `fault`. */
+  /** Resolves the promise `fault` with the reason. */
   #reportFault!: (reason: Error) => void
   readonly #plannedFor: ExternalInterface
   /** The external interface as this node last published it to the peers. */
@@ -327,7 +330,10 @@ export class DataPaths {
     if (!this.#signal.aborted) this.#calm.error(`Cannot carry ${part.name}, trying again: ${text}`)
   }
 
-  /** Marks the data paths of these parts as failed. If no other data path is open, the whole list fails instead. */
+  /**
+   * Marks each data path of `lost` as failed, for the reason in `lost`. If `lost` has all open data paths, the whole
+   * list fails instead.
+   */
   #lose(lost: readonly (readonly [PathPart, Error])[]): void {
     const [first] = lost
     if (first && this.#carried().length === lost.length) return this.#fail(first[1])
@@ -368,7 +374,7 @@ export class DataPaths {
   }
 
   /**
-   * True if the daemon must call `renew`, because no data path carries a family, or because the node's address or the
+   * True if the daemon must call `renew`, because a family has no data path, or because the node's address or the
    * interface's name has changed.
    */
   get isOutdated(): boolean {
@@ -381,8 +387,8 @@ export class DataPaths {
   }
 
   /**
-   * True while a data path lacks peers that were applied, because the data path is slow or has failed. The next `apply`
-   * also gives the missing peers to this data path.
+   * True while a data path lacks peers of the last `apply`, because the data path is slow or has failed. The next
+   * `apply` also gives the missing peers to this data path.
    */
   get isBehind(): boolean {
     return this.#carried().some(([part]) => part.isBehind)

@@ -1,4 +1,4 @@
-// drops.ts - reports the packets that the data path dropped last, for /drops.json.
+// drops.ts - reports the packets that the data path dropped last, as the content of /drops.json.
 
 import { addon } from '../host/addon.ts'
 import { formatAddress } from '../net/address.ts'
@@ -14,7 +14,10 @@ const TEXTS: ReadonlyMap<string, string> = new Map(
 
 const hex = (bytes: Uint8Array): string => Buffer.from(bytes).toString('hex')
 
-/** Reports the packets that the engine dropped since an earlier report; `after` is the `next` of that report. */
+/**
+ * Reports the packets that the engine dropped since an earlier report. `after` is the member `next` of that earlier
+ * report.
+ */
 export function dropsReportOf(
   { ownership: { dataPath }, config, names }: Pick<Node, 'ownership' | 'config' | 'names'>,
   after: DropsReport['next'],

@@ -47,8 +47,8 @@ export async function endDataPath(node: NewNode, reason: unknown): Promise<void>
 const loopEnded = async ({ keepingPath }: NewNode): Promise<void> => keepingPath?.catch(() => {})
 
 /**
- * The running or completed withdrawal of each node's route. It is stored because the data path is ended twice when a
- * node leaves.
+ * The running or completed withdrawal of each node's published route. When a node leaves, endDataPath runs twice, and
+ * the second run must use the stored result.
  */
 const withdrawals = new WeakMap<NewNode, Promise<boolean>>()
 
@@ -116,7 +116,7 @@ export async function endNode(node: Node, reason: unknown): Promise<void> {
   if (isLeaving(reason)) (reason as Superseded).isLeaseBack = await giveLeaseBack(node)
 }
 
-/** Ends a node that could not become ready, and deletes the node's lease, which this process created. */
+/** Ends a node that could not become ready, and deletes the lease that this process created for the node. */
 export async function endUnusedNode(node: Node): Promise<void> {
   await closeDataPath(node).catch((error: unknown) =>
     node.log.error(`Cannot close the data path: ${describeError(error)}`),

@@ -45,7 +45,7 @@ export interface Waiter {
    * packets.
    */
   readonly isForwarding?: () => boolean
-  /** Publishes, in the status and to the service manager, the name of the missing fact. */
+  /** Publishes the name of the fact for which weftd waits, in the status and to the service manager. */
   readonly publish?: (waitsFor: string) => void
 }
 
@@ -97,8 +97,8 @@ export async function waitFor<T>(name: string, task: Omit<Task<T>, 'onFailure'>,
 }
 
 /**
- * Runs a part of the start. If the part fails while the node forwards with the last known state, or tries to do so,
- * runs the part again; otherwise rejects.
+ * Runs a step of weftd's start. If the step fails while the node forwards with the last known state, or tries to do so,
+ * runs the step again. Otherwise rejects.
  */
 export function whileForwarding<T>(
   node: NewNode,

@@ -20,7 +20,10 @@ const LOOK_MS = 5_000
  * continues with fewer families.
  */
 const ALL_FAMILIES_MS = 10_000
-/** The pause in ms after the kernel reported a change, because such reports come in bursts. */
+/**
+ * The pause in ms between the kernel's report of a change and the next check. Such reports come in bursts, and one
+ * check handles a whole burst.
+ */
 const SETTLE_MS = 200
 
 interface InterfaceBefore {
@@ -159,7 +162,7 @@ async function asBefore(
   return familiesOf(now.address).every((family) => gone[family] !== undefined) ? 'gone' : now
 }
 
-/** Returns the properties of an interface that the operator chose by flags: the pattern and the given addresses. */
+/** Returns the properties of an interface that the operator's flags set: the pattern and the given addresses. */
 const namedIn = ({ named, pattern, address, publicIp }: ExternalInterface) => [
   pattern,
   ...FAMILIES.flatMap((family) => [

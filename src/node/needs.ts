@@ -87,7 +87,7 @@ async function presentDevice(
   return { ...device, name: (await findRenamed(kernel, type, networks)) ?? name }
 }
 
-/** Returns the type of a device for a message; `none` for a physical interface. */
+/** Returns the type of a device as a text for messages; `none` for a physical interface, which has no type. */
 const kindOf = ({ type }: Link): string => type || 'none'
 
 /**
@@ -132,7 +132,7 @@ function isSameIpip({ ipip }: Link, address: string): boolean {
   return ipip.local === parseIpv4(address)
 }
 
-/** Checks that no other vxlan device has the same VNI and port, because the kernel does not allow two. */
+/** Checks that no other vxlan device has the same VNI and port, because the kernel does not allow two such devices. */
 function requireVni(
   { family, port, vxlan }: NeededPort,
   device: NeededDevice | undefined,
@@ -156,14 +156,14 @@ function requireVni(
     )
 }
 
-/** Returns true for a vxlan device that uses the UDP port `port` in the family. */
+/** Returns true if a vxlan device uses the UDP port `port` over the address family `family`. */
 function isOnPort({ vxlan }: Link, family: Family, port: number): boolean {
   return vxlan?.port === port && (vxlan.local === undefined ? 'ipv4' : familyOf(vxlan.local)) === family
 }
 
 /**
- * Checks that the UDP port is free, or in use by this process, by its predecessor, or by a device that this backend
- * uses or deletes.
+ * Checks that the UDP port that the backend needs is free, or in use by this process, by its predecessor, or by a
+ * device that this backend uses or deletes.
  */
 async function requirePort(
   needed: NeededPort,
@@ -195,8 +195,8 @@ async function requirePort(
   if (holders.length > 0) return
   const wireguard = devices.find((each) => kindOf(each) === 'wireguard' && isReplaced(each, device))
   const listens = wireguard && (await portOf(wireguard, kernel))
-  // A device whose port the kernel does not report may have this port. A predecessor that has the port may run in
-  // another container, where this process cannot see it.
+  // The WireGuard device whose port the kernel does not report may have the needed port. If the predecessor runs in
+  // another container, this process cannot see the predecessor's sockets, so the predecessor may have the port.
   if (listens !== port && listens !== 'unknown' && before !== undefined) throw portError(needed, undefined)
 }
 

@@ -62,7 +62,8 @@ export interface PathFacts {
   /** The attributes that the lease must have; the next renewal writes them. */
   attrs: LeaseAttrs
   /**
-   * The paths and facts that weftd needs to write the file of the last known state; left out with `--persist=false`.
+   * The file paths and facts that weftd needs to write the file of the last known state; left out with
+   * `--persist=false`.
    */
   readonly next?: Next | undefined
 }
@@ -128,9 +129,9 @@ interface NodeState {
    * part of the data path lacks some peers.
    */
   unapplied: 'all' | 'rest' | undefined
-  /** The key of this node's own lease when weftd last applied peers; undefined before the first time. */
+  /** The key of this node's own lease when weftd last applied peers; undefined before weftd first applied peers. */
   ownApplied: string | undefined
-  /** How far this node follows the leases in the store (FollowState). */
+  /** The state of the loop that follows the leases in the store, such as the time of the last listing (FollowState). */
   readonly following: FollowState
   /** The time, in ms of performance.now(), when the node joined its network. */
   since: number
@@ -150,8 +151,8 @@ interface NodeState {
   mtuAtStart: number | undefined
   pathLease: OwnLease | undefined
   /**
-   * The promise of the loop in loops/data-path.ts; undefined before that loop runs. The loop runs from the time when
-   * the node forwards first.
+   * The promise of the loop in loops/data-path.ts; undefined before that loop runs. The loop starts when the node first
+   * forwards.
    */
   keepingPath: Promise<never> | undefined
   isRunning: boolean
@@ -260,7 +261,7 @@ export function createNode(base: NodeBase, ownership = new Ownership(base.log)):
   }
 }
 
-/** Gives a node that forwards the parts that its other loops need. */
+/** Adds to a forwarding node the parts that its other loops need. */
 export function joinNetwork(node: ForwardingNode, membership: Membership): Node {
   for (const key of node.view.keys()) node.cameAt.set(key, Date.now())
   const { ownership } = node

@@ -40,8 +40,8 @@ const unnamed = (external: ExternalInterface | undefined): Partial<ExternalInter
 
 /**
  * Returns true if the configurations are equal. The file of the last known state has placeholders in place of secrets,
- * so the values of these secrets are not compared. The backend does not read them: it would have rejected a
- * placeholder.
+ * so the values of these secrets are not compared. The backend does not use such a secret, because it would have
+ * rejected the placeholder.
  */
 function isSameConfig(known: NetworkConfig, config: NetworkConfig): boolean {
   const isPlaceholder = (value: unknown): boolean => value instanceof Secret && value.isPlaceholder
@@ -53,7 +53,7 @@ function isSameConfig(known: NetworkConfig, config: NetworkConfig): boolean {
   return isDeepStrictEqual(compared(known), compared(config))
 }
 
-/** Returns true if a node forwards in this network and through this external interface. */
+/** Returns true if a node forwards in the given network and through the given external interface. */
 export const isFor = (
   node: NewNode,
   { config, external }: Pick<NodeParts, 'config' | 'external'>,
@@ -112,8 +112,9 @@ export async function openNode(
 
 /**
  * Reads the leases and the underlay choices that the predecessor writes to the file of the last known state when it
- * receives `meet`. If an ended process left descriptors, reads the leases and choices of that process, because the
- * sessions and packets in the descriptors belong to its peers. Otherwise returns undefined.
+ * receives the message `meet`. If an ended process left descriptors, reads the leases and choices of that process,
+ * because the sessions and packets in these descriptors belong to the peers of that process. Otherwise returns
+ * undefined.
  */
 async function knownBefore(
   { options, store, log }: NewNode,

@@ -1,5 +1,5 @@
-// own-addresses.ts - finds out which addresses, devices and leases this node had in earlier runs, even if its address
-// has changed.
+// own-addresses.ts - finds out which addresses, devices and leases this node had in earlier runs, even if the node's
+// address has changed since.
 
 import { hostname } from 'node:os'
 import { describeError } from '../base/errors.ts'

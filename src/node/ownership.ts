@@ -95,8 +95,8 @@ export class Ownership {
    */
   replace(make: () => Promise<DataPaths>): Promise<void> {
     return this.#inTurn(async () => {
-      // Only log a failure to close the data path, because the same cause would make opening the next data path fail
-      // too.
+      // Only log a failure to close the data path. If the cause of the failure persists, opening the next data path
+      // fails too, and that failure is reported.
       await this.#close().catch((error: unknown) =>
         this.#log.error(`Cannot close the data path: ${describeError(error)}`),
       )
@@ -185,8 +185,8 @@ export class Ownership {
       if (!dataPath.handover) return await dataPath.close()
       closeAll(fdsOf(await dataPath.handover.leave()))
     } catch (error) {
-      // Only log the failure, because this process must be able to continue. The same cause would make opening the next
-      // data path fail too.
+      // Only log the failure, because this process must be able to continue. If the cause persists, opening the next
+      // data path fails too, and that failure is reported.
       this.#log.error(`Cannot close the data path: ${describeError(error)}`)
       // If one of several paths could not be stopped, the remaining paths still have descriptors, which would block the
       // successor's ports.

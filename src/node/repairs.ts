@@ -10,8 +10,8 @@ export interface RepairLog {
 }
 
 /**
- * Makes a log of the repairs that also adds them to `total`, the number of repairs of all loops. If there are many
- * repairs, it logs only some of them, so that a conflict with another program does not fill the disk.
+ * Creates a log of repairs, which also adds each repair to `total`, the number of repairs of all loops. If there are
+ * many repairs, it logs only some of them, so that a conflict with another program does not fill the disk.
  */
 export function createRepairLog(total: { repaired: number }, log: Log): RepairLog {
   let repairs: number[] = []

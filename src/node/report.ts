@@ -49,7 +49,7 @@ import type { Handover } from './restart/handover.ts'
 /** The maximum number of peers whose path MTUs weftd reads from the kernel, with one system call for each peer. */
 const MOST_PATHS = 500
 
-/** Returns the part of the status that does not change. `version` is the version of weft. */
+/** Returns the part of the status that stays the same while the daemon runs. `version` is the version of weft. */
 export function daemonStatusOf(
   { store, node: options }: Pick<CutOptions, 'store' | 'node'>,
   version: string,

@@ -7,13 +7,13 @@ import type { Node } from './node.ts'
 /** A loop of a node. It runs until the stop signal, and ends by throwing. */
 export type Loop = (node: Node) => Promise<never>
 
-/** The first pause in ms before weftd starts a failed observing loop again; RESTART_MAX_MS is the longest pause. */
+/** The first pause in ms before weftd starts a failed loop that only observes; RESTART_MAX_MS is the longest pause. */
 const RESTART_MS = 1_000
 const RESTART_MAX_MS = 60_000
 
 /**
  * Runs the loops. Never resolves; rejects with the reason of the stop when all loops have ended. If an essential loop
- * fails, the node stops. An observing loop that fails is started again.
+ * fails, the node stops. If a loop of `observing` fails, weftd starts the loop again.
  */
 export async function runLoops(node: Node, essential: readonly Loop[], observing: readonly Loop[]): Promise<never> {
   const { stopping } = node

@@ -1,5 +1,6 @@
 // backend-options.ts - reads the options of the `Backend` object of the network configuration according to the table of
-// backends (path/catalog.ts). The case of an option's name does not matter. An invalid value is refused, with a remedy.
+// backends (path/catalog.ts). The case of an option's name does not matter. The error for an invalid value says how to
+// correct the value.
 
 import { WeftError } from '../../base/errors.ts'
 import { Secret } from '../../base/secret.ts'

@@ -1,5 +1,5 @@
-// hidden.ts - hides the secret parts of a network configuration, and parses JSON. The error messages quote none of the
-// text.
+// hidden.ts - hides the secret parts of a network configuration, and parses JSON. The error messages of the parser do
+// not quote the text, because the text may hold secrets.
 
 import { messageOf } from '../../base/errors.ts'
 import { Secret, withoutUser } from '../../base/secret.ts'
@@ -17,8 +17,9 @@ const programOf = (command: string): string => {
 }
 
 /**
- * Returns a copy of a JSON value in which each secret is wrapped in a `Secret`. Secrets are all values of members with
- * a secret name, the words that follow the program in a command, and texts that contain a URL with a user name.
+ * Returns a copy of a JSON value in which each secret is wrapped in a `Secret`. Three kinds of values are secrets: the
+ * value of a member with a name such as `Password`, a command with arguments, and a text with a URL that contains a
+ * user name.
  */
 export function hideSecrets(value: unknown, name = ''): unknown {
   if (value === null || value instanceof Secret) return value

@@ -112,8 +112,8 @@ function unknownOptions(backend: unknown): readonly string[] {
   const given = members?.get('type')
   const type = typeof given === 'string' ? given.toLowerCase() : ''
   if (!members) return []
-  // If the backend type is unknown, accept the keys of all types here, because parseNetworkConfig refuses the unknown
-  // type.
+  // If the backend type is unknown, accept the option names of all backend types here, because parseNetworkConfig
+  // refuses the unknown type.
   const names = isBackendType(type) ? namesOf(type) : (Object.keys(KINDS) as BackendType[]).flatMap(namesOf)
   return Object.keys(backend as object)
     .filter((key) => !has(names, key))

@@ -160,7 +160,7 @@ interface Rules<N extends Net> {
    * network is in one of these ranges.
    */
   readonly useless: readonly (readonly [range: string, what: string])[]
-  /** The name of the network with which flannel's error message about a network too small for four subnets begins. */
+  /** The words with which flannel's error message begins if the network is too small for four subnets. */
   readonly tooSmall: string
   /** The default prefix length of a node's subnet, if the network's prefix length is at most `usualUpTo`. */
   readonly usual: number
@@ -178,7 +178,7 @@ const IPV4: Rules<Ipv4Net> = {
   parse: parseIpv4,
   parseNet: parseIpv4Net,
   at: Number,
-  // These ranges are from RFC 1122 section 3.2.1.3 and RFC 5771.
+  // These IPv4 ranges, which cannot be routed between hosts, are from RFC 1122 section 3.2.1.3 and RFC 5771.
   useless: [
     ['127.0.0.0/8', 'loopback'],
     ['224.0.0.0/4', 'multicast'],
@@ -199,7 +199,7 @@ const IPV6: Rules<Ipv6Net> = {
   parse: parseIpv6,
   parseNet: parseIpv6Net,
   at: (address) => address,
-  // These ranges are from RFC 4291 sections 2.5.5 to 2.7.
+  // These IPv6 ranges, which cannot be routed between hosts, are from RFC 4291 sections 2.5.5 to 2.7.
   useless: [
     ['::/96', 'for embedded IPv4 addresses'],
     ['::ffff:0:0/96', 'for embedded IPv4 addresses'],

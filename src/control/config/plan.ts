@@ -61,8 +61,8 @@ export function planOf(before: NetworkConfig, after: NetworkConfig, published: r
   const isOwn = (key: string): boolean => isOtherType && key.startsWith('Backend.') && key !== 'Backend.Type'
   const oldValue = ({ key, usual }: Value): Value['value'] => (isOwn(key) ? usual : old.get(key)?.value)
   const changed = valuesOf(after).filter((each) => !isSame(each.value, oldValue(each)))
-  // Returns true if a node with a lease of type `type` already runs the new backend type. This is known only if the old
-  // and the new backend publish different types in their leases.
+  // Returns true if the lease type `type` shows that a node already runs the new backend. If the old and the new
+  // backend publish the same type, a lease cannot show which of them the node runs.
   const isThere = (type: string): boolean =>
     isOtherType && type !== kindOf(before.backendType)?.published && type === kindOf(after.backendType)?.published
   return {

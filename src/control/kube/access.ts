@@ -1,6 +1,7 @@
 // access.ts - the API server's address and credentials: from a pod's service account, a kubeconfig, or a URL.
 //
-// weftd reads the files again for each request, because tokens, certificates and authorities rotate. Requests are rare.
+// weftd reads the files again for each request, because tokens, certificates and authorities rotate. This costs little,
+// because requests are rare.
 
 import { readFile } from 'node:fs/promises'
 import { dirname, resolve } from 'node:path'
@@ -32,7 +33,10 @@ export interface Access {
 }
 
 export interface AccessOptions {
-  /** The values of --kube-api-url and --kubeconfig-file; empty if the flag is not given. */
+  /**
+   * `apiUrl` is the value of the flag --kube-api-url, and `kubeconfig` that of --kubeconfig-file. A value is empty if
+   * its flag is not given.
+   */
   readonly apiUrl: Secret
   readonly kubeconfig: string
   readonly environment: NodeJS.ProcessEnv
@@ -55,7 +59,7 @@ const refuse = (message: string, remedy: string): WeftError =>
 const bearer = (token: string): Secret => new Secret(`Bearer ${token}`)
 
 function serverOf(text: string, where: string): Pick<Access, 'server' | 'authorization'> {
-  // client-go uses http for a host that is given without a scheme.
+  // Like client-go, weftd uses http if the API server's URL has no scheme.
   const full = text.includes('://') ? text : `http://${text}`
   if (!URL.canParse(full) || !/^https?:/i.test(full))
     throw refuse(`${where} is ${JSON.stringify(withoutUser(text))}`, 'give it a URL such as https://10.0.0.1:6443')
@@ -161,8 +165,8 @@ async function readKubeconfig(path: string, apiUrl: string): Promise<Access> {
     throw refuse(`${path}: the cluster of the context has no server`, 'correct the kubeconfig, or give --kube-api-url')
 
   /**
-   * Returns the certificate, key or authority called `name` of a kubeconfig's section. The member `NAME-data` has it in
-   * base64; the member `NAME` has the path of its file, relative to the kubeconfig.
+   * Returns the certificate, key or authority called `name` of a kubeconfig's section. The member `NAME-data` has the
+   * content in base64; the member `NAME` has the path of a file with the content, relative to the kubeconfig.
    */
   const material = async (section: Section | undefined, name: string): Promise<string | undefined> => {
     const inline = section?.[`${name}-data`]

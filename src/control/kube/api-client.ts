@@ -35,8 +35,8 @@ const LONGEST_RETRY_AFTER_S = 30
 const SHOWN_BODY = 200
 
 /**
- * The Accept header for requests of a node's metadata only, which are a small part of the node's object. A server
- * without this feature sends complete objects.
+ * The Accept header of a request for only the metadata of nodes. The metadata are a small part of a Node object. A
+ * server without this feature sends complete objects.
  */
 const METADATA_ONLY = 'application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json'
 
@@ -85,8 +85,8 @@ export class KubeApiClient implements KubeClient {
   }
   /**
    * For each kind of request, the time in ms of performance.now() until which the API server rejects requests of this
-   * kind. The server limits each kind separately (API Priority and Fairness), so a rejected Event must not delay a
-   * lease.
+   * kind. The server limits each kind separately (API Priority and Fairness), so weftd must not delay its requests for
+   * Node objects because the server rejected an Event.
    */
   readonly #notBefore = new Map<string, number>()
 

@@ -63,9 +63,7 @@ export async function createKubeManager(options: KubeManagerOptions): Promise<Su
   }
 }
 
-/**
- * Throws for the values of EVENT_QUEUE_DEPTH that flannel refuses, although weft does not have flannel's event queue.
- */
+/** Throws if flannel would refuse the value of EVENT_QUEUE_DEPTH. weft has no event queue and ignores a valid value. */
 function checkQueueDepth({ EVENT_QUEUE_DEPTH: text = '' }: NodeJS.ProcessEnv): void {
   if (text !== '' && !/^[+-]?\d+$/.test(text))
     throw new WeftError('USAGE', `env EVENT_QUEUE_DEPTH=${text} format error`, {

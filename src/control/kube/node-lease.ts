@@ -129,7 +129,7 @@ export function subnetsOf({ metadata, spec }: NodeObject): NodeSubnets | string 
   if (cidrs.length > 2) return `node ${name} pod cidrs should be IPv4/IPv6 only or dualstack` // flannel's words
   const subnet = netsOf(cidrs.flatMap((cidr) => parseNet(cidr) ?? []))
   const key = leaseKey(subnet)
-  // Refuse a podCIDR that is not a valid subnet, or that no lease key can express.
+  // Refuse podCIDRs that are invalid, or from which no valid lease key can be made.
   if (!parseLeaseKey(key)) return `node ${name} has no pod cidr that can be a subnet: ${cidrs.join(', ')}`
   return { key, subnet }
 }
@@ -139,8 +139,8 @@ export const isManaged = ({ metadata }: NodeObject, names: AnnotationNames): boo
   metadata?.annotations?.[names.managed] === 'true'
 
 /**
- * Returns the lease of a node with the subnets `subnet`; flannel or weft must manage the node. If the annotations are
- * invalid, the entry has the reason instead of a lease.
+ * Converts a Node object to the entry of its lease, with the subnets `subnet`. The node must be managed by flannel or
+ * weft. If the node's annotations are invalid, the entry has the reason instead of a lease.
  */
 export function entryOf(node: NodeObject, { key, subnet }: NodeSubnets, names: AnnotationNames): Entry {
   const { metadata } = node
@@ -187,7 +187,9 @@ function readFamily<A extends Address>(
   }
 }
 
-/** The maximum number of characters of an invalid annotation that a message quotes. An annotation can have 256 KiB. */
+/**
+ * The maximum number of characters of an invalid annotation that a message quotes. An annotation can be 256 KiB long.
+ */
 const SHOWN_TEXT = 200
 
 /** Parses the JSON annotation with the data of a node's backend. flannel writes `null` if the backend has no data. */

@@ -29,8 +29,8 @@ const WATCH_S = 300
 /** The minimum duration, in ms, of a watch that delivers no event. A shorter watch without events counts as failed. */
 const SHORT_MS = 5_000
 /**
- * The minimum interval of listings, in ms per node of the cluster. A listing has the complete nodes, so large clusters
- * are listed less often.
+ * The minimum interval of listings, in ms per node of the cluster. A listing transfers the complete Node objects, so
+ * large clusters are listed less often.
  */
 const RELIST_MS_PER_NODE = 3_000
 
@@ -187,7 +187,7 @@ export class NodeSource implements LeaseSource<bigint> {
     return { kind: 'put', entry: this.#entry(node, found) }
   }
 
-  /** Returns the change of the leases that a deleted node causes. */
+  /** Returns the change of the leases after a node was deleted. */
   #gone(node: NodeObject): Change | undefined {
     const found = node.spec ? this.#remember(node) : this.#subnets.get(node.metadata?.uid ?? '')
     return typeof found === 'object' ? { kind: 'delete', key: found.key } : undefined

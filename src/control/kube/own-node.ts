@@ -132,8 +132,8 @@ export class OwnNode {
   }
 
   /**
-   * Sets the condition NetworkUnavailable of this node to false, with flannel's words. A cloud controller sets the
-   * condition to true to keep pods off a node until its network works.
+   * Sets the condition NetworkUnavailable of this node to false, with flannel's reason and message. A cloud controller
+   * sets the condition to true to keep pods off a node until its network works.
    */
   async ready(signal: AbortSignal): Promise<void> {
     const uid = this.#seenUid
@@ -204,7 +204,7 @@ export class OwnNode {
     return leaseFrom(node, subnets, attrs)
   }
 
-  /** Reads this node's object, and the resourceVersion of the API server's answer. */
+  /** Reads this node's object from the API server. Also returns the resourceVersion of the server's answer. */
   async #read(signal: AbortSignal): Promise<{ node: NodeObject | undefined; version: string }> {
     const query = { fieldSelector: `metadata.name=${this.#name}` }
     const { nodes, version } = nodeListOf(await this.#client.ask({ method: 'GET', path: NODES, query }, signal))

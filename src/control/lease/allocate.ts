@@ -3,12 +3,15 @@
 import { compareAddresses, netAround, netSize, type Net } from '../../net/address.ts'
 import type { SubnetRange } from '../config/network-config.ts'
 
-/** The maximum number of free subnets, the lowest of the network, among which flannel draws a new subnet at random. */
+/**
+ * The maximum number of candidates for a new subnet. Like flannel, weftd draws a subnet at random from the lowest free
+ * subnets of the network.
+ */
 export const CANDIDATES = 100
 
 /**
- * Returns true if a node may use the subnet with this configuration: the subnet has the configured prefix length and is
- * in the configured range.
+ * Returns true if the configuration allows a node to use the subnet: the subnet has the prefix length of `range` and is
+ * within `range`.
  */
 export function isCompatible<N extends Net>(subnet: N, range: SubnetRange<N>): boolean {
   return (

@@ -10,8 +10,8 @@ import { parseLeaseKey, type Lease } from './lease.ts'
 import type { Change, Entry, LeaseSource } from './subnet-manager.ts'
 
 /**
- * The maximum number of characters of a lease value; weft refuses longer values. Nodes write some hundred bytes at
- * most.
+ * The maximum number of characters of a lease value; weft refuses longer values. The values that nodes write have at
+ * most a few hundred bytes.
  */
 const LONGEST_VALUE = 65_536
 
@@ -62,8 +62,8 @@ export function decodeLease(key: string, value: string): Lease {
   } catch (error) {
     throw new Error(`the value is not a JSON object: ${messageOf(error)}`, { cause: error })
   }
-  // A value without PublicIP means 0.0.0.0 to flannel, which writes 0.0.0.0 for a node without IPv4. flannel refuses a
-  // PublicIP that is null.
+  // If a lease value has no PublicIP, its IPv4 address is 0.0.0.0, as in flannel. flannel writes 0.0.0.0 for a node
+  // without IPv4. flannel refuses a PublicIP that is null.
   const ipv4 = members.has('publicip') ? readAddress(members.get('publicip'), parseIpv4) : 0
   if (ipv4 === undefined) throw new Error(`PublicIP is ${JSON.stringify(members.get('publicip'))}`)
   const v6 = members.get('publicipv6') ?? undefined

@@ -2,11 +2,12 @@
 // I/O.
 //
 // If the value of a key cannot be read, the key keeps its previous lease. If most peers vanish at the same time,
-// usually the store lost their leases, because the store was restored or wiped, or its name now leads to another
-// cluster; the hosts still run. So if more than half of the known leases, and more than two, vanish within the hold
-// time (`holdMs`), the node keeps these leases. The node drops them when a listing at least the hold time later still
-// lacks them. A smaller loss takes effect immediately. With few peers the node's own key decides: if that key vanishes
-// together with more than half of the peers, the store lost them.
+// usually the store lost their leases, because the store was restored or wiped, or because the store's name now leads
+// to another cluster. The hosts still run in such a case. So if more than half of the known leases, and more than two,
+// vanish within the hold time (`holdMs`), the node keeps these leases. The node drops these leases if a listing after
+// the hold time still lacks them. If fewer leases vanish, the node drops them immediately. In a network with few peers
+// the node's own key decides. If that key vanishes together with more than half of the peers, the node keeps these
+// peers, because the store must have lost their leases.
 
 import type { Log } from '../../base/log.ts'
 import { addressKey, listed, type AddressKey } from '../../net/address.ts'
@@ -89,8 +90,8 @@ export class LeaseView {
   }
 
   /**
-   * Returns the time in ms until a listing can confirm that the missing leases are gone; undefined if the node keeps no
-   * missing lease.
+   * Returns how many ms remain until a listing can confirm that the missing leases are gone; undefined if the node
+   * keeps no missing lease.
    */
   waitMs(now: number): number | undefined {
     const [oldest] = this.#isHolding ? this.#gone.values() : []
@@ -153,16 +154,16 @@ export class LeaseView {
     const wasHolding = this.#isHolding
     if (!wasHolding) this.#holdIfLarge(survivors, now)
     const left = moved.map((key) => [key, undefined] as const)
-    // If this change makes the loss so large that the node keeps missing leases, also restore the leases that were
-    // dropped within the last `holdMs`.
+    // If this change makes the loss large, the node keeps the missing leases. In that case also restore the leases that
+    // were dropped within the last `holdMs`.
     const back = wasHolding ? [] : this.#held()
     return this.#apply([...left, ...[...last].filter(([key]) => !this.#isHeld(key)), ...back])
   }
 
   /**
    * Returns the lease of an entry. If the entry cannot be read, logs that once, and returns the previous lease of the
-   * entry's key. The lease comes from `last`, the earlier changes of the same batch, if it has the key, and otherwise
-   * from the current leases.
+   * entry's key. The previous lease comes from `last`, which has the earlier changes of the batch; if `last` lacks the
+   * key, it comes from the current leases.
    */
   #read(entry: Entry, last?: ReadonlyMap<string, Lease | undefined>): Lease | undefined {
     const { key } = entry
@@ -188,9 +189,9 @@ export class LeaseView {
   }
 
   /**
-   * Returns a function that checks if a node still has a lease after the batch. For an address, the function returns
-   * true if the batch adds a lease with this address, or if a current lease that the batch does not change has the
-   * address. Vanished leases that are kept do not count.
+   * Returns a function that returns true if some lease publishes the given address after the batch. That lease is in
+   * the batch, or it is a current lease that the batch does not change. Vanished leases that the node keeps do not
+   * count.
    */
   #isPresentBut(
     batch: ReadonlyMap<string, unknown>,
@@ -238,8 +239,8 @@ export class LeaseView {
   }
 
   /**
-   * Drops the leases that were missing for `holdMs`. Also drops the leases that vanished later, unless their number
-   * makes them a large loss of their own.
+   * Drops the leases that were missing for `holdMs`. Also drops the leases that vanished later, unless these leases
+   * are a large loss by themselves. In that case the node keeps them until they were missing for `holdMs` too.
    */
   #confirm(survivors: number, now: number): void {
     const before = this.#gone.size

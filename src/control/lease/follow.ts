@@ -1,6 +1,6 @@
 // follow.ts - follows the leases of all nodes in any source, such as etcd or the Kubernetes API: by a complete listing,
-// by a watch, and by a new listing after a gap of the watch and every minute. If listings are expensive for a source,
-// weftd postpones the periodic listing while the watch makes progress at least once a minute.
+// a watch, and a new listing every minute and whenever the watch may have missed changes (a gap). If listings are
+// expensive for a source, weftd postpones the periodic listing while the watch makes progress at least once a minute.
 //
 // The periodic listing runs while the watch is open, so that neither request waits for the other request. The result of
 // a watch may be older or newer than the result of a listing; a comparison of their cursors shows which result is
@@ -41,8 +41,8 @@ const systemClock: Clock = {
 /** The state of followLeases, for the status report and the metrics. */
 export interface FollowState {
   /**
-   * The time, in ms of `Clock.now`, of the last complete listing, or the last time when an advancing watch made a
-   * listing unnecessary. Undefined before the first listing.
+   * The time, in ms of `Clock.now`, of the last complete listing, or the last time when a periodic listing was skipped
+   * because the watch advanced. Undefined before the first listing.
    */
   listedAt: number | undefined
   /** True if the last request to the source of leases failed. */
@@ -53,7 +53,7 @@ export interface FollowState {
    */
   held: number
   heldKeys?: readonly string[]
-  /** How many times this node began to keep leases that the store lacks. */
+  /** How many times this node has started to keep leases that vanished from the store. */
   holds: number
 }
 
@@ -182,7 +182,10 @@ class LeaseFollower<Cursor> {
   /** A log that drops repeated failures. */
   readonly #calm: Log
   readonly #tasks: Tasks
-  /** The cursor at which the next watch starts; undefined before the first listing and after a gap. */
+  /**
+   * The cursor at which the next watch starts; undefined before the first listing and after the watch missed changes (a
+   * gap).
+   */
   #after: { readonly cursor: Cursor } | undefined
   /** The running listing; undefined between two listings. */
   #listing: Task<Listing<Cursor>> | undefined
@@ -274,7 +277,10 @@ class LeaseFollower<Cursor> {
     })
   }
 
-  /** Handles the end of the watch. After a gap a new listing must give the cursor from which the next watch starts. */
+  /**
+   * Handles the end of the watch. If the source no longer has all changes since the watch's cursor (a gap), a new
+   * listing must give the cursor for the next watch.
+   */
   #endWatch(error: unknown): void {
     this.#watch = undefined
     this.#watchAt = this.#retryAt(error)
@@ -304,7 +310,7 @@ class LeaseFollower<Cursor> {
     this.#sayWatchEnded(error)
   }
 
-  /** Publishes the state of the leases, and returns the change as one result of followLeases. */
+  /** Copies the counts of missing leases to the state object, and returns the change as one result of followLeases. */
   #followed(change: ViewChange, isListing: boolean): Followed {
     this.#state.held = this.#view.held
     this.#state.heldKeys = this.#view.heldKeys
@@ -318,11 +324,11 @@ class LeaseFollower<Cursor> {
     const isGap = error.code === 'GAP'
     this.#state.failing = !isGap
     this.#failures++
-    // After a first gap a new listing starts immediately. If a source reports a gap for every watch, weftd waits before
-    // the next listing, as after any other failure.
+    // If the watch fails because of a gap (missed changes), a new listing starts immediately. If the next watch ends
+    // with a gap too, weftd waits before the next listing, as after any other failure.
     if (isGap && this.#failures === 1) return this.#clock.now()
     const backoffMs = Math.min(BACKOFF_MAX_MS, BACKOFF_MIN_MS * 2 ** Math.min(this.#failures - 1, 10))
-    // The pause is random, so that nodes that lost the same store do not all return at the same time.
+    // The pause is random, so that nodes that lost the same store do not all reconnect at the same time.
     return this.#clock.now() + backoffMs * (0.5 + this.#random() / 2)
   }
 
@@ -353,7 +359,8 @@ class LeaseFollower<Cursor> {
           if (change.kind === 'put') current.set(change.entry.key, change.entry)
           else current.delete(change.key)
     const change = this.#view.list([...current.values()], now)
-    // This factor is random, so that nodes that started simultaneously do not list simultaneously.
+    // The time for which an expensive listing stays valid varies at random, so that nodes that started simultaneously
+    // do not list simultaneously.
     this.#goodUntil = now + (this.#source.trustedMs?.(this.#view.leases.size) ?? 0) * (0.5 + this.#random())
     const isNews = change.added.length + change.changed.length + change.removed.length > 0
     if (this.#watch && (wentBack || (isNews && !this.#heardSinceListing))) {
@@ -366,8 +373,8 @@ class LeaseFollower<Cursor> {
       this.#watchAt = now
     }
     if (this.#watch) this.#failures = 0
-    // The wait before the first listing by this timer is random, so that nodes that started simultaneously, or lost the
-    // same store, do not list simultaneously.
+    // After the first listing and after a gap in the watch, the wait before the next periodic listing is random. So
+    // nodes that started simultaneously, or lost the same store, do not list simultaneously.
     const waitMs = this.#after ? this.#relistMs : this.#random() * this.#relistMs
     this.#listAt = now + Math.min(waitMs, this.#view.waitMs(now) ?? Infinity)
     if (!this.#after || wentBack || this.#source.isAfter(cursor, this.#after.cursor)) this.#after = { cursor }

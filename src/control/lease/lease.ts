@@ -52,8 +52,8 @@ export interface OwnLease extends Lease {
    */
   readonly endsAt?: number | undefined
   /**
-   * The store's revision when this process last wrote or read the lease. A renewal succeeds only if the store still has
-   * this revision.
+   * The revision of the lease's key in the store when this process last wrote or read the lease. A renewal succeeds
+   * only if the key still has this revision.
    */
   readonly revision: bigint
   /**
@@ -65,7 +65,7 @@ export interface OwnLease extends Lease {
   readonly isNew?: boolean | undefined
 }
 
-/** A lease that has a subnet and a public IP of the family `F`. */
+/** The type of a lease that has a subnet and a public IP of the family `F`. */
 export type FamilyLease<F extends Family> = Lease & {
   readonly subnet: { readonly [K in F]: NonNullable<Nets[K]> }
   readonly attrs: { readonly publicIp: { readonly [K in F]: NonNullable<Addresses[K]> } }
@@ -113,9 +113,9 @@ export function leaseKey({ ipv4, ipv6 }: Nets): string {
 }
 
 /**
- * Parses the end of a lease's key to subnets. Returns undefined if the key has no subnet. Any text may precede the
- * subnets, as in flannel's ParseSubnetKey. Prefix lengths are 0 to 31 (IPv4) and 0 to 127 (IPv6); 0 means that the
- * family has no subnet.
+ * Parses the end of a lease's key, and returns the subnets in it. Returns undefined if the key has no subnet. Any text
+ * may precede the subnets, as in flannel's ParseSubnetKey. Prefix lengths are 0 to 31 (IPv4) and 0 to 127 (IPv6); 0
+ * means that the family has no subnet.
  */
 export function parseLeaseKey(key: string): Nets | undefined {
   // The lookbehind keeps a match from starting inside a number. Otherwise matching a long key would take quadratic

@@ -228,8 +228,8 @@ async function allocate(round: Round, acquiring: Acquiring): Promise<OwnLease | 
   if (before) return giveUp(before)
   const there = entries.find((entry) => entry.key === key)
   if (there) {
-    // The overlapping key of the other node is not settled, so it loses against this node's older lease. The other node
-    // may have crashed before it deleted that key.
+    // If the other node's key is not settled, it loses against the older lease of this node, so this node overwrites
+    // the key. The other node may have crashed before it deleted that key.
     if (isSettled(there)) refused.push(...listed(subnet))
     else if (await store.update(key, value, { ...there, isReservation: false }, signal)) sayWrittenOver(there, log)
     return undefined
@@ -339,7 +339,10 @@ function ownLeases(
   return junk ? [{ key, subnet: previous, attrs, entry: { ...junk, isReservation: false } }] : []
 }
 
-/** Returns true if the subnet fits one of `ranges`, from each of which this node needs a subnet. */
+/**
+ * Returns true if the subnet fits one of `ranges`. These are the ranges of the families for which this node needs a
+ * subnet.
+ */
 const isWanted = (net: Net, { ranges }: Acquiring): boolean => {
   const range = ranges.find(({ network }) => familyOf(network) === familyOf(net))
   return range !== undefined && isCompatible(net, range)
@@ -456,7 +459,7 @@ export async function renewLease(
         throw new WeftError('LEASE_LOST', `${netsText(lease.subnet)} is leased by another node now: ${entry.value}`)
       if (log) sayWrittenOver(entry, log)
       // A key without an etcd lease is usually a reservation. But if the key's value was unreadable, an operator may
-      // have made a mistake, so the key stays a reservation only if it was one before.
+      // have made a mistake, so the key stays a reservation only if it was a reservation before.
       if (!found) isReservation = present.isReservation
     }
     present = { ...entry, isReservation }

@@ -1,9 +1,9 @@
 // store.ts - the interface of a store: a few primitive operations on one directory of flannel's keys.
 //
-// weft makes all decisions (allocation, reuse, renewal, following changes) in the code that calls this interface, once
-// for every store and for the simulated store of the tests. A store offers compare-and-set and a watch that can be
-// resumed. All methods reject with a WeftError: STORE_UNAVAILABLE if a later attempt may succeed, STORE if an operator
-// must act.
+// weft makes all decisions (allocation, reuse, renewal, following changes) in the code that calls this interface, so
+// all stores, and the simulated store of the tests, share that code. A store offers compare-and-set and a watch that
+// can be resumed. All methods reject with a WeftError: STORE_UNAVAILABLE if a later attempt may succeed, STORE if an
+// operator must act.
 
 /**
  * How long a key lives after its last write, in ms, unless a store is created with another lifetime: 24 hours, as in
@@ -85,7 +85,7 @@ export interface Store {
   readonly title: string
   /**
    * Returns the JSON text of the network configuration. Rejects with CONFIG_MISSING if there is no configuration; the
-   * error's remedy says where to write it.
+   * error's remedy says where to write the configuration.
    */
   config(signal: AbortSignal): Promise<string>
   setConfig(text: string, signal: AbortSignal): Promise<void>
@@ -102,9 +102,9 @@ export interface Store {
   watch(after: bigint, signal: AbortSignal): AsyncIterable<StoreBatch>
   /**
    * Creates a key. Returns undefined if the key exists. The key expires unless it is written again within the store's
-   * lifetime. A store that can check all keys in the same transaction also returns undefined if `isAcross` returns true
-   * for an existing key. With other stores the caller must list the keys afterwards; of two overlapping keys the key
-   * that was created first stays.
+   * lifetime. Some stores can check all keys in the same transaction; these also return undefined if an existing key
+   * overlaps the new key (`isAcross` returns true for it). With any other store the caller must list the keys
+   * afterwards; of two overlapping keys the key that was created first stays.
    */
   create(
     key: string,

@@ -17,11 +17,15 @@ import { applyPeers } from './peers.ts'
 import { publish } from './subnet-env.ts'
 
 const REOPEN_RETRY_MS = 1_000
-/** The shortest pause in ms after a check. The kernel's reports come in bursts, and one check handles a whole burst. */
+/**
+ * The shortest pause in ms after a check of the data path. The kernel's reports come in bursts, and one check handles a
+ * whole burst.
+ */
 const SETTLE_MS = 200
 /**
  * The ratio of the pause after a check to the CPU time of the check. The pause has at least SETTLE_MS and at most
- * RESYNC_MS. A check of 5,000 peers takes a third of a second, and another program may change the host all the time.
+ * RESYNC_MS. The pause limits the CPU time of weftd if another program changes the host all the time: a check of 5,000
+ * peers takes a third of a second.
  */
 const PAUSE_PER_CHECK = 10
 /**
@@ -30,15 +34,15 @@ const PAUSE_PER_CHECK = 10
  */
 const CALM_MS = 30_000
 /**
- * The maximum number of repairs per minute. With more repairs another program probably undoes them, and weftd then
- * checks the device only once per RESYNC_MS.
+ * The maximum number of repairs per minute. If weftd makes more repairs, another program probably undoes them. In that
+ * case weftd checks the data path's device only once per RESYNC_MS.
  */
 const REPAIRS_A_MINUTE = 60
 
 /**
- * Keeps the data path open and repaired. A node runs this loop only once. If the node forwards with the last known
- * state, the loop starts at that moment; otherwise it starts with the node's other loops. The loop stops when the node
- * stops, and leaves the data path open.
+ * Keeps the data path open and repaired. A node runs this loop only once. The loop starts as soon as the node forwards
+ * with the last known state; without such a state it starts together with the node's other loops. The loop stops when
+ * the node stops, and leaves the data path open.
  */
 export const keepDataPath = (node: ForwardingNode): Promise<never> => (node.keepingPath ??= keep(node))
 
@@ -186,8 +190,8 @@ async function lookAfter(
     // Wait only a limited time: if opening the data path of one family takes long, the open data path must still be
     // checked.
     await withLatePromise(LATE_MS, (late) => Promise.race([renewing, late]))
-    // Until all loops run, changes of the host may go unnoticed, because weftd watches the host only from its first
-    // query of the store on.
+    // Until all loops run, changes of the host may go unnoticed, because weftd begins to watch the host at its first
+    // query of the store.
     isCalm &&= isRunning(node) && !node.unapplied && !dataPath.unreported && !dataPath.isOutdated
     // Search for leftovers at most once per RESYNC_MS, because starting and ending containers change the host all the
     // time.
@@ -202,8 +206,8 @@ async function lookAfter(
 }
 
 /**
- * Returns a function that returns the CPU time in ms that this process has used since the call. Threads that forward
- * packets use CPU time too, so the result is at most the elapsed time.
+ * Starts to measure the CPU time of this process, and returns a function that returns the CPU time in ms used since
+ * then. Threads that forward packets use CPU time too, so the result is limited to the elapsed time.
  */
 function startClock(): () => number {
   const [began, before] = [performance.now(), process.cpuUsage()]

@@ -3,8 +3,9 @@
 // Two hosts with the same public IP, such as two Vagrant machines with 10.0.2.15, use the same lease, and flanneld does
 // not notice that. Each weftd writes its host name into the store next to the leases (a claim). If a claim of another
 // host replaces this host's claim twice, another host uses the address. One replacement proves nothing, because a
-// restored store or an earlier run can leave an old claim. flanneld writes no claim, but it writes the lease itself.
-// After the first sign of another host, weftd checks again after some seconds.
+// restored store or an earlier run can leave an old claim. flanneld writes no claim, but a value of the lease that this
+// weftd did not write is a sign of another host too. After the first sign of another host, weftd checks again after
+// some seconds.
 
 import { randomUUID } from 'node:crypto'
 import { hostname } from 'node:os'

@@ -15,9 +15,9 @@ import { LATE_MS, RESYNC_MS, type Node } from '../node.ts'
 import { createRepairLog } from '../repairs.ts'
 import type { PreviousNets } from './subnet-env-file.ts'
 
-/** How long, in ms, this process does not touch the rules because a starting successor may be setting them. */
+/** How long, in ms, this process leaves the firewall rules alone while a starting successor may be setting them. */
 const STAND_BY_MS = 60_000
-/** The time in ms after which weftd logs that the rules are not set yet, and why. */
+/** The time in ms after which weftd logs that the firewall rules are not set yet, and why. */
 const RULES_LATE_MS = 3_000
 /**
  * How long, in ms, a weftd that does not forward yet waits until the firewall rules are set. Because of this wait the
@@ -29,7 +29,7 @@ const RULES_WAIT_MS = 10_000
  */
 const LOCK_MS = 60_000
 
-/** Returns the firewall with the rules that the network configuration and the flags request. */
+/** Returns the firewall object with the rules that the network configuration and the flags request. */
 export function firewallFor(
   { enableNftables, ipv4, ipv6 }: NetworkConfig,
   { options, kernel, log, signal }: Pick<Node, 'options' | 'kernel' | 'log' | 'signal'>,
@@ -83,8 +83,8 @@ const holderText = async (): Promise<string | undefined> => {
 }
 
 /**
- * Sets the rules for the first time. If that takes long, reports in the log and in the status which process holds the
- * lock of iptables.
+ * Sets the firewall rules for the first time. If that takes long, reports in the log and in the status which process
+ * holds the lock of iptables.
  */
 export async function raiseFirewall(
   node: Pick<Node, 'firewall' | 'lease' | 'log' | 'signal' | 'rulesTrouble'>,
@@ -114,14 +114,15 @@ async function reportLate(node: Pick<Node, 'log' | 'signal' | 'rulesTrouble'>, e
       calm.warn(`The firewall's rules are not set yet${why}; everything else goes on without them`)
     }
   } catch {
-    // Ignore the rejection of `pause`: either the rules are set, or the daemon stops. Neither needs a log line.
+    // Ignore the rejection of `pause`: either the firewall rules are set, or the daemon stops. Neither needs a log
+    // line.
   }
 }
 
 /**
- * Begins to set the rules for the first time. Like flanneld, a first start waits for the rules, and rejects if they
- * cannot be set; after RULES_WAIT_MS it continues without them. A node that already forwards waits only for LATE_MS,
- * and if the rules cannot be set, it logs the reason and tries again.
+ * Begins to set the firewall rules for the first time. Like flanneld, a node that does not forward yet waits for the
+ * rules, and this function rejects if they cannot be set. After RULES_WAIT_MS the node continues without the rules. A
+ * node that already forwards waits only for LATE_MS; if the rules cannot be set, it logs the reason and tries again.
  */
 export async function raiseOrLate(node: Node, forwardsAlready: boolean): Promise<void> {
   let isPatient = forwardsAlready
@@ -154,8 +155,8 @@ export async function keepFirewall(node: Node): Promise<never> {
 }
 
 /**
- * Returns a function that returns true while a successor may own the rules. While it returns true, this daemon must not
- * restore its own rules.
+ * Returns a function that returns true while a successor may own the firewall rules. While it returns true, this daemon
+ * must not restore its own rules.
  */
 function restsFor({ ownership }: Node): () => boolean {
   let since: number | undefined
@@ -163,7 +164,7 @@ function restsFor({ ownership }: Node): () => boolean {
     if (!ownership.isOurs) return true
     since = ownership.hasSuccessor ? (since ?? performance.now()) : undefined
     // A successor that takes longer than STAND_BY_MS waits for another step, such as the answer of its store, and has
-    // not touched the rules.
+    // not touched the firewall rules.
     return since !== undefined && performance.now() - since < STAND_BY_MS
   }
 }

@@ -49,8 +49,8 @@ export async function warnOfForwarding(
   // An interface that does not forward accepts IPv6 router advertisements. Setting `all/forwarding` to 1 makes each
   // interface forward (Linux, addrconf_fixup_forwarding).
   const forwards = forwarding === '0' || (await readSysctl(`net/ipv6/conf/${route.device}/forwarding`)) !== '0'
-  // If accept_ra is 0, another program, such as systemd-networkd or NetworkManager, handles router advertisements, and
-  // the route that it made from them stays.
+  // If accept_ra is 0, another program, such as systemd-networkd or NetworkManager, handles router advertisements. That
+  // program, not the kernel, made the default route, so the route stays when the kernel forwards.
   const accepting = `net/ipv6/conf/${route.device}/accept_ra`
   if (forwards && (await readSysctl(accepting)) === '1')
     log.warn(

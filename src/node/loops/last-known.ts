@@ -8,8 +8,8 @@ import type { ForwardingNode, Node } from '../node.ts'
 import { removeLastKnown, writeLastKnown } from '../restart/last-known.ts'
 
 /**
- * The pause in ms after each write of the file; REST_MS_A_LEASE is added for each lease. With 10,000 peers the file has
- * a megabyte, and some peers always change.
+ * The pause in ms after each write of the file; REST_MS_A_LEASE is added for each lease. In a network of 10,000 peers
+ * some lease changes all the time, and each write of the file writes 1 MB.
  */
 const REST_MS = 200
 const REST_MS_A_LEASE = 1
@@ -17,8 +17,8 @@ const REST_MS_A_LEASE = 1
 const turns = new WeakMap<ForwardingNode, Promise<void>>()
 
 /**
- * Writes the file of the last known state, with `paths`, the descriptions of the data paths that the service manager
- * keeps. Writes run one after another, so that the last write wins. Rejects with the file system's error.
+ * Writes the last known state to its file. `paths` are the descriptions of the data paths that the service manager
+ * keeps. Writes run one after another, so that the file has the newest state. Rejects with the file system's error.
  */
 export function writeKnown(node: ForwardingNode, paths?: unknown): Promise<void> {
   const turn = (turns.get(node) ?? Promise.resolve()).then(() => write(node, paths))

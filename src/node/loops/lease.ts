@@ -88,9 +88,9 @@ export function attrsBefore(manager: Node['manager'], log: Log) {
 const amendments = new WeakMap<Backend, Backend>()
 
 /**
- * Returns the backend with another `prepare`, which publishes the public IP that an operator set for this node. The
- * first call of `prepare` waits for the store. If the store does not answer a later call, that call uses the store's
- * last answer, so that weftd can open a data path again. `amended` returns the same result for the same backend.
+ * Returns a copy of the backend whose `prepare` publishes the public IP that an operator set for this node. The first
+ * call of `prepare` waits for the store. If the store does not answer a later call, that call uses the store's last
+ * answer, so that weftd can open a data path again. `amended` returns the same result for the same backend.
  */
 export function amended(backend: Backend, manager: Node['manager'], log: Log): Backend {
   if (!manager.amend) return backend
@@ -143,8 +143,8 @@ export async function keepLease(node: Node): Promise<never> {
     const waitMs = renewalWaitMs(node)
     if (waitMs !== undefined) node.log.info(`Waiting for ${formatGoDuration(waitMs)} to renew lease`)
     if (await untilDue(node, waitMs)) {
-      // Another host with this node's public IP may write the lease in turn with this host. Pause, so that these writes
-      // do not overload the store or the log.
+      // Another host with this node's public IP may overwrite the lease each time after this host has written it.
+      // Pause, so that these writes do not overload the store or the log.
       const isAgain = performance.now() - answeredAt < DISPUTE_MS
       pauseMs = isAgain ? Math.min(Math.max(2 * pauseMs, DISPUTE_PAUSE_MIN_MS), DISPUTE_PAUSE_MAX_MS) : 0
       await pauseBefore(node, pauseMs)
@@ -156,9 +156,9 @@ export async function keepLease(node: Node): Promise<never> {
 }
 
 /**
- * Returns true if the successor has written its own lease: with other attributes, or for other families and so under
- * another key. If this process wrote its lease again, both processes would overwrite each other's lease until the
- * hand-over.
+ * Returns true if the successor has written its own lease: with different attributes, or with a different key because
+ * the lease is for different families. If this process wrote its lease again, both processes would overwrite each
+ * other's lease until the hand-over.
  */
 function isSuccessors({ ownership, view, lease }: Node): boolean {
   if (!ownership.hasSuccessor) return false
@@ -255,15 +255,16 @@ async function renewOrReplace(node: Node): Promise<void> {
       const again = retryMs < RENEW_RETRY_MAX_MS ? `${retryMs / 1000} s` : '1 min'
       log.error(`Error renewing lease (trying again in ${again}): ${describeError(error)}`)
     }
-    // If this node's lease has changed during the wait, the store is reachable again, so the pauses become short again.
+    // If this node's lease has changed during the wait, the store is reachable again, so the pauses between attempts
+    // become short again.
     const rang = await node.leaseDoubt.wait(signal, retryMs)
     retryMs = rang ? RENEW_RETRY_MIN_MS : Math.min(2 * retryMs, RENEW_RETRY_MAX_MS)
   }
 }
 
 /**
- * Acquires a subnet of a family in which the node got an address. Returns false if that fails; the caller must then
- * renew the lease unchanged.
+ * Acquires a subnet of a family in which the node has newly got an address. Returns false if that fails; the caller
+ * must then renew the lease unchanged.
  */
 async function isExtended(node: Node): Promise<boolean> {
   try {
@@ -277,8 +278,8 @@ async function isExtended(node: Node): Promise<boolean> {
 }
 
 /**
- * Acquires the same subnet again if the subnet is free. If it is not free, moves the node to another subnet. Waits as
- * obtainLease does.
+ * Acquires this node's lost lease again, with the same subnet if that subnet is free. If it is not free, moves the node
+ * to another subnet. Waits as obtainLease does.
  */
 async function replaceLease(node: Node, isForwarding = true): Promise<void> {
   const { log } = node

@@ -64,7 +64,7 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
     node.signal.throwIfAborted()
     const why = isWeftError(error) ? describeError(error) : messageOf(error)
     const line = `Cannot check for leftovers of another backend: ${why}`
-    // A node that is ready keeps its last findings, so only log this failure.
+    // A node that is ready keeps the findings of its last successful check, so only log that this check failed.
     if (node.isReady) calmOf(node).warn(line)
     else setPastPath(node, [line])
   }
@@ -97,9 +97,9 @@ async function removePrograms(node: Node): Promise<void> {
 }
 
 /**
- * Returns the attributes of this node's present lease if they have a backend type other than the new backend's. Returns
- * undefined if the node has no lease, or if the new backend makes its own routes. Must be called before the lease is
- * written.
+ * Returns the attributes of this node's present lease if the lease has a different backend type than the new backend.
+ * Returns undefined if the node has no lease, or if the new backend makes its own routes. Must be called before the
+ * lease is written.
  */
 export async function earlierAttrs(
   { backend, manager, log, signal }: Pick<Node, 'backend' | 'manager' | 'log' | 'signal'>,
@@ -156,8 +156,8 @@ async function clear(
       earlier,
       ownDevices: [],
       routesToHosts: false,
-      // If no backend that publishes the earlier type makes routes to peers' hosts, no route to a peer's host is a
-      // leftover.
+      // If no backend that publishes the earlier type makes a route for each peer, other programs made the routes to
+      // the peers' hosts. So these routes are not leftovers.
       routesByOthers: !kinds.some(({ routes }) => routes === 'peers'),
       external: backend.external?.name,
       ranges: { ipv4: config.ipv4, ipv6: config.ipv6 },

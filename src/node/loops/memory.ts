@@ -31,7 +31,7 @@ type Traffic = ReadonlyMap<string, PeerTraffic>
 const memories = new WeakMap<Node, ReturnType<typeof createMemory>>()
 /**
  * Returns the recorded events and the last hour of this node. If the loop is restarted after a failure, it continues
- * with them.
+ * with this record.
  */
 function memoryOf(node: Node): ReturnType<typeof createMemory> {
   const memory = memories.get(node) ?? createMemory(node)
@@ -116,7 +116,7 @@ function totalsOf(counters: Readonly<Record<string, number>>, at: number): Total
   return { at, tx: counters['tx_bytes'], rx: counters['rx_bytes'], drops: drops.length > 0 ? all : undefined }
 }
 
-/** Samples the traffic, the round trips and the losses of this node and of its peers. */
+/** Samples the traffic of this node and of each peer, and the round trips and losses of their probes. */
 class Sampler {
   readonly #node: Node
   readonly #hour: Hour

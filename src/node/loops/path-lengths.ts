@@ -10,14 +10,14 @@ import type { Address } from '../../net/address.ts'
 import { lengthsUpTo } from '../../net/lengths.ts'
 
 /**
- * The number of requests of one length (RFC 8899 section 5.1.2, MAX_PROBES). TRY_EVERY_MS is their interval in ms
- * (section 5.1.1, PROBE_TIMER).
+ * The number of unanswered requests of one length after which the length counts as too long (RFC 8899 section 5.1.2,
+ * MAX_PROBES). TRY_EVERY_MS is the interval of these requests in ms (section 5.1.1, PROBE_TIMER).
  */
 const TRIES = 3
 const TRY_EVERY_MS = 1_000
 /**
- * The number of requests of the greatest length. It exceeds TRIES, so that a path which loses one packet in twenty does
- * not count as a path that loses long packets.
+ * The number of unanswered requests after which the greatest length counts as too long. It exceeds TRIES, so that a
+ * path which loses one packet in twenty does not count as a path that loses long packets.
  */
 const TRIES_OF_LONGEST = 5
 /**
@@ -26,9 +26,9 @@ const TRIES_OF_LONGEST = 5
  */
 const MOST_TRIES = 15
 /**
- * The interval in ms at which weftd checks a length that has passed before (RFC 8899 section 5.1.1,
- * CONFIRMATION_TIMER). If packets of this length are lost by now, the check loses only its requests, and no data.
- * RAISE_EVERY_MS is the interval at which weftd tries a greater length (PMTU_RAISE_TIMER).
+ * The interval in ms at which weftd checks that packets of a known length still reach the peer (RFC 8899 section 5.1.1,
+ * CONFIRMATION_TIMER). weftd checks with echo requests, so a failed check loses no data. RAISE_EVERY_MS is the interval
+ * at which weftd tries a greater length (PMTU_RAISE_TIMER).
  */
 const CONFIRM_EVERY_MS = 10_000
 /**
@@ -73,7 +73,7 @@ export interface PathLength {
    * the search still runs.
    */
   readonly bytes: number | undefined
-  /** The time when the path became narrow, or began to carry full-size packets, in ms of the caller's clock. */
+  /** The time when full-size packets stopped reaching the peer, or began to reach it, in ms of the caller's clock. */
   readonly since: number
 }
 
@@ -114,9 +114,9 @@ export class PathSearch {
   readonly #knownMtu: (key: string) => number | undefined
   readonly #random: () => number
   readonly #known = new Map<string, Known>()
-  /** The peers with a running search. */
+  /** The peers for which a search for the longest packet is running. */
   readonly #begun = new Set<Known>()
-  /** The peers without a running search, by the second in which they are due. */
+  /** The peers without a running search, by the second in which their next search is due. */
   readonly #later = new Map<number, Known[]>()
   /** The peers for which a request is due, in the order of their due times. */
   readonly #come: Known[] = []
@@ -200,7 +200,7 @@ export class PathSearch {
     return new Map(this.#limits)
   }
 
-  /** Returns the result of the search for one peer; undefined if it has none yet. */
+  /** Returns the result of the search for one peer; undefined if the peer has no result yet. */
   length(key: string): PathLength | undefined {
     return this.#known.get(key)?.length
   }
@@ -217,8 +217,8 @@ export class PathSearch {
   }
 
   /**
-   * Begins to search for the longest packet that reaches `peer`. Tries the size that passed last; tries the greatest
-   * size if no size has passed, or if a greater size is due for a try.
+   * Begins to search for the longest packet that reaches `peer`. Tries the size that last reached the peer. Tries the
+   * greatest size if no size has reached the peer, or if it is time to try a greater size.
    */
   #begin(peer: Known, longest: number, now: number): Search {
     const sizes = lengthsUpTo(longest, this.#overhead)
@@ -228,7 +228,8 @@ export class PathSearch {
   }
 
   /**
-   * Records the longest packet that reaches a peer. `bytes` is undefined if weftd only knows that the path is narrow.
+   * Records the longest packet that reaches a peer. `bytes` is undefined if weftd only knows that full-size packets do
+   * not reach the peer.
    */
   #learn(peer: Known, bytes: number | undefined, now: number): void {
     const isWhole = bytes !== undefined && bytes >= this.#wanted
@@ -282,7 +283,7 @@ export class PathSearch {
     const { sizes, passes, fails } = search
     if (fails - passes > 1) {
       // The greatest size that reaches the peer is not known yet. But a greater size failed and the size at `passes`
-      // passed, so record that the path is narrow: it does not carry full-size packets.
+      // reached the peer. So record that full-size packets do not reach the peer.
       if (passes !== -1 && peer.length?.isWhole !== false) this.#learn(peer, undefined, now)
       this.#forget(peer)
       search.at = (passes + fails) >> 1
@@ -312,7 +313,10 @@ export class PathSearch {
     return { key, endpoint, address, sequence, bytes: (at === undefined ? undefined : search.sizes[at]) ?? 0 }
   }
 
-  /** Returns the requests to send to a peer that is due. Concludes that a size with too few answers does not pass. */
+  /**
+   * Returns the requests to send to a peer that is due. If the tried size got no answer after enough requests,
+   * concludes that this size does not reach the peer.
+   */
   #questionsFor(peer: Known, now: number): readonly Question[] {
     const longest = this.#knownMtu(peer.key)
     if (longest === undefined) {
@@ -326,8 +330,8 @@ export class PathSearch {
         this.#end(peer, now + RETRY_MS)
         return []
       }
-      // If the kernel's path MTU has become smaller, a router has reported that, so draw no conclusion about the tried
-      // size.
+      // If the kernel's path MTU is now smaller than the tried size, a router has reported the smaller MTU. In that
+      // case draw no conclusion from the missing answers.
       if ((before.sizes[before.at] ?? 0) <= longest) this.#conclude(peer, before, false, now)
       if (peer.nextAt > now) return []
     }
@@ -346,7 +350,7 @@ export class PathSearch {
   }
 }
 
-/** Returns the number of requests after which the tried size counts as not passing. */
+/** Returns the number of requests after which the tried size counts as too long for the path. */
 function triesOf(search: Search): number {
   return Math.min(MOST_TRIES, leastTriesOf(search) + 2 * (search.small - search.answered))
 }

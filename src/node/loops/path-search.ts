@@ -1,6 +1,6 @@
 // path-search.ts - the loop that finds the longest packet that reaches each peer, over each inner family, with echo
 // requests of different lengths. Some routers drop long packets without an ICMP error. If the network configuration
-// requests it, the data path then sends only packets that pass.
+// requests it, the data path then sends no packet that is longer than the longest packet that reaches the peer.
 
 import { messageOf } from '../../base/errors.ts'
 import { pause } from '../../host/bell.ts'
@@ -16,8 +16,8 @@ import { FORBIDDEN, forGood, send } from './probes.ts'
 /** The interval in ms at which weftd sends the requests that are due. */
 const TICK_MS = 1_000
 /**
- * The interval in ms at which weftd reads all peers of a data path that cannot return single peers. It reads them also
- * after each change of a peer.
+ * The interval in ms at which weftd reads all peers of a data path that cannot return single peers. After each change
+ * of a peer weftd reads all peers of such a data path too.
  */
 const KEEP_MS = 10_000
 
@@ -55,7 +55,7 @@ export async function searchPaths(node: Node): Promise<never> {
     for (;;) {
       await pause(signal, TICK_MS)
       const { dataPath } = node.ownership
-      // With `--probe-interval 0` weftd searches only if the data path needs the results.
+      // With `--probe-interval 0` weftd searches for the longest packet only if the data path needs the results.
       const isWanted = options['probe-interval'] > 0 || dataPath?.pathSearch?.limit !== undefined
       for (const searching of searchings) openFor(searching, isWanted ? dataPath : undefined, node)
       const open = searchings.flatMap((searching) => (searching.running ? [{ ...searching.running, searching }] : []))
@@ -84,7 +84,7 @@ function openFor(searching: Searching, dataPath: DataPaths | undefined, node: No
   const source = dataPath?.probeSource[family]
   if (running && running.dataPath === dataPath && running.source === source && running.mtu === dataPath.mtu) return
   running?.echo.close()
-  // If the search ends but the data path stays open, remove the limits that the search set.
+  // If the search ends but the data path stays open, remove the limits of packet lengths that the search set.
   if (running?.dataPath === dataPath && searching.limits.size > 0) dataPath?.pathSearch?.limit?.(new Map(), family)
   searching.running = undefined
   if (!dataPath || source === undefined || !openEcho || searching.isForbidden) return
@@ -130,8 +130,8 @@ function look(searching: Searching, search: PathSearch, unseen: ReadonlySet<stri
 }
 
 /**
- * Passes the limits that the search found to the data path, if the data path uses limits. A peer with a direct route
- * has no limit.
+ * Passes the maximum packet lengths that the search found to the data path, if the data path uses them. A peer with a
+ * direct route has no limit.
  */
 function limit(searching: Searching, search: PathSearch, { log }: Node): void {
   const { pathSearch } = searching.running?.dataPath ?? {}

@@ -14,14 +14,16 @@ const SLOW_MORE_MS = 2
 const SLOW_IN_A_ROW = 3
 /** A slow peer is normal again if its round trip is below this multiple of the usual round trip. */
 const USUAL_TIMES = 1.5
-/** The number of samples from which the usual round trip is known. WEIGHT is the weight of each later sample. */
+/**
+ * The number of samples after which weftd knows a peer's usual round trip. WEIGHT is the weight of each later sample.
+ */
 const LEARNT_FROM = 10
 const WEIGHT = 1 / 16
 /**
  * If the round trip exceeds the usual one for NEW_USUAL_MS milliseconds, the longer round trip becomes the usual one.
  */
 const NEW_USUAL_MS = 3_600_000
-/** For how many ms after a peer fell silent its packets may still arrive because they were already on their way. */
+/** How long, in ms, after a peer fell silent its packets may still arrive because the peer sent them before. */
 const ON_ITS_WAY_MS = 2_000
 
 /** The present probe results of a peer over one family. */
@@ -163,8 +165,8 @@ export class PeerWatch {
   }
 
   /**
-   * Adds events when the path to a peer begins to lose long packets (`narrow`), or carries full-size packets again
-   * (`whole`).
+   * Adds events when the path to a peer begins to lose full-size packets (event `narrow`), or carries them again
+   * (event `whole`).
    */
   #lookAtLength(state: State, looked: Looked, now: number): void {
     const { length, probed } = looked

@@ -14,8 +14,9 @@ const WORDS = {
 
 export async function keepPeers(node: Node): Promise<never> {
   const { options, manager, log, signal } = node
-  // While the node gets a subnet of a second family, its old lease and its new lease have different keys and a common
-  // subnet.
+  // A lease with a different key is this node's own too if it has this node's public IP and overlaps this node's
+  // subnet. While the node gets a subnet of a second family, its old lease and its new lease have different keys and a
+  // common subnet.
   const isOwn = ({ key, attrs, subnet }: Lease): boolean =>
     key === node.lease.key || (isOfOneNode(attrs, node.attrs) && netsOverlap(subnet, node.lease.subnet))
   const say = { ...WORDS, ...node.backend.words }
@@ -29,11 +30,14 @@ export async function keepPeers(node: Node): Promise<never> {
     state: node.following,
   })
   const overlaps = createOverlaps(node)
-  /** The keys of the leases that may differ from the peers that were applied; undefined if all leases may differ. */
+  /**
+   * The keys of the leases that may have changed since the peers were last applied; undefined if all leases may have
+   * changed.
+   */
   let touched: Set<string> | undefined
   for await (const { leases, added, changed, removed, renewed, isListing, isOwnUnreadable } of following) {
     node.view = leases
-    // After a complete listing apply all leases, which corrects earlier errors.
+    // After a complete listing apply all leases, so that the listing corrects errors of earlier changes.
     if (isListing && added.length + changed.length + removed.length > 0) touched = undefined
     for (const { key } of [...added, ...changed, ...removed]) touched?.add(key)
     for (const key of renewed) touched?.add(key)
@@ -47,7 +51,8 @@ export async function keepPeers(node: Node): Promise<never> {
       const applying = touched
       touched = new Set()
       await applyPeers(node, applying)
-      // Log these lines only after the peers were applied, because a reader of a line may send packets immediately.
+      // Log these lines only after the peers were applied, because a program that reads such a line may send packets to
+      // the peer immediately.
       for (const lease of [...added, ...changed]) if (!isOwn(lease)) log.info(say.added(lease))
       for (const lease of removed) if (!isOwn(lease)) log.info(say.removed(lease))
       node.learnt.ring()
@@ -101,8 +106,8 @@ type Applying = Pick<
 
 /**
  * Makes the data path's peers equal to all accepted leases except this node's own. Logs a failure once; the next check
- * tries again. `touched` has the keys of the leases that may differ from the applied peers. If `touched` is left out,
- * or if this node's own lease changed, all leases may differ.
+ * tries again. `touched` has the keys of the leases that may have changed since the peers were last applied. If
+ * `touched` is left out, or if this node's own lease changed, all leases may have changed.
  */
 export async function applyPeers(node: Applying, touched?: ReadonlySet<string>): Promise<void> {
   const { ownership, view, lease, log, signal } = node
@@ -117,8 +122,8 @@ export async function applyPeers(node: Applying, touched?: ReadonlySet<string>):
     const { dataPath } = ownership
     await withLatePromise(LATE_MS, async (late) => dataPath?.apply(view, lease.key, where, late))
     const isBehind = dataPath?.isBehind === true
-    // If the last complete set of peers could not be set, this call, which sets only a part of the peers, does not make
-    // the set complete.
+    // If the data path did not get the last complete set of peers, it still lacks peers after this call, because this
+    // call passes only the changed peers.
     if (!where || node.unapplied !== 'all') node.unapplied = isBehind ? 'rest' : undefined
     if (isBehind && before !== 'rest') ownership.recheck.ring()
     const news = before === 'rest' && !isBehind ? undefined : where

@@ -103,7 +103,7 @@ export class ProbeSchedule {
   readonly #known = new Map<string, Known>()
   /** The sent probes that are not answered yet, the oldest first. */
   readonly #waiting = new Map<number, { readonly key: string; readonly peer: Known; readonly sentAt: number }>()
-  /** The peers of lost probes, by sequence number, because an answer may be late. */
+  /** The peers of lost probes, by sequence number, so that weftd can assign a late answer to its peer. */
   readonly #lost = new Map<number, Known>()
   /** The probes that are not due yet, by the second in which they are due. */
   readonly #later = new Map<number, Turn[]>()
@@ -129,9 +129,9 @@ export class ProbeSchedule {
   }
 
   /**
-   * Records a sign that a peer's host is up. If weftd probes the peer at more than the usual interval, restores the
-   * usual interval and probes the peer soon. `heardAt` is the time of the sign; a sign that is older than the last
-   * probe is ignored.
+   * Records a sign that a peer's host is up. If weftd probes the peer less often than usual, restores the usual
+   * interval and probes the peer soon. `heardAt` is the time of the sign; a sign that is older than the last probe is
+   * ignored.
    */
   wake(key: string, now: number, heardAt = Infinity): void {
     const peer = this.#known.get(key)
@@ -161,7 +161,10 @@ export class ProbeSchedule {
     for (const { key, address } of targets) this.look(key, address, now)
   }
 
-  /** Makes a probe of a peer due soon, unless the peer is known to be silent and is probed at the usual interval. */
+  /**
+   * Makes a probe of a peer due soon. Does nothing if the peer is known to be silent and weftd still probes it at the
+   * usual interval.
+   */
   soon(key: string, now: number): void {
     const peer = this.#known.get(key)
     if (peer && this.#atRest.has(peer)) this.wake(key, now)
@@ -215,7 +218,8 @@ export class ProbeSchedule {
     this.#news.add(peer.key)
     this.#wakeOthers(peer, now)
     this.#atRest.delete(peer)
-    // The peer's next probe may be due much later, so make it due earlier.
+    // After a long silence the peer's next probe may be due only minutes later, so make it due after the usual
+    // interval.
     if (peer.lostInVain >= BACK_OFF_AFTER && this.#known.get(peer.key) === peer)
       this.#schedule(peer.key, peer, Math.min(peer.nextAt, now + this.intervalMs()))
     peer.lostInVain = 0

@@ -12,7 +12,7 @@ import { ProbeSchedule, MOST_SILENT_MS } from './probe-schedule.ts'
 
 /** The interval in ms at which weftd sends the probes that are due. */
 const TICK_MS = 1_000
-/** The interval in ms at which weftd reads all peers of the data path again, in addition to the changed peers. */
+/** The interval in ms at which weftd reads all peers of the data path; in between it reads only the changed peers. */
 const KEEP_MS = 10_000
 /** The interval in ms at which weftd reads the traffic counters, to find silent peers that send packets. */
 const HEARD_MS = 3_000
@@ -94,7 +94,7 @@ const isHearing = ({ ownership: { dataPath } }: Node): boolean => {
 
 /**
  * Returns a function that probes silent peers at the usual interval again when their hosts seem to be up: packets
- * arrive from them, their lease was written, or this host has its own address again.
+ * arrive from them, their leases were written again, or this host has its own address again.
  */
 function createLively(node: Node): (probings: readonly Probing[]) => Promise<void> {
   let lookedAt = -Infinity

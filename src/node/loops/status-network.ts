@@ -54,7 +54,10 @@ export async function serveNetworkStatus(node: Node): Promise<never> {
   }
 }
 
-/** Returns true if a node's weftd sends its queries from `address`. Containers have other addresses. */
+/**
+ * Returns true if `address` is an address from which the weftd of some node sends queries. Containers have different
+ * addresses.
+ */
 function isNode({ ownership, view, lease }: Node, address: Address | undefined): boolean {
   if (address === undefined) return false
   const family = familyOf(address)

@@ -15,7 +15,7 @@ import { formatIpv6, formatIpv6Net, parseIpv6Net } from '../../net/ipv6.ts'
 export interface SubnetEnv {
   readonly network: Nets
   readonly subnet: Nets
-  /** Bytes. */
+  /** The length in bytes of the longest packet that containers may send. */
   readonly mtu: number
   readonly ipMasq: boolean
 }

@@ -12,8 +12,8 @@ import { createRepairLog } from '../repairs.ts'
 import { formatSubnetEnv, holdsSubnetEnv, writeSubnetEnv, type SubnetEnv } from './subnet-env-file.ts'
 
 /**
- * How long, in ms, a family may be missing before weftd omits it from subnet.env. A container that starts without an
- * address of the family never gets one, so a short fault must not change the file.
+ * How long, in ms, a family may be missing from the data path before weftd omits it from subnet.env. A container that
+ * starts without an address of the family never gets one, so a short fault must not change the file.
  */
 const LACKING_MS = 10_000
 
@@ -73,7 +73,8 @@ export async function publish(node: Node, log = node.log): Promise<void> {
     node.isReady = true
     log.info('flannel is ready')
   } catch (error) {
-    // Only log the failure, because the data path works without the file, and running containers need the data path.
+    // Log the failure and continue, because the data path works without the file, and running containers need the data
+    // path.
     log.warn(`Failed to write subnet file: ${describeError(error)}`)
   }
 }

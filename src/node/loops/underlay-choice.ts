@@ -44,7 +44,7 @@ export function createUnderlayProbes(everyMs: number, random: () => number): Rea
   return { first, other }
 }
 
-/** If a peer answers over one family, makes a probe over the second family due. */
+/** If a peer answers over one family, makes a probe of this peer over the second family due. */
 export function wakeByOther(probes: Readonly<Record<Underlay, ProbeSchedule>>, now: number): void {
   for (const which of ['first', 'other'] as const)
     for (const key of probes[which].resting())
@@ -55,7 +55,7 @@ export function wakeByOther(probes: Readonly<Record<Underlay, ProbeSchedule>>, n
 type Answers = Readonly<Record<Underlay, Probed | undefined>>
 
 interface UnderlayChoices {
-  /** Returns the underlay family for a peer. `now` is in ms of the clock of the answers. */
+  /** Returns the underlay family for a peer. `now` is in ms of the clock that the times in `answers` use. */
   choose(key: string, answers: Answers, now: number): Underlay
   others(): readonly string[]
   /** Continues with the choices of an earlier process, in which the peers `others` use the family `other`. */
@@ -146,7 +146,7 @@ const isWhole = (probed: Probed | undefined): probed is Probed =>
 
 /**
  * Returns true if the peer certainly answers over one family but not over the other: since the time `since` the peer
- * has answered every probe over the working family, but not every probe over the silent family.
+ * has answered every probe over its working family, but has left a probe over the silent family unanswered.
  */
 const isProof = (silent: Probed, probed: Probed | undefined, since: number | undefined): boolean =>
   probed !== undefined &&

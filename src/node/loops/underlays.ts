@@ -25,7 +25,10 @@ const BOTH = ['first', 'other'] as const
 interface Probing {
   readonly dataPath: DataPaths
   readonly underlays: Underlays
-  /** The inner source address. One inner family is enough, because both inner families use the same underlay. */
+  /**
+   * The inner source address of the probes. One inner family is enough, because both inner families use the same
+   * underlay.
+   */
   readonly source: Address
   readonly echoes: Readonly<Record<Underlay, Echo>>
   readonly probes: Readonly<Record<Underlay, ProbeSchedule>>
@@ -66,8 +69,9 @@ export async function chooseUnderlays(node: Node): Promise<never> {
       const targets = targetsOf(probing)
       const keys = new Set(targets.map(({ key }) => key))
       choices.keep((key) => keys.has(key))
-      // The peers that use the family `other` now. A peer that was removed and added again uses the preferred family. A
-      // peer that weftd could not probe for a while may still use the family `other`.
+      // The peers that use the family `other` now. Compare with these peers, not with the last choices: a peer that was
+      // removed and added again uses the preferred family, and a peer that weftd could not probe for a while may still
+      // use the family `other`.
       const before = new Set(underlays.others())
       choices.assume([...before].filter((key) => keys.has(key)))
       for (const which of BOTH) {

@@ -8,11 +8,11 @@ import type { LastKnown } from './last-known.ts'
 import { unpackPaths } from './open-path.ts'
 
 export interface EarlierRun {
-  /** The names of the TUN devices that the earlier run had. */
+  /** The names of the TUN devices of the earlier run. */
   readonly tunNames: readonly string[]
   /** The subnets for which the earlier run opened its data paths; undefined if they are not known. */
   readonly subnets?: Nets | undefined
-  /** Returns the kept data paths on the first call, and none on later calls. */
+  /** On the first call, returns the data paths that the service manager kept. Returns an empty list on later calls. */
   take(): readonly OpenPath[]
   /** Closes the descriptors that `take` did not return. A second call has no effect. */
   close(): void

@@ -98,7 +98,7 @@ export class Handover {
   /** The task that tries to forward with the last known state, until the node opens its own data path. */
   private standing: Promise<void> = Promise.resolve()
   private wasSuccessor = false
-  /** True after the message `release`, which tells the predecessor to close its data paths and to end. */
+  /** True after this process sent the message `release`, which makes the predecessor close its data paths. */
   private isReleased = false
   /** True if an attempt to forward with the last known state failed and will be repeated. */
   private isUnresumed = false
@@ -118,7 +118,7 @@ export class Handover {
     this.opens = new Promise((resolve) => (this.open = resolve))
   }
 
-  /** The names of the TUN devices that the earlier run had. */
+  /** The names of the TUN devices of weftd's earlier run on this host. */
   get tunNames(): readonly string[] {
     return this.earlierRun?.tunNames ?? []
   }
@@ -317,7 +317,8 @@ export class Handover {
       })
     }
     if (!connection) return undefined
-    // Import this module only if a predecessor runs, because otherwise no packets pass until this start is done.
+    // Import this module only if a predecessor runs. Without a predecessor no packets are forwarded until weftd has
+    // started, and the import would delay the start.
     const { predecessorAt } = await import('./predecessor.ts')
     const found = predecessorAt(connection)
     if (this.lock) return found
@@ -485,8 +486,8 @@ const unreachable = (pid: number | undefined, path: string): WeftError =>
   })
 
 /**
- * Returns true for a TUN whose name comes from this backend. Also returns true for a TUN whose name comes from no
- * backend, because another program has renamed the TUN.
+ * Returns true for a TUN whose name comes from this backend. If the name comes from no backend, another program has
+ * renamed the TUN; returns true in this case too.
  */
 const isNameFor = (path: OpenPath, tunName: string): boolean =>
   isNamedBy(tunName, path.tunName) || !hasBackendName(path.tunName)

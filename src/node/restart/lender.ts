@@ -22,7 +22,7 @@ export interface Lender {
   about(): About
   /** Returns why no process may take over; undefined if a process may take over. */
   refusal(): string | undefined
-  /** Called when a successor has connected, or has gone. */
+  /** Called with true when a successor has connected, and with false when the successor has gone. */
   attend(isThere: boolean): void
   /** Writes the last known state into its file. */
   write(): Promise<void>
@@ -47,8 +47,8 @@ export class Superseded extends Error {
   /** Reports to the successor that this process has no path open any more. */
   readonly confirm: () => void
   /**
-   * For `leave`: true if the store deleted the lease, false if the store did not; undefined if the subnet manager
-   * cannot delete leases.
+   * The result of the request `leave`: true if the store deleted the lease, false if the store did not; undefined if
+   * the subnet manager cannot delete leases.
    */
   isLeaseBack: boolean | undefined
 

@@ -90,7 +90,7 @@ export class Predecessor {
     return lock
   }
 
-  /** Makes the daemon end without changing the host, because this process is the node from now on. */
+  /** Makes the daemon end without changing the host, because this process acts as the node from now on. */
   end(): void {
     clearInterval(this.timer)
     this.timer = undefined
@@ -115,7 +115,7 @@ export class Predecessor {
     )
   }
 
-  /** Idempotent. */
+  /** Closes the connection to the daemon. A second call has no effect. */
   close(): void {
     clearInterval(this.timer)
     this.reading.abort()

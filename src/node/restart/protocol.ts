@@ -13,18 +13,18 @@
 // - {want: 'end'}: the predecessor ends without changing the host, because the successor is the node now. It sends
 //   {ended: true} when it has no path open any more.
 //
-// Until `end` the predecessor can forward again. It does so when the successor ends, or sends no message for
-// SILENCE_MS; then it kills the successor. It sends {takenBack: true} to a silent successor that it could not kill,
-// which must stop. The table NEXT lists all transitions; the predecessor refuses a request that the table does not
-// have. For at most SILENCE_MS + KILL_MS no process forwards.
+// Until `end` the predecessor can forward again. It does so if the successor ends. If the successor sends no message
+// for SILENCE_MS, the predecessor kills the successor and forwards again. If it cannot kill the silent successor, it
+// sends {takenBack: true} to the successor, which must then stop. The table NEXT lists all transitions; the predecessor
+// refuses a request that the table does not have. For at most SILENCE_MS + KILL_MS no process forwards.
 //
 // If one of the two processes dies or hangs:
 // - The successor dies before `path`: the predecessor forwards all the time. Between `path` and `end`: the predecessor
 //   forwards again immediately. After `end`: the lock is free, and a predecessor that still waits to be stopped
 //   forwards again.
 // - The successor hangs before `path`: the predecessor forwards all the time. Between `path` and `end`: the predecessor
-//   kills the successor after SILENCE_MS and forwards again. After `end`: the watchdog restarts the successor, as any
-//   node.
+//   kills the successor after SILENCE_MS and forwards again. After `end`: the watchdog of the service manager restarts
+//   the successor, like any weftd that hangs.
 // - The predecessor dies before `path`: the successor forwards immediately with the last known state. Between `path`
 //   and `end`: the successor has the path and the lock, and continues. After `end` the death of the predecessor has no
 //   effect.
@@ -32,10 +32,12 @@
 //   the successor continues; `end` waits for the predecessor.
 //
 // A successor that hangs in another PID namespace cannot be killed. If it has the lent path, it receives `takenBack`
-// and stops as soon as it runs again. If it opened its own path, device and port are in use until it runs again.
+// and stops as soon as it runs again. If it opened its own path, the device and the port of that path are in use until
+// it runs again.
 //
-// Messages are JSON. A process ignores members that it does not know. A changed meaning needs a new version number; a
-// process refuses another number and names the version of weft that uses it.
+// Messages are JSON. A process ignores members that it does not know. If the meaning of a message changes, the protocol
+// needs a new version number. A process refuses a message with a different version number, and names the version of
+// weft that uses that number.
 
 /** The version of the hand-over protocol. */
 export const VERSION = 2

@@ -39,7 +39,7 @@ export interface Lock {
   readonly fd: number | undefined
   /** Writes this process's ID into the lock file. A process that finds the lock taken names this ID in its messages. */
   sign(): void
-  /** Idempotent. */
+  /** Closes the descriptor of the lock in this process. A second call has no effect. */
   close(): void
 }
 
@@ -62,11 +62,11 @@ export interface Rendezvous {
   /** Removes the files of the lock and of the socket. Only a process that alone has the lock may call this. */
   remove(): void
   /**
-   * Connects to the process with the lock. Returns undefined if no process listens. Throws an Error with `code`; EAGAIN
-   * means that the process runs but accepts no connection.
+   * Connects to the process with the lock. Returns undefined if no process listens. Throws an Error whose `code` is the
+   * system error; EAGAIN means that the process runs but accepts no connection.
    */
   connect(): Connection | undefined
-  /** Listens at the socket. Throws an Error with `code`. */
+  /** Listens at the socket. Throws an Error whose `code` is the system error. */
   listen(): Listener
   /**
    * Kills a process that has the data path and hangs. Returns false if this process may not kill it, or if it has

@@ -29,22 +29,22 @@ const RESCAN_MS = 5_000
  * The interval of scans, in ms, if weftd cannot use inotify because the kernel has no free inotify instance or watch.
  */
 const RESCAN_UNTOLD_MS = 1_000
-/** The maximum share of the time that scans may take. So a large directory is scanned less often. */
+/** The maximum share of its time that weftd spends on scans. So it scans a large directory less often. */
 const RESCAN_SHARE = 0.05
 /**
  * The time in ms between a lease's expiry and the deletion of the lease's file. A daemon deletes expired files when it
  * acquires its own lease.
  */
 const STALE_LEASE_MS = 24 * 3_600_000
-/**
- * The number of files that one listing requests simultaneously. lease-files.ts has a lower limit for simultaneous
- * reads.
- */
+/** The number of files whose reads one listing queues at a time. lease-files.ts runs fewer reads simultaneously. */
 const READS_ASKED = 64
 
 interface Scan {
   readonly live: Map<string, LeaseFile>
-  /** All lease files, including expired ones. The next scan reads only the files that have changed since this scan. */
+  /**
+   * All lease files that this scan found, including expired ones. The next scan reads only the files that have changed
+   * since then.
+   */
   readonly files: ReadonlyMap<string, LeaseFile>
 }
 
@@ -256,7 +256,10 @@ export class DirectoryStore implements Store {
 const isAsRead = (present: LeaseFile | undefined, { revision, value }: Expected): boolean =>
   present?.revision === revision && present.value === value
 
-/** Compares `view` with `found` at the lease keys `keys`, updates `view` to `found` there, and returns the changes. */
+/**
+ * Compares the maps `view` and `found` at the lease keys `keys`, copies the differing entries from `found` to `view`,
+ * and returns the changes.
+ */
 function differences(
   view: Map<string, LeaseFile>,
   found: ReadonlyMap<string, LeaseFile>,

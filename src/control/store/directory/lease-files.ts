@@ -50,7 +50,10 @@ export class LeaseFiles {
    * host name and process id again, so a random part is needed.
    */
   readonly #identity = `${hostname()}.${process.pid}.${randomBytes(4).toString('hex')}`
-  /** The preparation of the folders; undefined before the first operation, and after a preparation that failed. */
+  /**
+   * The promise of the call that creates the folders; undefined before the first operation, and after a call that
+   * failed.
+   */
   #prepared: Promise<void> | undefined
   #isClosed = false
   #temporaryCount = 0
@@ -70,8 +73,8 @@ export class LeaseFiles {
   }
 
   /**
-   * Runs file operations, and creates the directories first. Converts a failure to a WeftError STORE or
-   * STORE_UNAVAILABLE.
+   * Creates the directories if they are missing, and then runs the file operations `what`. Converts a failure to a
+   * WeftError STORE or STORE_UNAVAILABLE.
    */
   async doing<T>(signal: AbortSignal, what: () => Promise<T>): Promise<T> {
     signal.throwIfAborted()
@@ -140,7 +143,9 @@ export class LeaseFiles {
     return this.read(key)
   }
 
-  /** Runs file operations like `doing`, while this process holds the directory's lock. */
+  /**
+   * Runs the file operations `what` while this process holds the directory's lock. Converts failures as `doing` does.
+   */
   changing<T>(signal: AbortSignal, what: () => Promise<T>): Promise<T> {
     return this.doing(signal, () => locked(this.#top, what))
   }

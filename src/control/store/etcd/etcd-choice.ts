@@ -20,7 +20,10 @@ const { Metadata, status } = loadGrpc()
  * dead connection earlier.
  */
 export const CALL_TIMEOUT_MS = 6_000
-/** The pause in ms between the starts of two checks, while no earlier check has been answered. */
+/**
+ * The pause in ms between the checks of two endpoints; weftd starts the next check only if no earlier check was
+ * answered.
+ */
 const STAGGER_MS = 250
 /**
  * After SILENT_MS milliseconds without an answer to a call, weftd checks the endpoint of the call. SILENT_MS is also
@@ -143,7 +146,7 @@ export class EndpointChoice {
   readonly #onClose: () => void
   /** One entry for each endpoint of `hosts`. */
   #endpoints: Endpoint[]
-  /** The modification times of the certificate files when the connections were created. */
+  /** The modification times that the certificate files had when the current connections were created. */
   #certificates: string
   /** The endpoint that answered last; undefined before the first answer. */
   #chosen: Endpoint | undefined
@@ -151,8 +154,8 @@ export class EndpointChoice {
   #hasAnswered = false
 
   /**
-   * Creates the endpoint choice without connecting. `onClose` is called before connections are closed, so that the
-   * caller can end the streams on these connections.
+   * Creates the object without connecting to an endpoint. `onClose` is called before connections are closed, so that
+   * the caller can end the streams on these connections.
    */
   constructor(hosts: Hosts, options: EndpointOptions, onClose: () => void) {
     this.#hosts = hosts

@@ -19,7 +19,7 @@ export interface EtcdOptions extends EndpointOptions {
   readonly prefix: string
   readonly username: string
   readonly password: Secret
-  /** The time in ms after its last write when a key expires. */
+  /** How many ms after its last write a key expires. */
   readonly ttlMs?: number
   /** The log for warnings about options that have no effect. */
   readonly log?: { warn(message: string): void }
@@ -80,7 +80,7 @@ const aborted = (signal: AbortSignal): Promise<never> =>
 export class EtcdClient {
   readonly #options: EtcdOptions
 
-  /** Aborts when the client is closed, and ends a pending request for a token. */
+  /** Aborts when the client is closed; this ends a pending request for a token. */
   readonly #closing = new AbortController()
   /**
    * True while calls send the user's token to etcd. Becomes false if etcd reports that authentication is not enabled.
@@ -107,8 +107,9 @@ export class EtcdClient {
   }
 
   /**
-   * Runs a call to etcd at one endpoint after another. `timeoutMs` limits the call at each endpoint. A failure becomes
-   * a WeftError that names the endpoints and never contains the password. Rejects immediately if `signal` aborts.
+   * Runs a call to etcd at one endpoint after another until an endpoint answers. `timeoutMs` limits the call at each
+   * endpoint. A failure becomes a WeftError that names the endpoints and never contains the password. Rejects
+   * immediately if `signal` aborts.
    */
   async call<T>(signal: AbortSignal, what: (etcd: EtcdCalls) => Promise<T>, timeoutMs = CALL_TIMEOUT_MS): Promise<T> {
     try {
@@ -203,7 +204,7 @@ export class EtcdClient {
     }
   }
 
-  /** Returns clients of etcd's gRPC services whose calls go to one endpoint after another. */
+  /** Returns clients of etcd's gRPC services whose calls try one endpoint after another until an endpoint answers. */
   #callsOf(signal: AbortSignal, timeoutMs: number): EtcdCalls {
     const exec = (service: Service, method: string, payload: unknown): Promise<unknown> =>
       this.#authenticated(signal, (endpoint, metadata, scope) =>

@@ -1,4 +1,5 @@
-// etcd-endpoint.ts - parses etcd's endpoints, and makes calls to one endpoint over a connection of its own.
+// etcd-endpoint.ts - parses the list of etcd endpoints, and makes calls to an endpoint. Each endpoint has its own
+// connection.
 //
 // The gRPC services come from the package etcd3. weft does not use etcd3's connection pool for four reasons: the pool
 // picks any host for a call, has no deadline for a single attempt, closes all connections of a host (with the open
@@ -54,7 +55,7 @@ export interface Endpoint {
 
 /**
  * The interval of keepalive pings in ms. KEEPALIVE_TIMEOUT_MS limits the wait for the answer, so a dead connection is
- * noticed after the sum of both. etcd closes connections that ping more often than every 5 s
+ * noticed after the sum of these two times. etcd closes connections that ping more often than every 5 s
  * (--grpc-keepalive-min-time).
  */
 const KEEPALIVE_MS = 6_000
@@ -182,7 +183,10 @@ function openEndpoint(address: string, channelCredentials: grpc.ChannelCredentia
     isPingedSeldom = true
     reconnect()
   }
-  /** Recognises gRPC's log line that the server complained about too many pings (@grpc/grpc-js, subchannel.js). */
+  /**
+   * Recognises the log line in which gRPC reports that the server complained about too many pings (@grpc/grpc-js,
+   * subchannel.js).
+   */
   const listen = (line: string): void => {
     if (line.startsWith(`Connection to dns:${address} `) && line.includes('excess pings')) pingLess()
   }
@@ -263,8 +267,8 @@ function readCredential(flag: string, path: string): Buffer {
 }
 
 /**
- * Returns the TLS credentials. Reads the files even if `isUsed` is false because no endpoint uses TLS, so that a
- * mistyped file name is reported.
+ * Returns the TLS credentials. `isUsed` is false if no endpoint uses TLS. Reads the files even then, so that weftd
+ * reports a mistyped file name.
  */
 function tlsCredentials({ certFile, keyFile, caFile }: EndpointOptions, isUsed: boolean): grpc.ChannelCredentials {
   const root = caFile === '' ? null : readCredential('etcd-cafile', caFile)

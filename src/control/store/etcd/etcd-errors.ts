@@ -26,8 +26,8 @@ const DECISIONS: ReadonlySet<grpc.status | undefined> = new Set([
 ])
 /**
  * Matches rejections that every etcd member would give to the request. The gRPC statuses of these rejections do not
- * show that, because a single member uses the same statuses for its own faults, such as being a learner or lagging
- * behind.
+ * show that all members agree, because a single member uses the same statuses for its own faults, such as being a
+ * learner or lagging behind.
  */
 const DECIDED = /authentication is not enabled|lease already exists|database space exceeded/
 

@@ -140,8 +140,8 @@ export class EtcdStore implements Store {
     } catch (error) {
       if (!isFull(error)) throw error
       const kept = await this.#keepAsRead(key, expected, signal)
-      // If etcd is full, extending the key's life is enough only if the value stays the same and the etcd lease has not
-      // expired yet.
+      // A full etcd only extends the key's life. That is enough only if the value stays the same and the etcd lease has
+      // not expired yet.
       if (kept && (value !== expected.value || (kept.expiresAt ?? Infinity) <= Date.now())) throw error
       return kept && { ...kept, unwritten: describeError(error) }
     }
@@ -251,8 +251,8 @@ export class EtcdStore implements Store {
   }
 
   /**
-   * Runs `write` with an etcd lease: a spare lease of a failed write if there is one, otherwise a new lease. So
-   * repeated failures do not leave many unused etcd leases behind.
+   * Runs `write` with an etcd lease: an unused lease that was granted for an earlier, failed write if there is one,
+   * otherwise a new lease. So repeated failures do not leave many unused etcd leases behind.
    */
   async #underLease<T>(kind: Kind, signal: AbortSignal, write: (grant: Grant) => Promise<T>): Promise<T> {
     const before = this.#spare.get(kind)
@@ -262,7 +262,8 @@ export class EtcdStore implements Store {
     try {
       return await write(grant)
     } catch (error) {
-      // The spare etcd lease has expired, or belongs to another cluster, so run the write with a new etcd lease.
+      // The etcd lease that an earlier, failed write left unused has expired, or belongs to another cluster. So run the
+      // write with a new etcd lease.
       if (isFresh && /lease not found/.test(messageOf(error))) return this.#underLease(kind, signal, write)
       // Revoke the new etcd lease only if etcd refused the write. After any other failure etcd may have written the
       // key, and revoking the lease would delete the key.
@@ -273,8 +274,8 @@ export class EtcdStore implements Store {
   }
 
   /**
-   * Requests an etcd lease. weftd chooses the id of the etcd lease, so that weftd can repeat the request if the answer
-   * is lost: etcd grants an id only once.
+   * Requests an etcd lease. weftd chooses the id of the etcd lease. So if the answer is lost, weftd can repeat the
+   * request, because etcd grants each id only once.
    */
   async #newGrant(kind: Kind, signal: AbortSignal): Promise<Grant> {
     const grant = { at: Date.now(), ID: newLeaseId(), TTL: String(this.#ttlS) }
@@ -353,7 +354,7 @@ export class EtcdStore implements Store {
   }
 
   /**
-   * Extends the life of a key whose state is still `expected`, which a full etcd still allows. Returns undefined if the
+   * Extends the life of a key whose state is still `expected`. A full etcd still allows this. Returns undefined if the
    * key has changed.
    */
   async #keepAsRead(key: string, expected: Expected, signal: AbortSignal): Promise<Written | undefined> {
@@ -368,13 +369,13 @@ export class EtcdStore implements Store {
   }
 
   /**
-   * Throws WeftError GAP if the header shows that the answer comes from another cluster than the one that was watched
-   * until revision `delivered`.
+   * Throws WeftError GAP if the header shows that the answer comes from a different etcd cluster than the events that
+   * the watch delivered up to revision `delivered`.
    */
   #checkCluster(header: etcd3.IResponseHeader | null, delivered: bigint): void {
     if (!header) return
-    // A restored or replaced cluster may have a higher revision than `delivered`, so the revision does not reveal the
-    // replacement. The cluster's id or Raft term does.
+    // A restored or replaced etcd cluster may have a higher revision than `delivered`, so the revision does not reveal
+    // the replacement. The cluster's id or Raft term reveals it.
     const found = clusterOf(header)
     const isOther =
       (found.cluster !== undefined && this.#known.cluster !== undefined && found.cluster !== this.#known.cluster) ||
@@ -453,7 +454,7 @@ const isFull = (error: unknown): boolean => messageOf(error).includes(FULL)
 /** Returns true if the error means that etcd refused the write, so the write has not happened. */
 const isRefusal = (error: unknown): boolean => isWeftError(error, 'STORE') || isFull(error)
 
-/** Renews an etcd lease. Returns its remaining lifetime in seconds; 0 if the lease has expired. */
+/** Renews an etcd lease. Returns the lease's remaining lifetime in seconds; 0 if the lease has expired. */
 async function keepAlive({ leaseClient }: EtcdCalls, id: string, signal: AbortSignal): Promise<number> {
   const stream = await leaseClient.leaseKeepAlive({ deadline: Date.now() + KEEP_ALIVE_TIMEOUT_MS })
   const cancel = (): void => stream.cancel()
