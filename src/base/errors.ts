@@ -4,8 +4,8 @@
 // other error is a defect of weft and is shown with its stack.
 
 /**
- * The codes of WeftError. weftd itself handles errors with the last four codes; errors with any other code need action
- * by the operator.
+ * The codes of WeftError. weftd itself handles errors with the last four codes of this list. Errors with any other code
+ * need action by the operator.
  */
 export type ErrorCode =
   | 'USAGE' // a flag, a variable or an argument is wrong

@@ -210,7 +210,7 @@ export class NativeEngine implements Engine {
 
   /**
    * Closes the sockets at addresses that are not in `#bindAddresses`, and opens the missing sockets. If sockets cannot
-   * be opened, the engine runs without them and adds a note.
+   * be opened, the engine runs without them and adds a message to `notes`.
    */
   #bind(on: Bound): Bound {
     const kept = this.#bindAddresses.filter((address) => on.bindAddresses.includes(address))
