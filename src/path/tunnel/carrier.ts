@@ -34,7 +34,7 @@ export interface FallbackCarrier {
 
 /** A carrier that moves the packets to some of the peers, such as those with a direct route. */
 export interface Carrier extends FallbackCarrier {
-  /** Returns true if this carrier can move the packets to `peer`. Called only if no carrier before this one can. */
+  /** Returns true if this carrier can move the packets to `peer`. Called only if no earlier carrier can move them. */
   takes(peer: Lease): boolean
   /**
    * Sets the peers. The carrier uses the peers that it can reach. Only peers with a key in `changed` differ from the

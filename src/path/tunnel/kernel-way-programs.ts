@@ -100,12 +100,11 @@ export class KernelPrograms {
   }
 
   /**
-   * Attaches the eBPF programs in place of those of an earlier process. Each packet passes either the earlier programs
-   * or the new ones.
+   * Attaches the eBPF programs in place of those of an earlier process. No packet is missed: each packet passes through
+   * either the earlier program or the new one.
    */
   attach({ uplink, tunnel }: Pick<ProgramConfig, 'uplink' | 'tunnel'>): void {
-    // Attach the receiving program first, because this host must understand a peer's replies as soon as it sends
-    // packets.
+    // Attach the receiving program first, because a peer's replies may arrive as soon as this host sends packets.
     this.#bpf.attachProgram({ index: uplink, isEgress: false }, this.#programs.ingress, `${NAME}ingress`)
     this.#bpf.attachProgram({ index: tunnel, isEgress: true }, this.#programs.egress, `${NAME}egress`)
   }

@@ -1,6 +1,6 @@
-// kernel-way.ts - loads, attaches, confirms and detaches the eBPF programs that carry the same datagrams as the engine.
-// kernel-way-peers.ts decides for which peers the programs carry the packets. docs/design/kernel-way.md describes the
-// programs, the test of a peer, and which packets the engine still carries.
+// kernel-way.ts - loads, attaches and detaches the eBPF programs, which exchange the same datagrams with peers as the
+// engine. kernel-way-peers.ts decides for which peers the programs carry the packets. docs/design/kernel-way.md
+// describes the programs, the test of a peer, and which packets the engine still carries.
 //
 // `look` does all periodic work: weftd calls it every two seconds.
 
@@ -17,7 +17,7 @@ import { KernelWayPeers, type PromotionParts } from './kernel-way-peers.ts'
 import { areAttached, KernelPrograms, programInFront, type Bpf } from './kernel-way-programs.ts'
 import { ProofServer } from './kernel-way-proof.ts'
 
-/** If no process writes the map `config` for this time, in ms, the eBPF programs carry no packets. */
+/** If no process writes the map `config` for this time, in ms, the eBPF programs stop carrying packets. */
 const UNCONFIRMED_MS = 60_000
 /** The time in ms between the `bye` to the peers and the detachment of the eBPF programs. */
 const FAREWELL_MS = 300
@@ -93,7 +93,7 @@ export class KernelWay {
     this.#server = new ProofServer(this.#peers)
   }
 
-  /** The state for reports. */
+  /** The state of the FastPath, as in the status report. */
   get state(): FastPath {
     return {
       isActive: this.#hooks !== undefined,
@@ -286,8 +286,8 @@ export class KernelWay {
       for (const hook of hooksOf({ uplink: uplink.index, tunnel: tun?.index ?? 0 }))
         if (bpf.listFilters(hook).some(isOwn)) bpf.detachProgram(hook)
     } catch {
-      // The kernel has no tc, or weftd lacks the capability. eBPF programs that stay attached carry no packets after a
-      // minute.
+      // Ignore the error: the kernel has no tc, or weftd lacks the capability to use it. eBPF programs that stay
+      // attached carry no packets after a minute.
     }
   }
 
@@ -315,7 +315,7 @@ export class KernelWay {
     try {
       this.#programs?.detach(hooks)
     } catch (error) {
-      // An interface may be gone. eBPF programs that stay attached carry no packets after a minute.
+      // The detachment fails if an interface is gone. eBPF programs that stay attached carry no packets after a minute.
       this.#refuse(messageOf(error))
     }
     if (this.#join) await closeJoin(this.#parts.kernel)
