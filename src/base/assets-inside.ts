@@ -53,7 +53,7 @@ function besideThis(addon: Uint8Array): string | undefined {
   try {
     return readFileSync(path).equals(addon) ? path : undefined
   } catch {
-    return undefined // outside the container image there is none
+    return undefined // only the container image has the file
   }
 }
 

@@ -16,7 +16,10 @@ export type FlagValue = string | boolean | number | readonly string[] | Secret
 interface Flag<Value extends FlagValue = FlagValue> {
   readonly default: Value
   readonly help: string
-  /** The word that stands for the flag's value in the usage text. Defaults to the word that Go prints for the type. */
+  /**
+   * The word that stands for the flag's value in the usage text. Defaults to the word that Go prints for the type of
+   * the flag's value.
+   */
   readonly placeholder?: string
 }
 

@@ -99,7 +99,7 @@ export function createLog(
  */
 export function seldom(log: Log, now: () => number = () => performance.now()): Log {
   let said: { readonly text: string; readonly at: number; readonly isFailure: boolean }[] = []
-  /** Returns true if the line must be logged, and remembers it as logged. */
+  /** Returns true if the line must be logged. In that case also remembers the line as logged. */
   const isNews = (text: string, isFailure: boolean): boolean => {
     const at = now()
     said = said.filter((line) => at - line.at < 60_000)

@@ -279,7 +279,7 @@ export const KINDS = {
       fastPath: { name: 'FastPath', kind: 'word', words: ['auto', 'off'], default: 'off' },
       tunnel: TUNNEL,
     },
-    overhead: 28, // IPv4, UDP
+    overhead: 28, // the headers of IPv4 and UDP
     outside: { protocol: 'udp', option: 'Port', port: 8285 },
     routes: 'network',
     probe: 'overlay',
@@ -329,7 +329,7 @@ export const KINDS = {
   },
   ipip: {
     options: { directRouting: { name: 'DirectRouting', kind: 'flag' } },
-    overhead: 20, // IPv4
+    overhead: 20, // the IPv4 header
     outside: { protocol: 'ipencap' },
     routes: 'peers',
     probe: 'overlay',
@@ -372,7 +372,7 @@ export const KINDS = {
       allowBypass: { name: 'AllowBypass', kind: 'flag' },
     },
     overhead: 60, // IPv4, UDP, and WireGuard's header and tag
-    reserved: 80, // flannel reserves what WireGuard needs over IPv6, also over IPv4
+    reserved: 80, // the overhead with IPv6, which flannel reserves with IPv4 too
     outside: { protocol: 'udp', option: 'ListenPort', port: 51_820 },
     routes: 'network',
     probe: 'overlay',

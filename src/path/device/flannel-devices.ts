@@ -89,7 +89,7 @@ export interface Devices {
   readonly bridges: ReadonlySet<string>
 }
 
-/** Lists the flannel devices and the bridges of this host. */
+/** Lists the devices of weft's and flannel's backends, and the bridges, on this host. */
 export async function listDevices(kernel: HostKernel): Promise<Devices> {
   const links = await kernel.links()
   const bridges = links.filter(({ type }) => BRIDGES.has(type))

@@ -28,7 +28,7 @@ function hasOwn(hook: Parameters<typeof addon.listFilters>[0]): boolean {
   }
 }
 
-/** Finds weft's eBPF programs on these interfaces. */
+/** Finds weft's eBPF programs on the interfaces `links`. */
 export function findPrograms(links: readonly Pick<Link, 'name' | 'index'>[]): readonly Remains[] {
   const hooks = links.flatMap(({ name, index }) => [
     { name, index, isEgress: false },

@@ -285,8 +285,8 @@ function isOfThisNode(
 }
 
 /**
- * Returns a running daemon that may own the device, because the daemon's networks overlap this node's, contain the
- * device's address, or are unknown. Returns undefined if no daemon may own it.
+ * Returns a running daemon that may own the device, because the daemon's networks overlap this node's networks, contain
+ * the device's address, or are unknown. Returns undefined if no daemon may own it.
  */
 function ownerOf(
   addresses: readonly Address[],

@@ -62,10 +62,10 @@ export interface TunDevice {
 }
 
 /**
- * Returns the name of a TUN device of an earlier process that no process has open, if its queues and addresses are
- * right; undefined if there is none. Tries the devices of the last process first, then the device to which the network
- * is routed. Deletes an unused device whose queues or addresses are wrong, because it would prevent the creation of a
- * new device. By this node's address, recognises a device that another program has renamed.
+ * Returns the name of a TUN device of an earlier process that the engine can use; undefined if there is none. No
+ * process may have the device open, and its queues and addresses must be as wanted. Tries the devices of the last
+ * process first, then the device to which the network is routed. Deletes an unused device whose queues or addresses
+ * differ, because it would prevent the creation of a new device. Recognises a renamed device by this node's address.
  */
 export async function adoptTun(
   kernel: HostKernel,
@@ -259,7 +259,7 @@ export async function refuseForeignRoute(
   const types = typesNamed(first.device)
   if (types.includes('tun')) await removeIdleTun(kernel, first.device, netsOf([to]))
   if (types.some((type) => type !== 'tun')) {
-    const { removeKernelDevice } = await import('./leftovers.ts') // loaded only if needed, since packets wait for this code
+    const { removeKernelDevice } = await import('./leftovers.ts') // packets wait, so import it only if needed
     await removeKernelDevice(kernel, first.device, netsOf([to]))
   }
   const foreign = types.length > 0 ? await findForeignRoute(kernel, to, isOwn) : first

@@ -46,7 +46,7 @@ const ruleChange = (kind: 'add rule' | 'delete rule', network: Net, device: stri
 })
 
 /**
- * Lists the devices for which a rule of UserspaceGuard drops packets within the network. The list is empty on a kernel
+ * Lists the devices whose packets within the network a rule of UserspaceGuard drops. The list is empty on a kernel
  * without policy routing.
  */
 async function ruleDevices(kernel: HostKernel, network: Net): Promise<readonly string[]> {

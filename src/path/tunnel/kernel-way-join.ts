@@ -17,7 +17,7 @@ const JOIN_MTU = 9_000
  * weftd switches merging on.
  */
 const MANY = 1_000
-/** weftd switches merging on only if at least this number of checks found no new superpackets. */
+/** After a check found superpackets, this number of checks must find none before weftd switches merging on again. */
 const QUIET_CHECKS = 5
 
 /** Creates the pair of veth devices, or uses the pair of an earlier process. Returns the indices of both devices. */

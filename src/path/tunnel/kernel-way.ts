@@ -359,7 +359,7 @@ export class KernelWay {
     this.#isSearchingPolicies = true
     this.#hasPolicies()
       .then((has) => (has && !this.#isPaused ? this.#end(IPSEC) : undefined))
-      .catch(() => {}) // `check` searches them too, and ends the programs if it cannot
+      .catch(() => {}) // ignore the error: `check` searches too, and detaches the programs if its search fails
       .finally(() => (this.#isSearchingPolicies = false))
   }
 

@@ -249,7 +249,7 @@ export class PeerFilter<N extends Net = Net> {
       if (is) this.#bySubnet.add(this.#subnetKey(is), is)
       this.#peers.delete(key)
       this.#losing.delete(key)
-      if (is) this.#losing.set(key, is) // until `#decide`
+      if (is) this.#losing.set(key, is) // `#decide` moves it to `#peers` unless it loses
     }
     for (const key of this.#keysInConflict(newestBefore))
       if (!judged.has(key)) judged.set(key, { before: this.#peers.get(key) })
@@ -279,8 +279,8 @@ export class PeerFilter<N extends Net = Net> {
   }
 
   /**
-   * Decides for each checked lease whether it is a peer. Returns a map from the key of each peer that has changed to
-   * the peer's earlier lease.
+   * Decides for each checked lease whether it is a peer. Returns a map from the key of each added, changed or removed
+   * peer to the peer's earlier lease, which is undefined for an added peer.
    */
   #decideEach(judged: ReadonlyMap<string, Judged<PeerOf<N>>>): Map<string, PeerOf<N> | undefined> {
     const changed = new Map<string, PeerOf<N> | undefined>()
