@@ -15,7 +15,7 @@ export type ErrorCode =
   | 'PORT_IN_USE' // another process holds the UDP port
   | 'ADDRESS' // an address is not on this host
   | 'INTERFACE' // no interface can be the external interface
-  | 'KERNEL' // the kernel refused a change of a link, an address, a route or a rule
+  | 'KERNEL' // the kernel refused a request about links, addresses, routes or rules
   | 'COMMAND' // a required program failed or is not installed
   | 'DEVICE' // the kernel returned an error for a device
   | 'NO_DEVICE_TYPE' // the kernel has no device of this type

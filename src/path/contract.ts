@@ -330,7 +330,7 @@ export interface Underlays {
 
 /** An open data path. Each optional member is an interface that a data path implements completely or not at all. */
 export interface DataPath {
-  /** The families that the data path can carry, including a family that is missing now. */
+  /** The families that the data path can carry, including a family that it does not carry now. */
   readonly families: readonly Family[]
   /** Resolves with the reason if the data path stops working; never resolves otherwise. */
   readonly fault: Promise<Error>
@@ -341,7 +341,8 @@ export interface DataPath {
   apply(leases: ReadonlyMap<string, Lease>, ownKey: string, touched?: ReadonlySet<string>): Promise<void>
   /**
    * Repairs this data path's device, addresses and routes in the kernel, and returns a description of each repair.
-   * After `late` resolves, the call need not wait for a slow repair; the next call then returns that repair.
+   * After `late` resolves, the call need not wait for a slow repair; in that case the next call returns the description
+   * of this repair.
    */
   resync(late?: Promise<unknown>): Promise<readonly string[]>
   close(): Promise<void>
@@ -430,7 +431,8 @@ export interface Observing {
 /** The part of a data path that knows the handshakes of an encryption. */
 export interface Handshakes {
   /**
-   * Returns a sample of the public keys in handshakes that belong to no peer, each with the time of its last handshake.
+   * Returns a sample of the public keys that hosts used in handshakes but that belong to no peer, each with the time of
+   * the key's last handshake.
    */
   unknownKeys(): readonly UnknownKey[]
 }

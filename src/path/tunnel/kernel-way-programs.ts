@@ -131,7 +131,8 @@ export class KernelPrograms {
   }
 
   /**
-   * Returns the five numbers of a traffic slot, as `Engine.traffic` does. `nowNs` is the time of CLOCK_MONOTONIC in ns.
+   * Returns the five numbers of a traffic slot in the format of `Engine.traffic`. `nowNs` is the time of
+   * CLOCK_MONOTONIC in ns.
    */
   traffic(slot: number, nowNs: bigint): Float64Array {
     const values = new Uint8Array(TRAFFIC_BYTES * this.#cpus)

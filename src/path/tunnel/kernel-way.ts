@@ -173,7 +173,9 @@ export class KernelWay {
     }
   }
 
-  /** Returns the traffic of a slot, or of all slots, as `Engine.traffic` does. */
+  /**
+   * Returns the traffic that the eBPF programs counted in a slot, or in all slots, in the format of `Engine.traffic`.
+   */
   traffic(slot?: number): Float64Array {
     if (!this.#programs) return new Float64Array()
     const now = process.hrtime.bigint()
@@ -214,7 +216,11 @@ export class KernelWay {
     this.#programs = undefined
   }
 
-  /** Attaches the eBPF programs, or keeps the attached programs after a change of the external interface. */
+  /**
+   * Attaches the eBPF programs if they are not attached. If the external interface was replaced, detaches them instead.
+   * If its other properties have changed, makes the engine carry the packets to all peers until the peers are tested
+   * again.
+   */
   async #follow(uplink: Uplink): Promise<void> {
     const before = this.#uplink
     this.#uplink = uplink

@@ -148,7 +148,7 @@ type PeerOf<N extends Net> = N['address'] extends number
 interface Judged<L extends Lease> {
   /** The usable peer before the change; undefined if the lease was not a usable peer. */
   readonly before: L | undefined
-  /** The reason why the lease is invalid, apart from conflicts; left out if the lease is valid. */
+  /** The reason why the lease is invalid, apart from conflicts with other leases; left out if the lease is valid. */
   readonly unsound?: string | undefined
 }
 
@@ -326,7 +326,10 @@ export class PeerFilter<N extends Net = Net> {
     return reason === undefined && this.#isOfNetwork(lease) ? lease : `${this.#notUsed(lease)}: ${reason}`
   }
 
-  /** Returns why a lease of this backend type is unusable, apart from conflicts; undefined if it is usable. */
+  /**
+   * Returns why a lease of this backend type is unusable, apart from conflicts with other leases; undefined if it is
+   * usable.
+   */
   #whyUnusable(lease: Lease): string | undefined {
     const { lease: own, network, alsoUnusable, identity } = this.#options
     if (reachedBy(lease, own, this.#outers).length === 0) {
