@@ -215,8 +215,8 @@ const HTTP_OPTIONS = {
   removeMethod: { name: 'RemoveMethod', kind: 'text', default: 'DELETE', form: METHOD_FORM, remedy: METHOD_REMEDY },
   removeBody: { name: 'RemoveBody', kind: 'object', orText: true, remedy: 'give it a text or an object' },
   /**
-   * The URL that lists the routes. Without this option weftd repeats the request that puts this node's route at regular
-   * intervals, and does not see the routes of other nodes.
+   * The URL that lists the routes. Without this option weftd regularly repeats the request that puts this node's route,
+   * and does not see the routes of other nodes.
    */
   listUrl: { name: 'ListURL', kind: 'text', form: URL_FORM, remedy: URL_REMEDY },
   listMethod: { name: 'ListMethod', kind: 'text', default: 'GET', form: METHOD_FORM, remedy: METHOD_REMEDY },
@@ -265,7 +265,7 @@ const FABRIC = { overhead: 0, routes: 'none', probe: 'nobody', publishesRoute: t
 const UNDERLAY = 'Underlay'
 const MODE = 'Mode'
 
-/** The backends by `Type`, in the order in which messages list them. */
+/** The backends by their `Type` in the network configuration, in the order in which messages list them. */
 export const KINDS = {
   udp: {
     options: {
@@ -487,8 +487,8 @@ export function outersOf(
 }
 
 /**
- * Returns the outer families, as `outersOf` does, for a value of the option `Underlay`. The value may name a family
- * that the network lacks; the backend refuses the value later.
+ * Returns the outer families, in the order of `outersOf`, for a value of the option `Underlay`. The value may name a
+ * family that the network lacks; the backend refuses the value later.
  */
 export function underlaysOf(
   underlay: unknown,

@@ -196,8 +196,8 @@ export async function removePolicies(run: Run, network: string): Promise<void> {
 }
 
 /**
- * Returns true if the source or the destination of the policy is within the network. The policies for an earlier subnet
- * of this node are within it too. Policies for other networks may belong to another program.
+ * Returns true if the source or the destination of the policy is within the network. So it is true for the policies of
+ * an earlier subnet of this node too. Policies for other networks may belong to another program.
  */
 function isFor(selector: string, network: string): boolean {
   const whole = parseNet(network)

@@ -72,7 +72,10 @@ export interface EngineConfig {
   readonly keepsSessions?: boolean | undefined
 }
 
-/** The encrypted sessions of an engine. The record of each peer contains the number of the peer's session. */
+/**
+ * The encrypted sessions of an engine. In the peer table, the record of each peer contains the number of the peer's
+ * session.
+ */
 export interface EngineSessions {
   /** True if the running engine continues the encrypted sessions of the previous engine. */
   readonly areKept: boolean

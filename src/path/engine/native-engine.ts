@@ -128,7 +128,8 @@ export class NativeEngine implements Engine {
     this.#runs = false
     this.#lending = this.#release()
     await this.#lending
-    // If `stop` was called during the await, it has closed the descriptors, so there are no sockets to bind.
+    // If `stop` was called while the threads were stopping, it has closed the descriptors, so there are no sockets to
+    // bind.
     if (!this.#lent) return
     const notesBefore = this.notes.length
     this.#bindAddresses = this.#bindAddresses.map((each) => (hasSameFamily(each) ? address : each))

@@ -61,7 +61,7 @@ export interface Peer {
    * the port from which it received a datagram.
    */
   readonly isFromKnownPort?: true
-  /** True in a change that removes the subnet's peer from the table. */
+  /** True in a record that removes the subnet's peer from the table. */
   readonly isGone?: true
 }
 

@@ -13,8 +13,8 @@ type Peers = ReadonlyMap<string, Lease>
 export type PeerChanges = ReadonlyMap<string, Lease | undefined>
 
 /**
- * The carrier that is tried last: the engine's tunnel. The tunnel has all peers, including peers whose packets another
- * carrier moves.
+ * The carrier that is tried last: the engine's tunnel. The tunnel knows all peers, including peers whose packets
+ * another carrier moves.
  */
 export interface FallbackCarrier {
   readonly name: NonNullable<PathSide['way']>

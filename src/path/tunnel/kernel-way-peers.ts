@@ -173,14 +173,14 @@ export class KernelWayPeers {
     return this.#peers.get(formatNet(subnet))?.state === 'kernel'
   }
 
-  /** Replaces all peers with the peers of these records. */
+  /** Makes the peers equal to the peers of the given records. */
   setPeers(peers: readonly Peer[]): void {
     const wanted = new Set(peers.map(({ subnet }) => formatNet(subnet)))
     for (const { name, peer } of this.#peers.values()) if (!wanted.has(name)) this.#remove(peer.subnet)
     for (const peer of peers) this.#set(peer)
   }
 
-  /** Adds, changes or removes the peers of these records. */
+  /** Adds, changes or removes the peers of the given records. */
   change(peers: readonly Peer[]): void {
     for (const peer of peers) {
       if (peer.isGone) this.#remove(peer.subnet)
@@ -238,8 +238,8 @@ export class KernelWayPeers {
     const host = each.peer.outer === 'ipv4' ? each.peer.hosts.ipv4 : undefined
     if (!isBusy || slot === 0 || host === undefined || each.isProving || now < each.retryAt) return
     if (this.#proofs >= MOST_PROOFS || this.#promoted >= MOST_PROMOTED) return
-    // Datagrams to an address inside the tunnel could circulate for ever. Only the engine notices that
-    // (native/core/circle.h).
+    // Only the engine notices if datagrams to an address inside the tunnel circulate (native/core/circle.h). So the
+    // engine must carry the packets of a peer with such an address.
     if (listed(this.#parts.networks).some((network) => netContains(network, host))) return
     void this.#prove(each, host)
   }

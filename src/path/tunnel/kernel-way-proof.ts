@@ -12,8 +12,8 @@
 //   SHA256 CARRIED\n
 //
 // The connection stays open. The client sends `?` at intervals, and the server answers `!`. Before the server's eBPF
-// programs are detached, the server sends `bye`. A server that is killed sends no `bye`, because its eBPF programs
-// continue for a minute.
+// programs are detached, the server sends `bye`. A killed process sends no `bye`, and its eBPF programs continue for a
+// minute.
 
 import { createHash, randomBytes } from 'node:crypto'
 import { createServer, connect, type Server, type Socket } from 'node:net'

@@ -71,7 +71,7 @@ export class KernelWay {
   #isPaused = false
   /** True if weftd must not attach eBPF programs again, because the kernel refused a program or a map. */
   #isFinal = false
-  /** Resolves after the last detachment of the eBPF programs, which waits FAREWELL_MS. */
+  /** Resolves when the last detachment of the eBPF programs, which begins after FAREWELL_MS, is done. */
   #ending: Promise<void> = Promise.resolve()
   /** True after this process has searched for eBPF programs of an earlier process. */
   #isCleared = false
@@ -107,12 +107,12 @@ export class KernelWay {
     return this.#peers.carries(subnet)
   }
 
-  /** Replaces all peers with the peers of these records. */
+  /** Makes the peers equal to the peers of the given records. */
   setPeers(peers: readonly Peer[]): void {
     this.#peers.setPeers(peers)
   }
 
-  /** Adds, changes or removes the peers of these records. */
+  /** Adds, changes or removes the peers of the given records. */
   change(peers: readonly Peer[]): void {
     this.#peers.change(peers)
   }
@@ -136,9 +136,9 @@ export class KernelWay {
   }
 
   /**
-   * Checks the interfaces, and loads, attaches or detaches the eBPF programs. The tunnel calls it after it opened, and
-   * then with each check of the data path. Does not reject: if the kernel refuses the programs, the engine carries all
-   * packets.
+   * Checks the interfaces, and loads, attaches or detaches the eBPF programs. The tunnel calls `check` when the tunnel
+   * is open, and then with each check of the data path. Does not reject: if the kernel refuses the programs, the engine
+   * carries all packets.
    */
   async check(): Promise<void> {
     if (this.#isPaused || this.#isFinal) return
@@ -247,7 +247,7 @@ export class KernelWay {
       this.#peers.writeAll()
     }
     const tun = await kernel.link(engine.tunName)
-    // During the await, the tunnel may have passed the data path on, or closed.
+    // While the kernel was queried for the TUN, the tunnel may have passed the data path on, or closed.
     if (this.#isPaused || this.#isFinal || !this.#programs) return
     const hooks = { uplink: uplink.index, tunnel: tun?.index ?? 0 }
     const front = programInFront(bpf, hooksOf(hooks))
@@ -262,7 +262,7 @@ export class KernelWay {
       await this.#server.listen(formatAddress(subnet.address), port).catch((error: unknown) => {
         log.warn(`FastPath: peers cannot prove their way to this node: ${messageOf(error)}`)
       })
-    // During the await, the eBPF programs may have been detached, or the next process may need the port.
+    // While the server was starting, the eBPF programs may have been detached, or the next process may need the port.
     if (this.#isPaused || this.#hooks !== hooks) return this.#server.close()
     log.info(`FastPath: the kernel can carry packets between ${engine.tunName} and ${this.#link.name}`)
   }
@@ -422,7 +422,7 @@ export class KernelWay {
     if (this.#join || !this.#joinChoice.isOn) return this.#confirm()
     openJoin(kernel, bpf).then(
       (indices) => {
-        // During the await, the eBPF programs may have been detached.
+        // While the veth devices were created, the eBPF programs may have been detached.
         if (!this.#hooks) return void closeJoin(kernel)
         if (this.#isPaused) return
         programs.attachJoined(indices[1])

@@ -92,7 +92,10 @@ export interface TunnelKind {
    * again.
    */
   readonly clear?: () => Promise<void>
-  /** True if eBPF programs may carry the packets to each peer that passed a test connection (kernel-way-proof.ts). */
+  /**
+   * True if eBPF programs may carry the packets to a peer after a test connection to this peer succeeded
+   * (kernel-way-proof.ts).
+   */
   readonly fastPath?: boolean
   /** True if packets to peers on the same link use a route to the peer's host instead of the tunnel. */
   readonly directRouting?: boolean

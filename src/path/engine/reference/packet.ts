@@ -158,8 +158,8 @@ export function clampMss(packet: Buffer, mtu: number): void {
       const before = tcp.readUInt16BE(at + 2)
       if (before <= most) return
       tcp.writeUInt16BE(most, at + 2)
-      // If the option is at an odd offset, the two bytes of the MSS belong to different 16-bit words of the checksum.
-      // So swap these bytes, which changes the sum by the same amount.
+      // If the MSS option is at an odd offset, the two bytes of the MSS belong to different 16-bit words of the
+      // checksum. So swap these bytes, which changes the sum by the same amount.
       const asSummed = (value: number): number => (at % 2 === 0 ? value : ((value & 0xff) << 8) | (value >> 8))
       tcp.writeUInt16BE(updatedChecksum(tcp.readUInt16BE(TCP_CHECKSUM), asSummed(before), asSummed(most)), TCP_CHECKSUM)
       return
