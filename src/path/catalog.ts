@@ -279,7 +279,7 @@ export const KINDS = {
       fastPath: { name: 'FastPath', kind: 'word', words: ['auto', 'off'], default: 'off' },
       tunnel: TUNNEL,
     },
-    overhead: 28, // the headers of IPv4 and UDP
+    overhead: 28, // the IPv4 header and the UDP header
     outside: { protocol: 'udp', option: 'Port', port: 8285 },
     routes: 'network',
     probe: 'overlay',
