@@ -45,15 +45,15 @@ function loadFrom(parent: string, addon: Uint8Array): typeof Addon {
 
 /**
  * Returns the path of the native addon's file next to the executable; undefined if the file is missing or differs from
- * `addon`. Only the container image has this file, because a container's kernel may refuse to load a file that weftd
- * wrote itself.
+ * `addon`. Only the container image has this file, because in a container the kernel may refuse to load a file that
+ * weftd wrote itself.
  */
 function besideThis(addon: Uint8Array): string | undefined {
   const path = join(dirname(process.execPath), 'weft.node')
   try {
     return readFileSync(path).equals(addon) ? path : undefined
   } catch {
-    return undefined // outside the container image there is none
+    return undefined // only the container image has the file
   }
 }
 

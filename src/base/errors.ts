@@ -4,8 +4,8 @@
 // other error is a defect of weft and is shown with its stack.
 
 /**
- * The codes of WeftError. weftd itself handles errors with the last four codes; errors with any other code need action
- * by the operator.
+ * The codes of WeftError. weftd itself handles errors with the last four codes of this list. Errors with any other code
+ * need action by the operator.
  */
 export type ErrorCode =
   | 'USAGE' // a flag, a variable or an argument is wrong
@@ -14,14 +14,14 @@ export type ErrorCode =
   | 'NO_TUN' // the kernel or the container has no /dev/net/tun
   | 'PORT_IN_USE' // another process holds the UDP port
   | 'ADDRESS' // an address is not on this host
-  | 'INTERFACE' // no external interface fits
-  | 'KERNEL' // the kernel refused a change of the network configuration
+  | 'INTERFACE' // no interface can be the external interface
+  | 'KERNEL' // the kernel refused a request about links, addresses, routes or rules
   | 'COMMAND' // a required program failed or is not installed
   | 'DEVICE' // the kernel returned an error for a device
   | 'NO_DEVICE_TYPE' // the kernel has no device of this type
   | 'STORE' // the store returned an error or a malformed answer, for example for wrong credentials
   | 'OUT_OF_SUBNETS' // every subnet of the network is leased
-  | 'FAULT' // the data path died
+  | 'FAULT' // the data path stopped working
   | 'FABRIC' // a cloud or a switch rejected a route, or did not answer; weftd tries again
   | 'CONFIG_MISSING' // the store has no network configuration yet; weftd reads it again
   | 'STORE_UNAVAILABLE' // weftd cannot reach the store now, and tries again

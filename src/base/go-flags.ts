@@ -1,21 +1,25 @@
-// go-flags.ts - parses command lines as Go's flag package does (go.dev/src/flag/flag.go), by a table of flags.
+// go-flags.ts - parses command lines by the rules of Go's package flag (go.dev/src/flag/flag.go). A table lists the
+// flags of a program.
 //
-// `-f v`, `--f v`, `-f=v` and `--f=v` are equal. A boolean takes no separate value. The flags end at `--` or at the
-// first argument that is not a flag.
+// A command line may set the flag `f` to `v` by `-f v`, `--f v`, `-f=v` or `--f=v`. A boolean flag takes no separate
+// value. The flags end at `--` or at the first argument that is not a flag.
 
 import { WeftError } from './errors.ts'
 import { Secret } from './secret.ts'
 
 /**
- * The value of a flag. A value that is given for a flag whose default is a Secret becomes a Secret, which is printed in
- * the form of the default.
+ * The value of a flag. If a flag's default is a Secret, a given value becomes a Secret too, and both are printed by the
+ * same rule.
  */
 export type FlagValue = string | boolean | number | readonly string[] | Secret
 
 interface Flag<Value extends FlagValue = FlagValue> {
   readonly default: Value
   readonly help: string
-  /** The word that stands for the flag's value in the usage text. Defaults to the word that Go prints for the type. */
+  /**
+   * The word that stands for the flag's value in the usage text. Defaults to the word that Go prints for the type of
+   * the flag's value.
+   */
   readonly placeholder?: string
 }
 

@@ -1,8 +1,9 @@
 // log.ts - writes log lines in klog's format to stderr.
 //
-// Operators search for flanneld's messages and the leading letter, and tools parse the header. So weft keeps flanneld's
-// messages, and the header `Lmmdd hh:mm:ss.uuuuuu <pid, 7 wide> file:line] message` in local time (k8s.io/klog, text
-// format). A line is written before the call returns, so that no line is lost when the process ends.
+// Operators search the log for flanneld's messages and for the first letter of a line (I, W or E), and tools parse the
+// header. So weft keeps flanneld's messages, and the header `Lmmdd hh:mm:ss.uuuuuu <pid, 7 wide> file:line] message` in
+// local time (k8s.io/klog, text format). A line is written before the call returns, so that no line is lost when the
+// process ends.
 
 import { placeOf } from './assets.ts'
 import { printable } from './text.ts'
@@ -21,7 +22,7 @@ export interface Log {
 
 /** A task that is retried logs the same line at most once in SAME_LINE_MS milliseconds. */
 const SAME_LINE_MS = 30_000
-/** The maximum number of failures that a task that is retried logs per minute. */
+/** The maximum number of warnings and errors that a task that is retried logs per minute. */
 const FAILURES_A_MINUTE = 4
 
 type Level = 'info' | 'warn' | 'error'
@@ -93,12 +94,12 @@ export function createLog(
 
 /**
  * Makes a log for a task that is retried, possibly for days. The log drops a line if it wrote the same line within the
- * last SAME_LINE_MS. It drops a failure if it wrote FAILURES_A_MINUTE failures in the last minute. `now` returns ms of
- * a monotonic clock.
+ * last SAME_LINE_MS. It drops a warning or an error if it wrote FAILURES_A_MINUTE of them in the last minute. `now`
+ * returns ms of a monotonic clock.
  */
 export function seldom(log: Log, now: () => number = () => performance.now()): Log {
   let said: { readonly text: string; readonly at: number; readonly isFailure: boolean }[] = []
-  /** Returns true if the line must be logged, and remembers it as logged. */
+  /** Returns true if the line must be logged. In that case also remembers the line as logged. */
   const isNews = (text: string, isFailure: boolean): boolean => {
     const at = now()
     said = said.filter((line) => at - line.at < 60_000)

@@ -8,7 +8,7 @@ const LONGEST = 64
 
 /**
  * Returns the word of `known` with the smallest edit distance from `word`, ignoring case; undefined if that distance is
- * more than a third of the number of letters. An edit inserts, deletes, changes or swaps letters (restricted
+ * more than a third of the length of the longer word. An edit inserts, deletes, changes or swaps letters (restricted
  * Damerau-Levenshtein distance).
  */
 export function nearest(word: string, known: Iterable<string>): string | undefined {

@@ -45,7 +45,10 @@ export class Secret {
     return this.#value === ''
   }
 
-  /** True if the value is not the secret itself but the text that is printed instead, as in a saved configuration. */
+  /**
+   * True if the value is not the secret itself, but the text that weft prints in its place. A configuration that weftd
+   * saved to a file has such texts.
+   */
   get isPlaceholder(): boolean {
     return this.#value.includes(HIDDEN)
   }

@@ -123,7 +123,7 @@ export const netsOf = (nets: readonly Net[]): Nets => ({
   ipv4: nets.find(isIpv4Net),
   ipv6: nets.find((net): net is Ipv6Net => !isIpv4Net(net)),
 })
-/** Returns true if the two IPv4 networks overlap, or the two IPv6 networks do. */
+/** Returns true if the IPv4 networks of `a` and `b` overlap, or their IPv6 networks overlap. */
 export function netsOverlap(a: Nets, b: Nets): boolean {
   if (a.ipv4 && b.ipv4 && ipv4NetsOverlap(a.ipv4, b.ipv4)) return true
   return a.ipv6 !== undefined && b.ipv6 !== undefined && ipv6NetsOverlap(a.ipv6, b.ipv6)
@@ -156,12 +156,13 @@ export function compareAddresses(a: Address, b: Address): number {
 }
 
 /**
- * Formats the IPv4 address or, if there is none, the IPv6 address, as Go does. Returns 0.0.0.0 if there is no address.
+ * Formats the IPv4 address or, if there is none, the IPv6 address. If there is none of either family, returns 0.0.0.0,
+ * as flanneld prints an unset address.
  */
 export const addressText = (addresses: Addresses): string => formatAddress(primary(addresses) ?? 0)
 export const netsText = (nets: Nets): string => listed(nets).map(formatNet).join(' and ')
 /**
- * Formats the IPv4 network or, if there is none, the IPv6 network, as Go does. Returns 0.0.0.0/0 if there is no
- * network.
+ * Formats the IPv4 network or, if there is none, the IPv6 network. If there is none of either family, returns
+ * 0.0.0.0/0, as flanneld prints an unset network.
  */
 export const netText = (nets: Nets): string => formatNet(primary(nets) ?? { address: 0, prefixLength: 0 })

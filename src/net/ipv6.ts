@@ -57,7 +57,7 @@ function groupsOf(text: string, isEnd: boolean): number[] | undefined {
  */
 export function formatIpv6(address: Ipv6): string {
   scratch.setBigUint64(0, address >> 64n)
-  scratch.setBigUint64(8, address) // the method takes the low 64 bits
+  scratch.setBigUint64(8, address) // setBigUint64 stores only the low 64 bits
   const groups: number[] = []
   for (let at = 0; at < GROUPS; at++) groups.push(scratch.getUint16(2 * at))
   let [from, length] = [0, 1]

@@ -16,8 +16,8 @@ export const lengthsUpTo = (longest: number, overhead: number): readonly number[
 ]
 
 /**
- * Finds by binary search the longest of the packet lengths `lengths` that passes. Returns undefined if none of them
- * passes. The caller must already know that the last length does not pass.
+ * Finds by binary search the longest of the packet lengths `lengths` for which `passes` resolves with true; undefined
+ * if there is none. The caller must already know that `passes` resolves with false for the last length.
  */
 export async function longestOf(
   lengths: readonly number[],

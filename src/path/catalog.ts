@@ -105,8 +105,8 @@ export interface Kind {
    */
   readonly routes: 'network' | 'peers' | 'none'
   /**
-   * The address that answers probes to a peer. `overlay`: the peer's address in its subnet. `host`: the public address
-   * of its host. `nobody`: no address is known.
+   * Which address of a peer's node answers weftd's probes. `overlay`: the node's address in its own subnet. `host`: the
+   * public address of the node's host. `nobody`: weftd knows no such address, and sends no probes.
    */
   readonly probe: 'overlay' | 'host' | 'nobody'
   readonly isIpv4Alone?: true
@@ -121,8 +121,8 @@ export interface Kind {
    */
   readonly provesSender?: true
   /**
-   * True if the backend publishes a route to this node's subnet outside of the host. The backend withdraws this route
-   * when the node leaves.
+   * True if the backend makes a route to this node's subnet in a cloud or a switch, outside of this host. The backend
+   * withdraws this route when the node leaves.
    */
   readonly publishesRoute?: true
   /** The `BackendType` in leases of this backend; empty for backends that, as in flannel, publish no type. */
@@ -215,13 +215,16 @@ const HTTP_OPTIONS = {
   removeMethod: { name: 'RemoveMethod', kind: 'text', default: 'DELETE', form: METHOD_FORM, remedy: METHOD_REMEDY },
   removeBody: { name: 'RemoveBody', kind: 'object', orText: true, remedy: 'give it a text or an object' },
   /**
-   * The URL that lists the routes. Without this option weftd puts the route again regularly, and does not see the
-   * routes of other nodes.
+   * The URL that lists the routes. Without this option weftd regularly repeats the request that puts this node's route,
+   * and does not see the routes of other nodes.
    */
   listUrl: { name: 'ListURL', kind: 'text', form: URL_FORM, remedy: URL_REMEDY },
   listMethod: { name: 'ListMethod', kind: 'text', default: 'GET', form: METHOD_FORM, remedy: METHOD_REMEDY },
   listBody: { name: 'ListBody', kind: 'object', orText: true, remedy: 'give it a text or an object' },
-  /** The names of members in the answer: the array of routes and, in each route, its destination, gateway and id. */
+  /**
+   * The member of the JSON answer that has the array of routes. `ListDestination`, `ListGateway` and `ListID` name the
+   * members of each route.
+   */
   listRoutes: { name: 'ListRoutes', kind: 'text', form: MEMBER_FORM, remedy: MEMBER_REMEDY },
   listDestination: {
     name: 'ListDestination',
@@ -251,8 +254,8 @@ const HTTP_OPTIONS = {
    */
   credentialFile: { name: 'CredentialFile', kind: 'text', form: /^\//, remedy: FILE_REMEDY },
   /**
-   * The path of a file with the certificates, in PEM, of the authorities to trust instead of the authorities built into
-   * Node.js.
+   * The path of a PEM file with the certificates of the certificate authorities that weftd trusts, instead of the
+   * authorities built into Node.js.
    */
   caFile: { name: 'CAFile', kind: 'text', form: /^\//, remedy: FILE_REMEDY },
 } as const satisfies Options
@@ -262,7 +265,7 @@ const FABRIC = { overhead: 0, routes: 'none', probe: 'nobody', publishesRoute: t
 const UNDERLAY = 'Underlay'
 const MODE = 'Mode'
 
-/** The backends by `Type`, in the order in which messages list them. */
+/** The backends by their `Type` in the network configuration, in the order in which messages list them. */
 export const KINDS = {
   udp: {
     options: {
@@ -272,11 +275,11 @@ export const KINDS = {
        * have different values, because every node accepts packets over both families.
        */
       underlay: { name: UNDERLAY, kind: 'word', words: ['auto', 'ipv4', 'ipv6'], default: 'auto' },
-      /** Whether eBPF programs may carry the packets to each peer that passed a test connection. */
+      /** Whether eBPF programs may carry the packets to a peer after a test connection to this peer succeeded. */
       fastPath: { name: 'FastPath', kind: 'word', words: ['auto', 'off'], default: 'off' },
       tunnel: TUNNEL,
     },
-    overhead: 28, // IPv4, UDP
+    overhead: 28, // the IPv4 header and the UDP header
     outside: { protocol: 'udp', option: 'Port', port: 8285 },
     routes: 'network',
     probe: 'overlay',
@@ -326,7 +329,7 @@ export const KINDS = {
   },
   ipip: {
     options: { directRouting: { name: 'DirectRouting', kind: 'flag' } },
-    overhead: 20, // IPv4
+    overhead: 20, // the IPv4 header
     outside: { protocol: 'ipencap' },
     routes: 'peers',
     probe: 'overlay',
@@ -369,7 +372,7 @@ export const KINDS = {
       allowBypass: { name: 'AllowBypass', kind: 'flag' },
     },
     overhead: 60, // IPv4, UDP, and WireGuard's header and tag
-    reserved: 80, // flannel reserves what WireGuard needs over IPv6, also over IPv4
+    reserved: 80, // the overhead with IPv6, which flannel reserves with IPv4 too
     outside: { protocol: 'udp', option: 'ListenPort', port: 51_820 },
     routes: 'network',
     probe: 'overlay',
@@ -466,8 +469,8 @@ export const overheadBy = (type: BackendType, family: 'ipv4' | 'ipv6'): number =
 
 /**
  * Returns the families of the outer header for inner packets of one family: first the family that weftd tries first,
- * then the family for peers that do not answer over the first. `backend` is the `Backend` object, and `families` lists
- * the network's families.
+ * then the family for peers that do not answer over the first family. `backend` is the `Backend` object, and `families`
+ * lists the network's families.
  */
 export function outersOf(
   type: string,
@@ -484,8 +487,8 @@ export function outersOf(
 }
 
 /**
- * Returns the outer families, as `outersOf` does, for a value of the option `Underlay`. The value may name a family
- * that the network lacks; the backend refuses the value later.
+ * Returns the outer families, in the order of `outersOf`, for a value of the option `Underlay`. The value may name a
+ * family that the network lacks; the backend refuses the value later.
  */
 export function underlaysOf(
   underlay: unknown,
@@ -496,8 +499,8 @@ export function underlaysOf(
 }
 
 /**
- * The packets that firewalls between the nodes must accept, in words. The text for a backend with its own UDP port
- * names the port.
+ * The packets that firewalls between the nodes must accept, as text. For a backend with its own UDP port, callers show
+ * the port instead.
  */
 export const PROTOCOL_TEXTS = {
   udp: 'UDP',

@@ -45,7 +45,7 @@ export interface Backend {
   readonly routesToHosts?: boolean
   /**
    * True if other programs make all routes to the network, including the route to this node's own subnet. In that case
-   * weftd removes leftovers only once, when this node's lease shows that the earlier run used another backend.
+   * weftd removes leftovers only once: when this node's lease shows that weftd's previous run used another backend.
    */
   readonly routesByOthers?: boolean
   /** True if the backend makes IPsec policies in the kernel. */
@@ -81,9 +81,9 @@ export interface Backend {
    */
   plan(lease: OwnLease): readonly PlannedPath[]
   /**
-   * Removes what this node published outside of the host for a lease, such as a route in a cloud, and returns
-   * descriptions of the removed objects. Called when the node leaves the network, after the data path was closed.
-   * Throws WeftError. Left out if the backend publishes nothing.
+   * Removes the objects that this node published for a lease outside of this host, such as a route in a cloud, and
+   * returns descriptions of the removed objects. Called when the node leaves the network, after the data path was
+   * closed. Throws WeftError. Left out if the backend publishes nothing.
    */
   withdraw?(lease: Lease, signal: AbortSignal): Promise<readonly string[]>
 }
@@ -91,7 +91,8 @@ export interface Backend {
 /** A data path that the node opens for its lease. */
 export interface PlannedPath {
   /**
-   * The families of inner packets. The node opens this data path if it has a subnet in at least one of these families.
+   * The families of the inner packets that the data path carries. The node opens this data path if it has a subnet in
+   * at least one of these families.
    */
   readonly families: readonly Family[]
   /**
@@ -103,7 +104,7 @@ export interface PlannedPath {
   readonly external?: ExternalUse
   /**
    * Kernel objects other than links, addresses and routes that the data path uses. When one of these objects changes,
-   * weftd checks and repairs the data path. Several data paths may refer to the same description.
+   * weftd checks and repairs the data path. Several data paths may have the same `Watched` object.
    */
   readonly watched?: Watched
   /**
@@ -112,9 +113,9 @@ export interface PlannedPath {
    */
   readonly isUnreported?: boolean
   /**
-   * Opens the data path. If it can set peers before the first packet, it starts with the peers of `leases`. `others`
-   * lists the lease keys of the peers that are reached over the second family of the underlay. When the node publishes
-   * new attributes, it replaces the member `attrs` of `own`.
+   * Opens the data path. If the backend can set peers before the first packet, the data path starts with the peers of
+   * `leases`. `others` lists the lease keys of the peers that are reached over the second family of the underlay. When
+   * the node publishes new attributes, the node replaces `own.attrs`.
    */
   open(
     own: OwnLease,
@@ -186,8 +187,8 @@ export interface NeededDevice {
    */
   readonly refusal?: string
   /**
-   * The outer source address of an ipip device, as text. The kernel allows one ipip device per source address without a
-   * remote address.
+   * The outer source address of an ipip device, as text. Of the ipip devices without a remote address, the kernel
+   * allows only one for each source address.
    */
   readonly local?: string
 }
@@ -301,13 +302,13 @@ export interface PathSearching {
    */
   readonly overhead?: number
   /**
-   * Returns the longest packet in bytes that the kernel sends to the peer with lease key `key`; undefined if the peer
-   * has a direct route.
+   * Returns the length in bytes of the longest packet that the kernel sends to the peer with the lease key `key`;
+   * undefined if the peer has a direct route.
    */
   knownMtu(key: string, family: Family): number | undefined
   /**
-   * Limits packets to each peer to the length in bytes that the path MTU search found, by lease key. Left out if the
-   * data path must not use the search's results.
+   * Limits the length of packets to each peer. `bytes` maps a peer's lease key to the length in bytes that the path MTU
+   * search found. Left out if the data path must not use the search's results.
    */
   limit?(bytes: ReadonlyMap<string, number>, family: Family): void
 }
@@ -329,7 +330,7 @@ export interface Underlays {
 
 /** An open data path. Each optional member is an interface that a data path implements completely or not at all. */
 export interface DataPath {
-  /** The families that the data path can carry, including a family that is missing now. */
+  /** The families that the data path can carry, including a family that it does not carry now. */
   readonly families: readonly Family[]
   /** Resolves with the reason if the data path stops working; never resolves otherwise. */
   readonly fault: Promise<Error>
@@ -340,7 +341,8 @@ export interface DataPath {
   apply(leases: ReadonlyMap<string, Lease>, ownKey: string, touched?: ReadonlySet<string>): Promise<void>
   /**
    * Repairs this data path's device, addresses and routes in the kernel, and returns a description of each repair.
-   * After `late` resolves, the call need not wait for a slow repair; the next call then returns that repair.
+   * After `late` resolves, the call need not wait for a slow repair; in that case the next call returns the description
+   * of this repair.
    */
   resync(late?: Promise<unknown>): Promise<readonly string[]>
   close(): Promise<void>
@@ -429,7 +431,8 @@ export interface Observing {
 /** The part of a data path that knows the handshakes of an encryption. */
 export interface Handshakes {
   /**
-   * Returns a sample of the public keys in handshakes that belong to no peer, each with the time of its last handshake.
+   * Returns a sample of the public keys that hosts used in handshakes but that belong to no peer, each with the time of
+   * the key's last handshake.
    */
   unknownKeys(): readonly UnknownKey[]
 }
@@ -443,8 +446,8 @@ export interface FastPath {
   /** The number of peers' subnets to which the eBPF programs carry the packets now. */
   readonly promoted: number
   /**
-   * How often the engine began to carry the packets to a subnet again in place of the eBPF programs. `lastTakenBack` is
-   * the last of these cases.
+   * How many times the engine took back the packets to a subnet from the eBPF programs. `lastTakenBack` has the subnet
+   * and the reason of the last time.
    */
   readonly takenBack: number
   readonly lastTakenBack: { readonly subnet: string; readonly reason: string } | null

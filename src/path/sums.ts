@@ -4,8 +4,8 @@
 import type { PathPeer, PathTraffic } from './contract.ts'
 
 /**
- * Combines the peers that each data path lists, by lease key. A data path lists a peer only with the families that this
- * data path carries.
+ * Merges the lists of peers of several data paths, by lease key. Each data path lists a peer only with the families
+ * that this data path carries.
  */
 export function mergePeers(lists: readonly (readonly PathPeer[])[]): readonly PathPeer[] {
   const [first = [], ...others] = lists
@@ -16,8 +16,8 @@ export function mergePeers(lists: readonly (readonly PathPeer[])[]): readonly Pa
 }
 
 /**
- * Adds the traffic that several data paths counted for the same peer, by lease key. `lastReceivedAt` is the latest of
- * their times.
+ * Adds up the traffic that several data paths counted for the same peer, by lease key. The `lastReceivedAt` of the sum
+ * is the latest one that any of the data paths reports.
  */
 export function sumTraffic(counted: readonly (readonly [string, PathTraffic])[]): ReadonlyMap<string, PathTraffic> {
   const sums = new Map<string, PathTraffic>()

@@ -22,8 +22,8 @@ function isOfBackend({ name, type, tun, vxlan }: Link): boolean {
   return (
     DEVICES.some(([kind, pattern]) => kind === type && isNamedBy(pattern, name)) &&
     (type !== 'tun' || tun?.mode === 'tun') &&
-    // flannel's vxlan devices have a fixed VNI, with which their name ends. A device with `external` has no fixed VNI,
-    // because it takes the VNI from each packet.
+    // flannel's vxlan devices have a fixed VNI, with which their name ends. A device with the flag `external` has no
+    // fixed VNI, because it takes the VNI from each packet.
     !vxlan?.external &&
     (vxlan === undefined || name.endsWith(`.${vxlan.vni}`))
   )
@@ -63,8 +63,8 @@ export async function findRenamed(
 
 /**
  * Looks up the device of an earlier run by its name, or else by its type and this node's addresses `own`. The addresses
- * ensure that the device is not another program's, because the caller may delete it. Logs the device's new name. If
- * there is no such device, `device.index` is undefined afterwards.
+ * ensure that the device is not another program's, because the caller may delete it. If another program has renamed the
+ * device, logs its new name. If there is no such device, `device.index` is undefined afterwards.
  */
 export async function findEarlier(
   device: FollowedLink,
@@ -89,7 +89,7 @@ export interface Devices {
   readonly bridges: ReadonlySet<string>
 }
 
-/** Lists the flannel devices and the bridges of this host. */
+/** Lists the devices of weft's and flannel's backends, and the bridges, on this host. */
 export async function listDevices(kernel: HostKernel): Promise<Devices> {
   const links = await kernel.links()
   const bridges = links.filter(({ type }) => BRIDGES.has(type))

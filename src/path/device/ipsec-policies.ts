@@ -17,8 +17,8 @@ import { netContains, parseNet, type Net } from '../../net/address.ts'
  */
 export const REQUEST_ID = 11
 /**
- * The priorities of weftd's own policies. The kernel prefers the lower number, and the policies for peers have 0. The
- * numbers are unusual, so that weftd recognises its own policies after a restart.
+ * The priorities of weftd's own policies. The kernel prefers the policy with the lower number, and the policies for
+ * peers have the priority 0. The numbers are unusual, so that weftd recognises its own policies after a restart.
  */
 const ALLOW_PRIORITY = 0x77_65_66_73
 const BLOCK_PRIORITY = 0x77_65_66_74
@@ -36,8 +36,8 @@ interface PolicyOptions {
   readonly network: string
   readonly own: PolicyPeer
   /**
-   * True if packets of this host itself may leave unencrypted to the network, because hosts have addresses within the
-   * network.
+   * True if hosts have addresses within the network, so that this host's own packets to the network may leave
+   * unencrypted.
    */
   readonly hasHosts?: boolean
   readonly run: Run
@@ -90,8 +90,8 @@ export class IpsecPolicies {
     for (const [selector, words] of missing) if (!there.has(selector)) logChange(log, 'Adding', words)
     for (const [, words] of superfluous) logChange(log, 'Deleting', words)
     const isDone = await runBatch(run, [
-      // Add policies before removing superfluous ones, so that every packet finds either its own policy or the policy
-      // that blocks it.
+      // Add policies before removing superfluous ones, so that every packet matches either the policy for its peer or
+      // the policy that blocks it.
       ...missing.map(([selector, words]) => `xfrm policy update ${selector} ${words}`),
       ...superfluous.map(([selector]) => `xfrm policy delete ${selector}`),
     ])
@@ -121,7 +121,10 @@ export class IpsecPolicies {
     ]
   }
 
-  /** Returns the policies that block the packets of the network, except those within this node's own subnet. */
+  /**
+   * Returns the policies that block the network's packets, and the policies that let packets within this node's own
+   * subnet pass.
+   */
   #blocks(): (readonly [string, string])[] {
     const { own, network, hasHosts } = this.#options
     const allow = `action allow priority ${ALLOW_PRIORITY}`
@@ -193,8 +196,8 @@ export async function removePolicies(run: Run, network: string): Promise<void> {
 }
 
 /**
- * Returns true if the source or the destination of the policy is within the network. The policies for an earlier subnet
- * of this node are within it too. Policies for other networks may belong to another program.
+ * Returns true if the source or the destination of the policy is within the network. So it is true for the policies of
+ * an earlier subnet of this node too. Policies for other networks may belong to another program.
  */
 function isFor(selector: string, network: string): boolean {
   const whole = parseNet(network)

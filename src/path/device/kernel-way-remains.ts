@@ -17,8 +17,8 @@ export const isOwn = ({ name }: { readonly name: string }): boolean => name.star
 export const JOIN_DEVICES = ['weft-join', 'weft-joined'] as const
 
 /**
- * Returns true if an eBPF program of weft is attached. A kernel that cannot list filters has no tc, and so no attached
- * program.
+ * Returns true if an eBPF program of weft is attached. If the kernel cannot list tc filters, it does not support tc, so
+ * no program is attached.
  */
 function hasOwn(hook: Parameters<typeof addon.listFilters>[0]): boolean {
   try {
@@ -28,7 +28,7 @@ function hasOwn(hook: Parameters<typeof addon.listFilters>[0]): boolean {
   }
 }
 
-/** Finds weft's eBPF programs on these interfaces. */
+/** Finds weft's eBPF programs on the interfaces `links`. */
 export function findPrograms(links: readonly Pick<Link, 'name' | 'index'>[]): readonly Remains[] {
   const hooks = links.flatMap(({ name, index }) => [
     { name, index, isEgress: false },

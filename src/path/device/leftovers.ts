@@ -104,7 +104,9 @@ interface Held {
   readonly command?: string
 }
 
-/** A route by which packets bypass the data path, but that flannel did not certainly make. */
+/**
+ * A route by which packets bypass the data path. weftd does not remove the route, because flannel may not have made it.
+ */
 export interface Bypass {
   readonly family: Family
   /** The route as text, such as `10.5.2.0/24 via 192.0.2.9 to eth0`. */
@@ -283,8 +285,8 @@ function isOfThisNode(
 }
 
 /**
- * Returns a running daemon that may own the device, because the daemon's networks overlap this node's, contain the
- * device's address, or are unknown. Returns undefined if no daemon may own it.
+ * Returns a running daemon that may own the device, because the daemon's networks overlap this node's networks, contain
+ * the device's address, or are unknown. Returns undefined if no daemon may own it.
  */
 function ownerOf(
   addresses: readonly Address[],
@@ -300,8 +302,8 @@ function ownerOf(
 }
 
 /**
- * Returns a running daemon that may have made the route to a host; undefined if no daemon may have made it. A daemon
- * whose networks are unknown is returned only if no lease of this network has the route's destination as its subnet.
+ * Returns another running daemon that may have made a leftover route; undefined if there is none. A daemon whose
+ * networks are unknown is returned only if no lease of this network has the route's destination as its subnet.
  */
 function routeOwnerOf({ destination }: Route, side: Side, others: readonly OtherDaemon[]): OtherDaemon | undefined {
   const net = parseNet(destination)
@@ -321,8 +323,8 @@ const MAX_BRIDGES = 4
 
 /**
  * Finds the peers for which policy routing makes packets bypass this node's devices. Looks up the kernel's routes for
- * packets from this host, and for packets of its containers from each bridge with an address in this node's subnet.
- * Returns an empty list if the host has no policy rules.
+ * packets of this host, and for packets of containers behind each bridge with an address in this node's subnet. Returns
+ * an empty list if the host has no policy rules.
  */
 export async function findDiverted(kernel: HostKernel, surroundings: Surroundings): Promise<readonly Bypass[]> {
   const { ownDevices } = surroundings
@@ -397,7 +399,7 @@ function kindOf(route: Route, side: Side, here: Surroundings & Pick<Devices, 'br
   const isMadeByHand = route.protocol === 'boot'
   if (subnet && isPartOf(net, subnet)) {
     if (route.isMultipath) return 'own'
-    // A route without a gateway, or through a container of this node, leads to a destination on this host.
+    // A route that has no gateway, or has a container of this node as its gateway, leads to a destination on this host.
     if (route.gateway === undefined || (gateway !== undefined && netContains(subnet, gateway))) return 'right'
     if (isInner && !isToHost) return 'right'
     // A backend's route uses the external interface or leads to a node's host. If the external interface is not known,

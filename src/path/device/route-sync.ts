@@ -1,9 +1,9 @@
 // route-sync.ts - makes the kernel's routes to peers' subnets equal a given set, and repairs them.
 //
-// One call of the kernel makes all changes, so that thousands of peers cost little. All routes through the backend's
-// own device belong to weftd, including those of an earlier process. Through other devices only the routes that this
-// process made belong to weftd, because an operator may have made the rest. Interfaces are compared by the kernel's
-// index, because another program may rename an interface.
+// weftd makes all changes in one call of the kernel, so that a network with thousands of peers costs little time. All
+// routes through the backend's own device belong to weftd, including those of an earlier process. Of the routes through
+// other devices, only those that this process made belong to weftd, because an operator may have made the others.
+// Interfaces are compared by the kernel's index, because another program may rename an interface.
 
 import type { WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -13,7 +13,7 @@ import type { Change, Device, HostKernel, Route } from '../../host/kernel.ts'
 import { isReplaceable, USUAL_METRIC, type FollowedLink } from '../../host/links.ts'
 import { addressText, familyOf, netText, parseAddress, parseNet, type Address, type Net } from '../../net/address.ts'
 
-/** The maximum number of routes that weftd names in log lines of one kind. */
+/** The maximum number of routes that weftd names when it logs several routes for one reason. */
 const NAMED = 5
 
 export interface NextHop {
@@ -66,7 +66,7 @@ const addition = (kind: 'add route' | 'replace route', [destination, hop]: Entry
 })
 function deletion(destination: string, gateway: string, device: Device): Change {
   const parts = partsOf(destination, gateway)
-  // Without a metric the kernel deletes the route with the lowest metric, which may be another program's.
+  // A request without a metric would delete the route with the lowest metric, which may be another program's.
   const metric = USUAL_METRIC[familyOf(parts.destination)]
   return { kind: 'delete route', ...parts, device, ...(metric === 0 ? {} : { metric }) }
 }
@@ -173,7 +173,10 @@ export class RouteSync {
     this.#noteRefused(await this.#change(deletions, 'replace route', missing), all)
   }
 
-  /** Changes only the routes to `touched`. Reads the kernel's route to a destination only if there may be one. */
+  /**
+   * Changes only the routes to `touched`. Reads the kernel's routes only to those destinations to which the kernel may
+   * already have a route.
+   */
   async #applySome(known: NextHops, touched: ReadonlySet<string>): Promise<void> {
     const [deletions, fresh, doubtful]: [Change[], Entry[], Set<string>] = [[], [], new Set()]
     for (const destination of touched) {
@@ -193,8 +196,8 @@ export class RouteSync {
   }
 
   /**
-   * Returns the kernel's routes to `destinations`. Looks up each route first, and lists the routes of the main table
-   * only if a route is not as in `known`, because the kernel then lists the routes to thousands of peers.
+   * Returns the kernel's routes to `destinations`. First looks up each route singly. Lists the routes of the main table
+   * only if a looked-up route differs from that in `known`, because the list may have thousands of routes.
    */
   async #routesTo(destinations: ReadonlySet<string>, known: NextHops): Promise<Map<string, Route>> {
     const all = [...destinations]
@@ -209,7 +212,10 @@ export class RouteSync {
     return others.size > 0 ? new Map([...kept, ...(await this.#mainRoutes(others))]) : kept
   }
 
-  /** Lists the routes of the main table to `destinations`, or to all parts of the network if it is left out. */
+  /**
+   * Lists the routes of the main table to `destinations`, or, if `destinations` is left out, to all parts of the
+   * network.
+   */
   async #mainRoutes(destinations?: ReadonlySet<string>): Promise<Map<string, Route>> {
     const family = familyOf(this.#network)
     const exactly = destinations && [...destinations].map((each) => parseNet(each) as Net)
@@ -293,7 +299,8 @@ export class RouteSync {
       const error = errors[deletions.length + at]
       return error ? [{ entry, error }] : []
     })
-    // The kernel no longer has the index of an interface that another program deleted and made again.
+    // Another program may have deleted the interface and made it again. The kernel then returns ENODEV for the old
+    // index, so look up the new index and try again.
     const isOld = refusals.some(({ error }) => errnoOf(error) === 'ENODEV') && (await this.#followDevices())
     if (!isOld) return refusals
     return this.#change(
@@ -303,7 +310,10 @@ export class RouteSync {
     )
   }
 
-  /** Records which routes to `looked` the kernel refused, and logs the refusals that were not recorded before. */
+  /**
+   * Records which routes to the destinations `looked` the kernel refused, and logs the refusals that were not recorded
+   * before.
+   */
   #noteRefused(refusals: readonly Refusal[], looked: ReadonlySet<string>): void {
     const before = this.#refused
     const others = [...before].filter(([destination]) => this.#wanted.has(destination) && !looked.has(destination))

@@ -62,10 +62,10 @@ export interface TunDevice {
 }
 
 /**
- * Returns the name of a TUN device of an earlier process that no process has open, if its queues and addresses are
- * right; undefined if there is none. Tries the devices of the last process first, then the device to which the network
- * is routed. Deletes an unused device whose queues or addresses are wrong, because it would prevent the creation of a
- * new device. By this node's address, recognises a device that another program has renamed.
+ * Returns the name of a TUN device of an earlier process that the engine can use; undefined if there is none. No
+ * process may have the device open, and its queues and addresses must be as wanted. Tries the devices of the last
+ * process first, then the device to which the network is routed. Deletes an unused device whose queues or addresses
+ * differ, because it would prevent the creation of a new device. Recognises a renamed device by this node's address.
  */
 export async function adoptTun(
   kernel: HostKernel,
@@ -152,7 +152,7 @@ export async function removeFamilies(kernel: HostKernel, device: string, familie
 }
 
 interface AdoptOptions {
-  /** `networks` are the networks to carry, and `subnets` this node's subnets in them. */
+  /** `networks` are the networks whose packets the device must carry, and `subnets` are this node's subnets in them. */
   readonly networks: Nets
   readonly subnets: Nets
   /**
@@ -182,8 +182,8 @@ export const LEAST_MTU = 1280
 const LEAST = { ipv4: 68, ipv6: LEAST_MTU } as const
 
 /**
- * Checks that weftd can open a data path of this family alone on the external interface. `mtu` is the longest packet in
- * bytes that containers may send. Throws WeftError.
+ * Checks that the external interface has an address of this family, and that the MTU is large enough for the family.
+ * `mtu` is the longest packet in bytes that containers may send. Throws WeftError.
  */
 export function checkFamily(family: Family, mtu: number, external: ExternalInterface): void {
   if (external.address[family] === undefined)
@@ -209,8 +209,8 @@ export function checkMtu(family: Family, mtu: number, external: string): void {
 }
 
 /**
- * Returns the route of a foreign device to network `to` that weftd's own route would replace because both have the same
- * metric. Returns undefined if there is no such route.
+ * Returns the route of a foreign device to the network `to` that weftd's own route would replace, because the two
+ * routes have the same metric. Returns undefined if there is no such route.
  */
 async function findForeignRoute(
   kernel: HostKernel,
@@ -259,7 +259,7 @@ export async function refuseForeignRoute(
   const types = typesNamed(first.device)
   if (types.includes('tun')) await removeIdleTun(kernel, first.device, netsOf([to]))
   if (types.some((type) => type !== 'tun')) {
-    const { removeKernelDevice } = await import('./leftovers.ts') // loaded only if needed, since packets wait for this code
+    const { removeKernelDevice } = await import('./leftovers.ts') // packets wait, so import it only if needed
     await removeKernelDevice(kernel, first.device, netsOf([to]))
   }
   const foreign = types.length > 0 ? await findForeignRoute(kernel, to, isOwn) : first
@@ -311,7 +311,8 @@ export function createTunDevice(options: TunOptions): TunDevice {
         // subnet.
         noDad: family === 'ipv6',
       },
-      // Give the scope for IPv4, because otherwise a route without a gateway has the scope `link`.
+      // Set the scope of an IPv4 route, because the kernel gives an IPv4 route without a gateway the scope `link`
+      // otherwise.
       { kind: 'replace route', destination: network, device, ...(family === 'ipv4' ? { scope } : {}) },
     ])
 

@@ -32,7 +32,9 @@ const routeChange = (kind: 'add route' | 'delete route', network: Net): Change =
   metric: METRIC,
 })
 
-/** Returns the change that adds or deletes the rule for packets from a device. */
+/**
+ * Returns the change that adds or deletes the rule that drops packets within the network if they come from the device.
+ */
 const ruleChange = (kind: 'add rule' | 'delete rule', network: Net, device: string): Change => ({
   kind,
   family: familyOf(network),
@@ -44,7 +46,7 @@ const ruleChange = (kind: 'add rule' | 'delete rule', network: Net, device: stri
 })
 
 /**
- * Lists the devices for which a rule of UserspaceGuard drops packets within the network. The list is empty on a kernel
+ * Lists the devices whose packets within the network a rule of UserspaceGuard drops. The list is empty on a kernel
  * without policy routing.
  */
 async function ruleDevices(kernel: HostKernel, network: Net): Promise<readonly string[]> {
@@ -69,17 +71,23 @@ export class UserspaceGuard {
     this.#kernel = kernel
   }
 
-  /** Makes the unreachable route and the rule. */
+  /** Makes the route and the rule that drop unencrypted packets. */
   async block(): Promise<void> {
     await this.resync()
   }
 
-  /** Makes the unreachable route and the rule. The peers are ignored, because charon has their policies. */
+  /**
+   * Makes the route and the rule that drop unencrypted packets. The peers are ignored, because charon has their
+   * policies.
+   */
   async apply(_peers: readonly unknown[]): Promise<void> {
     await this.resync()
   }
 
-  /** Makes the unreachable route and the rule if they are missing. Returns a description of each repair. */
+  /**
+   * Makes the route and the rule that drop unencrypted packets, if they are missing. Returns a description of each
+   * repair.
+   */
   async resync(): Promise<readonly string[]> {
     const repaired: string[] = []
     const routes = await this.#kernel.routes({ family: familyOf(this.#network), within: this.#network })
@@ -110,8 +118,8 @@ export class UserspaceGuard {
 
 /**
  * Returns the changes that remove the rules and the unreachable route to the given network, each with a description.
- * `routes` has the host's routes. An operator may have removed only the unreachable route, so the rules do not depend
- * on the route.
+ * `routes` has the host's routes. The rules are listed even if the route is missing, because an operator may have
+ * removed only the route.
  */
 export async function guardRemovals(
   kernel: HostKernel,

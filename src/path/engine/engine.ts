@@ -36,7 +36,7 @@ export interface EngineConfig {
   /**
    * The addresses of the external interface from which the engine sends and on which it receives, as text, at most one
    * of each family. If the engine cannot bind the first address, it does not start. If it cannot bind a later address,
-   * it runs without that address, and adds a note.
+   * it runs without that address, and adds a message to `Engine.notes`.
    */
   readonly bindAddresses: readonly string[]
   readonly port: number
@@ -64,15 +64,18 @@ export interface EngineConfig {
    */
   readonly onMail?: () => void
   /**
-   * The open descriptors of another process with the same options, which `lend` returned in that process. The engine
-   * runs on these descriptors and opens no others.
+   * The open descriptors that `lend` returned in another process with the same options. The engine runs on these
+   * descriptors and opens no others.
    */
   readonly inherited?: OpenPath | undefined
   /** True if the engine must continue the encrypted sessions of the process that passed on `inherited`. */
   readonly keepsSessions?: boolean | undefined
 }
 
-/** The encrypted sessions of an engine. The record of each peer contains the number of the peer's session. */
+/**
+ * The encrypted sessions of an engine. In the peer table, the record of each peer contains the number of the peer's
+ * session.
+ */
 export interface EngineSessions {
   /** True if the running engine continues the encrypted sessions of the previous engine. */
   readonly areKept: boolean
@@ -125,7 +128,7 @@ export interface Engine {
   setPeers(records: Uint8Array): void
   /** Adds, changes or removes the peers of the encoded records `records`; all other peers stay. */
   changePeers(records: Uint8Array): void
-  /** The outer families in which the engine had sockets when it started. */
+  /** The outer families for which the engine opened sockets when it started. */
   readonly outers: readonly Family[]
   /**
    * Binds the sockets of the second outer family to a new address. Packets wait until the sockets are bound. If the
@@ -167,7 +170,7 @@ export interface Engine {
    * Stops forwarding and returns the descriptors, so that the caller can pass them to another process. The descriptors
    * also stay open in this process, and packets wait in them. `head`, a description of the encrypted sessions for the
    * next process, is saved together with the sessions. Resolves with undefined if the engine is stopped, has already
-   * passed on its descriptors, or failed to take them back. Left out if another process cannot continue.
+   * passed on its descriptors, or failed to take them back. Left out if another process cannot use the descriptors.
    */
   lend?(head?: Uint8Array): Promise<OpenPath | undefined>
   takeBack?(): void

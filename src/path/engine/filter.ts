@@ -7,9 +7,9 @@ import type { PeerTable } from './peers.ts'
 
 export interface FilterOptions {
   /**
-   * `strict` accepts a packet only if its datagram came from the peer that has the inner source address. `inner`
-   * accepts the datagram from any address, but still checks the inner addresses. `off` accepts all packets, as flanneld
-   * does.
+   * `strict` accepts a packet only if its datagram came from the host of the peer whose subnet contains the inner
+   * source address. `inner` accepts the datagram from any address, but still checks the inner addresses. `off` accepts
+   * all packets, as flanneld does.
    */
   readonly verifySource: TunnelSettings['verifySource']
   readonly network: Nets

@@ -128,7 +128,8 @@ export class NativeEngine implements Engine {
     this.#runs = false
     this.#lending = this.#release()
     await this.#lending
-    // If `stop` was called during the await, it has closed the descriptors, so there are no sockets to bind.
+    // If `stop` was called while the threads were stopping, it has closed the descriptors, so there are no sockets to
+    // bind.
     if (!this.#lent) return
     const notesBefore = this.notes.length
     this.#bindAddresses = this.#bindAddresses.map((each) => (hasSameFamily(each) ? address : each))
@@ -210,7 +211,7 @@ export class NativeEngine implements Engine {
 
   /**
    * Closes the sockets at addresses that are not in `#bindAddresses`, and opens the missing sockets. If sockets cannot
-   * be opened, the engine runs without them and adds a note.
+   * be opened, the engine runs without them and adds a message to `notes`.
    */
   #bind(on: Bound): Bound {
     const kept = this.#bindAddresses.filter((address) => on.bindAddresses.includes(address))

@@ -37,8 +37,8 @@ export const PEER_RECORD_BYTES = 64
 export interface Peer {
   readonly subnet: Net
   /**
-   * The addresses of the peer's host, from which its datagrams may come. There must be an address of the family
-   * `outer`.
+   * The addresses of the peer's host, from which the peer's datagrams may come. One of these addresses must have the
+   * family `outer`.
    */
   readonly hosts: Addresses
   /** The family of datagrams to the peer. */
@@ -50,8 +50,8 @@ export interface Peer {
    */
   readonly encap?: Uint8Array
   /**
-   * The longest packet in bytes that reaches the peer, if a search found it to be shorter than the kernel's path MTU
-   * allows.
+   * The length in bytes of the longest packet that reaches the peer, if the path MTU search found it to be less than
+   * the kernel's path MTU allows.
    */
   readonly limit?: number
   /** The slot in which the engine counts the peer's traffic (traffic.ts); left out if the traffic is not counted. */
@@ -61,7 +61,7 @@ export interface Peer {
    * the port from which it received a datagram.
    */
   readonly isFromKnownPort?: true
-  /** True in a change that removes the subnet's peer from the table. */
+  /** True in a record that removes the subnet's peer from the table. */
   readonly isGone?: true
 }
 

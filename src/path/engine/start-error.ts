@@ -1,4 +1,4 @@
-// start-error.ts - turns the kernel's refusal to start an engine into an error with a remedy.
+// start-error.ts - turns the error of an engine that could not start into a WeftError with a remedy.
 
 import { WeftError } from '../../base/errors.ts'
 import type { EngineConfig } from './engine.ts'
@@ -59,8 +59,8 @@ export function engineStartError(
       'raise the limit of tasks: TasksMax= of the unit, the pids limit of the container, `ulimit -u`',
     )
   }
-  // native/engine.cc reports a lack of this cipher in OpenSSL under this name. Encapsulations with encryption need the
-  // cipher.
+  // If OpenSSL lacks this cipher, which encapsulations with encryption need, native/engine.cc throws an error with this
+  // name in place of a system call's.
   if (syscall === 'ChaCha20-Poly1305 of OpenSSL') {
     return fail(
       'DEVICE',

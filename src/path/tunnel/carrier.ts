@@ -13,8 +13,8 @@ type Peers = ReadonlyMap<string, Lease>
 export type PeerChanges = ReadonlyMap<string, Lease | undefined>
 
 /**
- * The carrier that is tried last: the engine's tunnel. The tunnel has all peers, including peers whose packets another
- * carrier moves.
+ * The carrier that is tried last: the engine's tunnel. The tunnel knows all peers, including peers whose packets
+ * another carrier moves.
  */
 export interface FallbackCarrier {
   readonly name: NonNullable<PathSide['way']>
@@ -34,7 +34,7 @@ export interface FallbackCarrier {
 
 /** A carrier that moves the packets to some of the peers, such as those with a direct route. */
 export interface Carrier extends FallbackCarrier {
-  /** Returns true if this carrier can move the packets to `peer`. Called only if no carrier before this one can. */
+  /** Returns true if this carrier can move the packets to `peer`. Called only if no earlier carrier can move them. */
   takes(peer: Lease): boolean
   /**
    * Sets the peers. The carrier uses the peers that it can reach. Only peers with a key in `changed` differ from the

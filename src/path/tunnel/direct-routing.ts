@@ -1,5 +1,5 @@
-// direct-routing.ts - direct routing: a route sends packets for a peer whose host is on the same link to that host,
-// without the tunnel, as with host-gw.
+// direct-routing.ts - direct routing: if a peer's host is on the same link as this host, a route sends the peer's
+// packets to the peer's host without the tunnel. The backend host-gw makes the same routes.
 
 import { isDeepStrictEqual } from 'node:util'
 import type { Log } from '../../base/log.ts'
@@ -28,8 +28,8 @@ export class DirectHops {
   }
 
   /**
-   * Looks up in the kernel which peers' hosts it reaches without a router. If `changed` is given, looks up only the
-   * peers with these lease keys.
+   * Queries the kernel's routes to the peers' hosts, and records the peers whose hosts the kernel reaches without a
+   * router. If `changed` is given, queries only the routes to the peers with these lease keys.
    */
   async lookUp(peers: ReadonlyMap<string, Lease>, changed?: ReadonlyMap<string, Lease | undefined>): Promise<void> {
     if (!changed) {
@@ -120,8 +120,8 @@ interface DirectCarrierOptions {
 }
 
 /**
- * Returns the carrier that sends packets over direct routes. The carrier is tried before a tunnel that has a route to
- * the whole network.
+ * Returns the carrier that sends packets over direct routes. This carrier is tried before the tunnel, which has a route
+ * to the whole network.
  */
 export function createDirectCarrier({ network, kernel, log }: DirectCarrierOptions): Carrier {
   const family = familyOf(network)

@@ -212,7 +212,7 @@ export class InnerFamilies {
     return netsOf(this.all.map(({ subnet }) => subnet))
   }
 
-  /** The first address of this node's subnet in each family, which the TUN device has. */
+  /** The addresses of the TUN device: in each family the first address of this node's subnet. */
   get ownAddresses(): Addresses {
     return byFamily(this.all.map(({ subnet }) => subnet.address))
   }

@@ -12,9 +12,12 @@ import type { Bpf } from './kernel-way-programs.ts'
 
 /** The MTU of both veth devices in bytes. */
 const JOIN_MTU = 9_000
-/** If this number of long TCP packets arrives between two checks, weftd switches merging on. */
+/**
+ * If at least this number of TCP packets of more than 1,000 bytes, and no superpacket, arrives between two checks,
+ * weftd switches merging on.
+ */
 const MANY = 1_000
-/** After this number of checks without superpackets, weftd may switch merging on again. */
+/** After a check found superpackets, this number of checks must find none before weftd switches merging on again. */
 const QUIET_CHECKS = 5
 
 /** Creates the pair of veth devices, or uses the pair of an earlier process. Returns the indices of both devices. */
@@ -25,8 +28,8 @@ export async function openJoin(kernel: HostKernel, bpf: Bpf): Promise<readonly [
       kind: 'add link',
       link: { name: into, type: 'veth', mtu: JOIN_MTU, peer: { name: from, mtu: JOIN_MTU } },
     })
-  // A veth device merges packets only if its sender makes no superpackets itself (drivers/net/veth.c,
-  // veth_skb_is_eligible_for_gro).
+  // A veth device merges packets only if the other device of the pair, which sends them, has TSO switched off
+  // (drivers/net/veth.c, veth_skb_is_eligible_for_gro).
   bpf.setOffload(into, 'tso', false)
   bpf.setOffload(from, 'gro', true)
   await applyChanges(

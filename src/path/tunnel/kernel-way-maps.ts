@@ -12,7 +12,8 @@ export const IS_LITTLE = new Uint8Array(Uint16Array.of(1).buffer)[0] === 1
 
 const [HASH_PER_CPU, ARRAY, ARRAY_PER_CPU, LPM_TRIE] = [5, 2, 6, 11]
 /**
- * Returns this host's IPv4 address, to which the engine is bound; undefined if the engine is bound to no IPv4 address.
+ * The flag BPF_F_NO_PREALLOC (linux/bpf.h): the kernel allocates the memory of a map's entry only when the entry is
+ * added.
  */
 const ALLOCATED_LATER = 1
 const MOST_PEERS = 65_536

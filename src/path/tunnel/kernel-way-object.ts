@@ -9,7 +9,10 @@ const RELOCATIONS = 9
 const SECTION_BYTES = 64
 const SYMBOL_BYTES = 24
 const RELOCATION_BYTES = 16
-/** The source register of a 64-bit load instruction that loads a map's address (BPF_PSEUDO_MAP_FD of linux/bpf.h). */
+/**
+ * The value in the source register field of a 64-bit load instruction if the instruction loads a map's address
+ * (BPF_PSEUDO_MAP_FD of linux/bpf.h).
+ */
 const PSEUDO_MAP_FD = 1
 
 interface Section {

@@ -30,15 +30,16 @@ const MOST_PROOFS = 4
 const RETRY_MS = 10_000
 const MOST_RETRY_MS = 600_000
 /**
- * How long, in ms, the eBPF programs carry packets to a peer that answers no `?`, while packets arrive from the peer.
- * SILENT_MS is the time while no packets arrive. The first time is longer, because the kernel of a daemon that is
- * stopped for some seconds continues to carry packets.
+ * How long, in ms, the eBPF programs carry packets to a peer that does not answer `?`: SILENT_MS if no packets arrive
+ * from the peer, otherwise UNANSWERED_MS. UNANSWERED_MS is longer, because the kernel of a peer carries packets even
+ * while the peer's daemon is stopped for some seconds.
  */
 const UNANSWERED_MS = 20_000
 const SILENT_MS = 6_000
 /**
- * How long, in ms, the eBPF programs carry packets to a peer after the connection to the peer's daemon ended without a
- * `bye`. The time is shorter than UNCONFIRMED_MS, after which the peer's own eBPF programs carry no packets.
+ * How long, in ms, the eBPF programs carry packets to a peer after the test connection to the peer's daemon ended
+ * without the message `bye`. The time is shorter than UNCONFIRMED_MS, after which the peer's own eBPF programs no
+ * longer carry packets.
  */
 const ORPHANED_MS = 45_000
 /** After this time, in ms, without packets to or from a peer, the engine carries the peer's packets again. */
@@ -98,7 +99,10 @@ interface WayPeer {
   retryAt: number
   /** The number of packets that the engine had sent to the peer as of the last `look`. */
   sentBefore: number
-  /** The number of packets that the engine had received from the peer when the connection ended without a `bye`. */
+  /**
+   * The number of packets that the engine had received from the peer when the test connection ended without the message
+   * `bye`.
+   */
   receivedAtEnd?: number | undefined
   /**
    * The number of packets that the eBPF programs have carried between this host and the peer. `carriedAt` is the time
@@ -133,7 +137,7 @@ export class KernelWayPeers {
     this.#way = way
   }
 
-  /** The state for reports. */
+  /** The number of promoted peers, and how often and why the engine took packets back from the eBPF programs. */
   get state(): Pick<FastPath, 'promoted' | 'takenBack' | 'lastTakenBack'> {
     return {
       promoted: this.#promoted,
@@ -169,14 +173,14 @@ export class KernelWayPeers {
     return this.#peers.get(formatNet(subnet))?.state === 'kernel'
   }
 
-  /** Replaces all peers with the peers of these records. */
+  /** Makes the peers equal to the peers of the given records. */
   setPeers(peers: readonly Peer[]): void {
     const wanted = new Set(peers.map(({ subnet }) => formatNet(subnet)))
     for (const { name, peer } of this.#peers.values()) if (!wanted.has(name)) this.#remove(peer.subnet)
     for (const peer of peers) this.#set(peer)
   }
 
-  /** Adds, changes or removes the peers of these records. */
+  /** Adds, changes or removes the peers of the given records. */
   change(peers: readonly Peer[]): void {
     for (const peer of peers) {
       if (peer.isGone) this.#remove(peer.subnet)
@@ -234,8 +238,8 @@ export class KernelWayPeers {
     const host = each.peer.outer === 'ipv4' ? each.peer.hosts.ipv4 : undefined
     if (!isBusy || slot === 0 || host === undefined || each.isProving || now < each.retryAt) return
     if (this.#proofs >= MOST_PROOFS || this.#promoted >= MOST_PROMOTED) return
-    // Datagrams to an address inside the tunnel could circulate for ever. Only the engine notices that
-    // (native/core/circle.h).
+    // Only the engine notices if datagrams to an address inside the tunnel circulate (native/core/circle.h). So the
+    // engine must carry the packets of a peer with such an address.
     if (listed(this.#parts.networks).some((network) => netContains(network, host))) return
     void this.#prove(each, host)
   }
@@ -305,8 +309,8 @@ export class KernelWayPeers {
   }
 
   /**
-   * Makes the engine carry the packets again if the peer no longer answers or has no packets. Updates the longest
-   * packet in the peer's map entry.
+   * Makes the engine carry a peer's packets again if the peer no longer answers, or if no packets went to or from the
+   * peer for IDLE_MS. Updates the length of the longest packet in the peer's map entry.
    */
   #watch(each: WayPeer, now: number): void {
     const { connection } = each
@@ -331,9 +335,9 @@ export class KernelWayPeers {
   }
 
   /**
-   * Watches a peer whose daemon ended without a `bye`. The peer's eBPF programs continue for a minute. Meanwhile the
-   * peer's next daemon must pass a test connection. If the next daemon's engine sends packets but the test fails, the
-   * next daemon has no FastPath, so this host's engine carries the packets again.
+   * Watches a peer whose daemon ended without sending `bye`. The peer's eBPF programs continue for a minute. Meanwhile
+   * the peer's next daemon must pass a test connection. If the next daemon's engine sends packets but the test fails,
+   * the next daemon has no FastPath, so this host's engine carries the packets again.
    */
   #watchOrphan(each: WayPeer, silentMs: number): void {
     const received = this.#parts.engine.traffic(each.peer.slot ?? 0)[2] ?? 0
@@ -421,8 +425,8 @@ export class KernelWayPeers {
 
   /**
    * Changes a map of the eBPF programs. If the kernel refuses, for example because the map is full, weftd detaches the
-   * programs permanently, because the map may have an earlier host of a peer. The caller continues, because the engine
-   * knows the peer.
+   * programs permanently, because the map may still have a peer's old host. The caller continues, because the engine
+   * knows the peer's new host.
    */
   #changeMap(change: (programs: KernelPrograms) => void): void {
     const programs = this.#way.programs()

@@ -100,12 +100,11 @@ export class KernelPrograms {
   }
 
   /**
-   * Attaches the eBPF programs in place of those of an earlier process. Each packet passes either the earlier programs
-   * or the new ones.
+   * Attaches the eBPF programs in place of those of an earlier process. No packet is missed: each packet passes through
+   * either the earlier program or the new one.
    */
   attach({ uplink, tunnel }: Pick<ProgramConfig, 'uplink' | 'tunnel'>): void {
-    // Attach the receiving program first, because this host must understand a peer's replies as soon as it sends
-    // packets.
+    // Attach the receiving program first, because a peer's replies may arrive as soon as this host sends packets.
     this.#bpf.attachProgram({ index: uplink, isEgress: false }, this.#programs.ingress, `${NAME}ingress`)
     this.#bpf.attachProgram({ index: tunnel, isEgress: true }, this.#programs.egress, `${NAME}egress`)
   }
@@ -132,7 +131,8 @@ export class KernelPrograms {
   }
 
   /**
-   * Returns the five numbers of a traffic slot, as `Engine.traffic` does. `nowNs` is the time of CLOCK_MONOTONIC in ns.
+   * Returns the five numbers of a traffic slot in the format of `Engine.traffic`. `nowNs` is the time of
+   * CLOCK_MONOTONIC in ns.
    */
   traffic(slot: number, nowNs: bigint): Float64Array {
     const values = new Uint8Array(TRAFFIC_BYTES * this.#cpus)

@@ -12,8 +12,8 @@
 //   SHA256 CARRIED\n
 //
 // The connection stays open. The client sends `?` at intervals, and the server answers `!`. Before the server's eBPF
-// programs are detached, the server sends `bye`. A server that is killed sends no `bye`, because its eBPF programs
-// continue for a minute.
+// programs are detached, the server sends `bye`. A killed process sends no `bye`, and its eBPF programs continue for a
+// minute.
 
 import { createHash, randomBytes } from 'node:crypto'
 import { createServer, connect, type Server, type Socket } from 'node:net'
@@ -34,7 +34,10 @@ const UNASKED_MS = 60_000
 const QUESTION = '?'.codePointAt(0) ?? 0
 const HEAD = /^weft-proof 1 (\d{1,7})\n/
 const MOST_HEAD_BYTES = 32
-/** The maximum number of bytes that a peer may send between two lines. */
+/**
+ * The maximum length in bytes of a peer's line, and the maximum number of bytes that may wait to be sent on a
+ * connection.
+ */
 const MOST_LINE_BYTES = 256
 
 interface ProofServerOptions {

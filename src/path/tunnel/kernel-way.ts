@@ -1,6 +1,6 @@
-// kernel-way.ts - loads, attaches, confirms and detaches the eBPF programs that carry the same datagrams as the engine.
-// kernel-way-peers.ts decides for which peers the programs carry the packets. docs/design/kernel-way.md describes the
-// programs, the test of a peer, and which packets the engine still carries.
+// kernel-way.ts - loads, attaches and detaches the eBPF programs, which exchange the same datagrams with peers as the
+// engine. kernel-way-peers.ts decides for which peers the programs carry the packets. docs/design/kernel-way.md
+// describes the programs, the test of a peer, and which packets the engine still carries.
 //
 // `look` does all periodic work: weftd calls it every two seconds.
 
@@ -17,7 +17,7 @@ import { KernelWayPeers, type PromotionParts } from './kernel-way-peers.ts'
 import { areAttached, KernelPrograms, programInFront, type Bpf } from './kernel-way-programs.ts'
 import { ProofServer } from './kernel-way-proof.ts'
 
-/** If no process writes the map `config` for this time, in ms, the eBPF programs carry no packets. */
+/** If no process writes the map `config` for this time, in ms, the eBPF programs stop carrying packets. */
 const UNCONFIRMED_MS = 60_000
 /** The time in ms between the `bye` to the peers and the detachment of the eBPF programs. */
 const FAREWELL_MS = 300
@@ -71,7 +71,7 @@ export class KernelWay {
   #isPaused = false
   /** True if weftd must not attach eBPF programs again, because the kernel refused a program or a map. */
   #isFinal = false
-  /** Resolves after the last detachment of the eBPF programs, which waits FAREWELL_MS. */
+  /** Resolves when the last detachment of the eBPF programs, which begins after FAREWELL_MS, is done. */
   #ending: Promise<void> = Promise.resolve()
   /** True after this process has searched for eBPF programs of an earlier process. */
   #isCleared = false
@@ -93,7 +93,7 @@ export class KernelWay {
     this.#server = new ProofServer(this.#peers)
   }
 
-  /** The state for reports. */
+  /** The state of the FastPath, as in the status report. */
   get state(): FastPath {
     return {
       isActive: this.#hooks !== undefined,
@@ -107,12 +107,12 @@ export class KernelWay {
     return this.#peers.carries(subnet)
   }
 
-  /** Replaces all peers with the peers of these records. */
+  /** Makes the peers equal to the peers of the given records. */
   setPeers(peers: readonly Peer[]): void {
     this.#peers.setPeers(peers)
   }
 
-  /** Adds, changes or removes the peers of these records. */
+  /** Adds, changes or removes the peers of the given records. */
   change(peers: readonly Peer[]): void {
     this.#peers.change(peers)
   }
@@ -136,9 +136,9 @@ export class KernelWay {
   }
 
   /**
-   * Checks the interfaces, and loads, attaches or detaches the eBPF programs. The tunnel calls it after it opened, and
-   * then with each check of the data path. Does not reject: if the kernel refuses the programs, the engine carries all
-   * packets.
+   * Checks the interfaces, and loads, attaches or detaches the eBPF programs. The tunnel calls `check` when the tunnel
+   * is open, and then with each check of the data path. Does not reject: if the kernel refuses the programs, the engine
+   * carries all packets.
    */
   async check(): Promise<void> {
     if (this.#isPaused || this.#isFinal) return
@@ -173,7 +173,9 @@ export class KernelWay {
     }
   }
 
-  /** Returns the traffic of a slot, or of all slots, as `Engine.traffic` does. */
+  /**
+   * Returns the traffic that the eBPF programs counted in a slot, or in all slots, in the format of `Engine.traffic`.
+   */
   traffic(slot?: number): Float64Array {
     if (!this.#programs) return new Float64Array()
     const now = process.hrtime.bigint()
@@ -214,7 +216,11 @@ export class KernelWay {
     this.#programs = undefined
   }
 
-  /** Attaches the eBPF programs, or keeps the attached programs after a change of the external interface. */
+  /**
+   * Attaches the eBPF programs if they are not attached. If the external interface was replaced, detaches them instead.
+   * If its other properties have changed, makes the engine carry the packets to all peers until the peers are tested
+   * again.
+   */
   async #follow(uplink: Uplink): Promise<void> {
     const before = this.#uplink
     this.#uplink = uplink
@@ -241,7 +247,7 @@ export class KernelWay {
       this.#peers.writeAll()
     }
     const tun = await kernel.link(engine.tunName)
-    // During the await, the tunnel may have passed the data path on, or closed.
+    // While the kernel was queried for the TUN, the tunnel may have passed the data path on, or closed.
     if (this.#isPaused || this.#isFinal || !this.#programs) return
     const hooks = { uplink: uplink.index, tunnel: tun?.index ?? 0 }
     const front = programInFront(bpf, hooksOf(hooks))
@@ -256,7 +262,7 @@ export class KernelWay {
       await this.#server.listen(formatAddress(subnet.address), port).catch((error: unknown) => {
         log.warn(`FastPath: peers cannot prove their way to this node: ${messageOf(error)}`)
       })
-    // During the await, the eBPF programs may have been detached, or the next process may need the port.
+    // While the server was starting, the eBPF programs may have been detached, or the next process may need the port.
     if (this.#isPaused || this.#hooks !== hooks) return this.#server.close()
     log.info(`FastPath: the kernel can carry packets between ${engine.tunName} and ${this.#link.name}`)
   }
@@ -286,8 +292,8 @@ export class KernelWay {
       for (const hook of hooksOf({ uplink: uplink.index, tunnel: tun?.index ?? 0 }))
         if (bpf.listFilters(hook).some(isOwn)) bpf.detachProgram(hook)
     } catch {
-      // The kernel has no tc, or weftd lacks the capability. eBPF programs that stay attached carry no packets after a
-      // minute.
+      // Ignore the error: the kernel has no tc, or weftd lacks the capability to use it. eBPF programs that stay
+      // attached carry no packets after a minute.
     }
   }
 
@@ -315,7 +321,7 @@ export class KernelWay {
     try {
       this.#programs?.detach(hooks)
     } catch (error) {
-      // An interface may be gone. eBPF programs that stay attached carry no packets after a minute.
+      // The detachment fails if an interface is gone. eBPF programs that stay attached carry no packets after a minute.
       this.#refuse(messageOf(error))
     }
     if (this.#join) await closeJoin(this.#parts.kernel)
@@ -359,7 +365,7 @@ export class KernelWay {
     this.#isSearchingPolicies = true
     this.#hasPolicies()
       .then((has) => (has && !this.#isPaused ? this.#end(IPSEC) : undefined))
-      .catch(() => {}) // `check` searches them too, and ends the programs if it cannot
+      .catch(() => {}) // ignore the error: `check` searches too, and detaches the programs if its search fails
       .finally(() => (this.#isSearchingPolicies = false))
   }
 
@@ -416,7 +422,7 @@ export class KernelWay {
     if (this.#join || !this.#joinChoice.isOn) return this.#confirm()
     openJoin(kernel, bpf).then(
       (indices) => {
-        // During the await, the eBPF programs may have been detached.
+        // While the veth devices were created, the eBPF programs may have been detached.
         if (!this.#hooks) return void closeJoin(kernel)
         if (this.#isPaused) return
         programs.attachJoined(indices[1])

@@ -1,8 +1,9 @@
 // peer-filter.ts - decides which leases are usable peers of a backend. It logs each unusable lease once while the lease
 // exists.
 //
-// If leases conflict, the winner depends only on these leases, not on the order in which they arrived. So after a
-// change the filter checks only the changed leases and the leases that conflict with them.
+// If leases conflict, for example because they have the same subnet, only one of them is used. Which one depends only
+// on these leases, not on the order in which they arrived. So after a change the filter checks only the changed leases
+// and the leases that conflict with them.
 
 import type { Log } from '../../base/log.ts'
 import {
@@ -59,8 +60,8 @@ export interface PeerFilterOptions<N extends Net = Net> {
    */
   readonly network: N
   /**
-   * True in a dual-stack network, which has one filter for each family. Only the filter of its family checks and logs
-   * a lease with only one family.
+   * True in a dual-stack network, which has one filter for each family. If a lease has only one family, only that
+   * family's filter checks and logs it.
    */
   readonly isOneOfTwo?: boolean
   /**
@@ -147,7 +148,7 @@ type PeerOf<N extends Net> = N['address'] extends number
 interface Judged<L extends Lease> {
   /** The usable peer before the change; undefined if the lease was not a usable peer. */
   readonly before: L | undefined
-  /** The reason why the lease is invalid, apart from conflicts; left out if the lease is valid. */
+  /** The reason why the lease is invalid, apart from conflicts with other leases; left out if the lease is valid. */
   readonly unsound?: string | undefined
 }
 
@@ -175,8 +176,9 @@ export class PeerFilter<N extends Net = Net> {
 
   /**
    * Decides which of `leases` are peers, except this node's own lease. `touched` lists the lease keys that may differ
-   * from the last call; if it is left out, all may differ. Returns, by key, the earlier lease of each peer that was
-   * added (undefined), changed or removed. Returns undefined if all peers may have changed.
+   * from the last call; if it is left out, all may differ. Returns a map from the key of each added, changed or removed
+   * peer to the peer's earlier lease, which is undefined for an added peer. Returns undefined in place of the map if
+   * all peers may have changed.
    */
   take(
     leases: ReadonlyMap<string, Lease>,
@@ -247,7 +249,7 @@ export class PeerFilter<N extends Net = Net> {
       if (is) this.#bySubnet.add(this.#subnetKey(is), is)
       this.#peers.delete(key)
       this.#losing.delete(key)
-      if (is) this.#losing.set(key, is) // until `#decide`
+      if (is) this.#losing.set(key, is) // `#decide` moves it to `#peers` unless it loses
     }
     for (const key of this.#keysInConflict(newestBefore))
       if (!judged.has(key)) judged.set(key, { before: this.#peers.get(key) })
@@ -277,8 +279,8 @@ export class PeerFilter<N extends Net = Net> {
   }
 
   /**
-   * Decides for each checked lease whether it is a peer. Returns, by key, the earlier lease of each peer that differs
-   * now.
+   * Decides for each checked lease whether it is a peer. Returns a map from the key of each added, changed or removed
+   * peer to the peer's earlier lease, which is undefined for an added peer.
    */
   #decideEach(judged: ReadonlyMap<string, Judged<PeerOf<N>>>): Map<string, PeerOf<N> | undefined> {
     const changed = new Map<string, PeerOf<N> | undefined>()
@@ -311,7 +313,8 @@ export class PeerFilter<N extends Net = Net> {
     const { subnet, attrs } = lease
     if (isOneOfTwo && subnet[this.#family] === undefined) return undefined
     const isLoggedByOther = isOneOfTwo && familiesOf(subnet)[0] !== this.#family
-    // This text is a log line of flanneld, which must stay the same (pkg/backend/route_network.go, vxlan_network.go).
+    // Ignore a lease of another backend type. The text is a log line of flanneld, which must stay the same
+    // (pkg/backend/route_network.go, vxlan_network.go).
     if (type !== undefined && attrs.backendType !== type)
       return isLoggedByOther
         ? undefined
@@ -324,7 +327,10 @@ export class PeerFilter<N extends Net = Net> {
     return reason === undefined && this.#isOfNetwork(lease) ? lease : `${this.#notUsed(lease)}: ${reason}`
   }
 
-  /** Returns why a lease of this backend type is unusable, apart from conflicts; undefined if it is usable. */
+  /**
+   * Returns why a lease of this backend type is unusable, apart from conflicts with other leases; undefined if it is
+   * usable.
+   */
   #whyUnusable(lease: Lease): string | undefined {
     const { lease: own, network, alsoUnusable, identity } = this.#options
     if (reachedBy(lease, own, this.#outers).length === 0) {
@@ -333,8 +339,8 @@ export class PeerFilter<N extends Net = Net> {
     }
     if (!this.#isWithin(lease, network)) return `its subnet is not within the network ${formatNet(network)}`
     const ownSubnet = own.subnet[this.#family]
-    // A route to the lease's subnet would divert the packets of this node's own containers, because the route would
-    // replace that of their bridge.
+    // A route to the lease's subnet would divert the packets of this node's own containers, because it would replace
+    // the route to these containers' bridge.
     if (ownSubnet && this.#isWithin(lease, ownSubnet))
       return `its subnet is this node's ${formatNet(ownSubnet)}, or a part of it`
     const also = alsoUnusable?.(lease)

@@ -9,7 +9,8 @@ import type { EngineSessions, UdpEndpoint } from '../engine/engine.ts'
 export interface SessionManager {
   /**
    * Continues the sessions of the previous process from the bytes that `pause` returned in that process. Returns false
-   * if the bytes are invalid or were made with different keys. Must be called before all other functions.
+   * if the bytes are invalid, or if a process with another private key or PSK made them. Must be called before all
+   * other functions.
    */
   inherit(head: Uint8Array): boolean
   /** Starts to work with a running engine, which may have continued the sessions of an earlier engine. */
@@ -41,9 +42,12 @@ export interface SessionManager {
    * without a key.
    */
   stateOf(peer: Lease): Omit<PeerSession, 'txBytes' | 'rxBytes'> | undefined
-  /** Returns a sample of the public keys in handshakes that belong to no peer. */
+  /** Returns a sample of the public keys that hosts used in handshakes but that belong to no peer. */
   unknownKeys(): readonly UnknownKey[]
-  /** Sets the function that is called with a peer's lease key when the destination of its datagrams has changed. */
+  /**
+   * Sets the function that is called with a peer's lease key when the destination of datagrams to this peer has
+   * changed.
+   */
   listen(moved: (key: string) => void): void
   /** Stops all work permanently, and erases the keys. */
   stop(): void

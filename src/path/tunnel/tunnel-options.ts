@@ -80,18 +80,22 @@ export interface TunnelKind {
   readonly mtu: number
   /** The backend's own checks of peers' leases, in addition to the checks that all backends share. */
   readonly filter?: Pick<PeerFilterOptions, 'type' | 'alsoUnusable' | 'identity'>
-  /** The scope of the kernel's route to the network; left out if the device's default scope is right. */
+  /** The scope of the kernel's route to the network; left out for the scope `global`. */
   readonly scope?: 'link'
   /** The object that negotiates keys with peers; left out if the encapsulation has no keys. */
   readonly sessionManager?: SessionManager
   /** Checks objects that only the backend knows, such as a key file. Called at each check of the device. */
   readonly check?: () => Promise<void>
   /**
-   * Removes a device of the kernel that carried the packets under the name of the TUN device. Called only when no other
-   * process forwards, because that process would create the device again.
+   * Removes a kernel device with the name of the TUN device, which carried the packets when an earlier process let the
+   * kernel do so. Called only when no other process forwards, because a process that forwards would create the device
+   * again.
    */
   readonly clear?: () => Promise<void>
-  /** True if eBPF programs may carry the packets to each peer that passed a test connection (kernel-way-proof.ts). */
+  /**
+   * True if eBPF programs may carry the packets to a peer after a test connection to this peer succeeded
+   * (kernel-way-proof.ts).
+   */
   readonly fastPath?: boolean
   /** True if packets to peers on the same link use a route to the peer's host instead of the tunnel. */
   readonly directRouting?: boolean

@@ -107,7 +107,7 @@ export class TunnelPeers {
     this.#change(this.#innerFamilies.withPeer(key).map(([inner, peer]) => this.#recordOf(inner, peer)))
   }
 
-  /** Returns all peers to the default outer family. */
+  /** Makes the tunnel use the default outer family for all peers again. */
   forgetChoices(): void {
     for (const key of this.#underlay.chosen) {
       this.#underlay.forgetChoice(key)

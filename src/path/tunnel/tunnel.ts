@@ -114,8 +114,9 @@ async function refuseRoute(
 }
 
 /**
- * Removes the devices that prevent the tunnel, and refuses foreign devices. Called only when no other process forwards.
- * Returns the name of a TUN of an earlier process that the engine can use; undefined if the engine must create the TUN.
+ * Removes devices that prevent the creation of the TUN, and refuses networks that are routed to foreign devices. Called
+ * only when no other process forwards. Returns the name of a TUN of an earlier process that the engine can use;
+ * undefined if the engine must create the TUN.
  */
 async function adoptDevice(
   parts: TunnelParts,
@@ -439,7 +440,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   /** Sets the state that depends on the running engine, and starts the session manager. */
   #begin(): void {
     // Without sockets of the second outer family, the peers for which the earlier process chose that family would be
-    // unreachable. So return all peers to the first family.
+    // unreachable. So use the first family for all peers.
     if (this.#engine.outers.length === 1) this.#peers.forgetChoices()
     this.#kind.sessionManager?.listen((key) => this.#peers.redirect(key))
     this.#beginSessions() // may immediately report peers that moved while no process forwarded

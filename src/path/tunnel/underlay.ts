@@ -88,8 +88,8 @@ export class Underlay {
   }
 
   /**
-   * Returns the addresses from which the peer's datagrams may come. In the outer family that this host uses, the
-   * address is the destination of this host's datagrams; in the second outer family, the address in the peer's lease.
+   * Returns the addresses from which the peer's datagrams may come. In the outer family of this host's datagrams to the
+   * peer, this is the address to which they are sent. In the other outer family, it is the address in the peer's lease.
    */
   hostsOf(peer: Lease): Addresses {
     const { address } = this.endpointOf(peer)
@@ -112,14 +112,14 @@ export class Underlay {
       this.#limits[inner] = new Map([...this.#limits[inner]].filter(([each]) => each !== key))
   }
 
-  /** Returns a peer to the default outer family, and keeps the limits of its packets. */
+  /** Makes the tunnel use the default outer family for a peer again, and keeps the limits of the peer's packets. */
   forgetChoice(key: string): void {
     this.#chosen.delete(key)
   }
 
   /**
-   * Returns the longest packet in bytes to a peer that the search for the path MTU found; undefined if the search found
-   * no limit.
+   * Returns the length in bytes of the longest packet to a peer that the path MTU search found; undefined if the search
+   * found no limit.
    */
   limitOf(key: string, inner: Family): number | undefined {
     return this.#limits[inner].get(key)

@@ -7,8 +7,8 @@ import { createPeerTable, hostOf, type Peer, type PeerTable } from '../engine/pe
 
 const MAX_REMEMBERED = 1024
 /**
- * The maximum number of warnings per minute. One host can forge any number of senders and would otherwise flood the
- * log. A sender that exceeds the limit is logged later if it still sends.
+ * The maximum number of warnings per minute. Without this limit, one host that forges many sender addresses could flood
+ * the log. A sender that exceeds the limit is logged later if it still sends.
  */
 const MAX_PER_MINUTE = 8
 

@@ -46,9 +46,9 @@ const RECEIVE_BUFFER_BYTES = 4 << 20
 const UNKNOWN_SENDERS = 64
 const PATHS = 4096
 /**
- * `askEveryMs` is how long, in ms, the engine caches a path MTU. The other values are in bytes: the packet length that
- * always fits, the smallest plausible path MTU (the kernel fragments datagrams for smaller ones), and the length of the
- * outer headers.
+ * `askEveryMs` is how long, in ms, the engine caches a path MTU. `alwaysFits` is the length in bytes of a packet that
+ * fits every path MTU that Linux accepts. `least` is the smallest plausible MTU in bytes for inner packets; if the MTU
+ * is less, the kernel fragments the datagrams. `outerBytes` is the length of the outer headers in bytes.
  */
 const {
   askEveryMs: ASK_PATH_EVERY_MS,
@@ -133,8 +133,8 @@ export class DgramEngine implements Engine {
   /** The most recent senders whose packets were refused. */
   readonly #unknownSenders = new LRUCache<string, UnknownSender>({ max: UNKNOWN_SENDERS })
   /**
-   * The rate limit of ICMP errors to containers. The next two members limit errors about a packet's length, and errors
-   * to peers.
+   * The rate limit of ICMP errors to containers, except errors about a packet's length, which `#mayReportSize` limits.
+   * `#mayAnswerPeer` limits ICMP errors to peers.
    */
   readonly #mayAnswer = icmpLimit()
   readonly #mayReportSize = icmpLimit()

@@ -25,14 +25,14 @@ const ICMP_TTL = 8
 /** The maximum length in bytes of an ICMP error about an IPv4 packet (RFC 1812, section 4.3.2.3). */
 const MAX_ICMP_ERROR_BYTES = 576
 /**
- * The burst of ICMP errors to all senders together; after the burst, one error per ICMP_EVERY_MS. The values are those
- * of native/core/icmp.h.
+ * The number of ICMP errors that may go out in one burst to all senders outside this node's subnet together. After the
+ * burst, one error may follow in each interval of ICMP_EVERY_MS. native/core/icmp.h has the same limits.
  */
 const ICMP_BURST = 500
 const ICMP_EVERY_MS = 1
 /**
- * The burst of ICMP errors to one sender; after the burst, one error per ICMP_SENDER_EVERY_MS. The values are those of
- * native/core/icmp.h.
+ * The number of ICMP errors that may go out in one burst to one sender. After the burst, one error may follow in each
+ * interval of ICMP_SENDER_EVERY_MS. native/core/icmp.h has the same limits.
  */
 const ICMP_SENDER_BURST = 50
 const ICMP_SENDER_EVERY_MS = 10
@@ -158,8 +158,8 @@ export function clampMss(packet: Buffer, mtu: number): void {
       const before = tcp.readUInt16BE(at + 2)
       if (before <= most) return
       tcp.writeUInt16BE(most, at + 2)
-      // If the option is at an odd offset, the two bytes of the MSS belong to different 16-bit words of the checksum.
-      // So swap these bytes, which changes the sum by the same amount.
+      // If the MSS option is at an odd offset, the two bytes of the MSS belong to different 16-bit words of the
+      // checksum. So swap these bytes, which changes the sum by the same amount.
       const asSummed = (value: number): number => (at % 2 === 0 ? value : ((value & 0xff) << 8) | (value >> 8))
       tcp.writeUInt16BE(updatedChecksum(tcp.readUInt16BE(TCP_CHECKSUM), asSummed(before), asSummed(most)), TCP_CHECKSUM)
       return
