@@ -1,8 +1,9 @@
 // circle.h - drops packets that would loop forever: datagrams of this host that its kernel routes back into the tunnel.
 //
 // If a route leads to a peer's address through the tunnel itself, the datagrams for that peer come out of the TUN
-// again. A datagram may come out once on purpose, if one node is behind another node. A datagram that comes out twice
-// would loop forever: each round wraps it in a longer datagram with a fresh TTL, so IP never ends the loop.
+// again. A datagram may come out once on purpose, if the peer's host is reached through another peer. A datagram that
+// comes out twice would loop forever: each round wraps it in a longer datagram with a fresh TTL, so IP never ends the
+// loop.
 //
 // One rule works for all encapsulations and both IP families, because it compares only addresses:
 //

@@ -13,7 +13,7 @@
 
 namespace weft {
 
-/// True if the length and the offset of an IPv4 fragment are possible and do not hide TCP flags.
+/// True if the length and the offset of an IPv4 fragment are valid and do not hide TCP flags from firewalls.
 inline bool is_sound_fragment(const uint8_t* bytes, const Packet& packet) {
   constexpr size_t kBlockBytes = 8, kMaxPacketBytes = 65535;
   constexpr size_t kLeastFirstTcpBytes = 16;

@@ -99,7 +99,8 @@ class PagedMap {
     if (was_there) return;
     page.used++;
     size_++;
-    // This page is a copy that no reader has, so the smaller version can be deleted immediately.
+    // No reader has this page yet, because it is a new copy. So the page can be deleted as soon as a larger copy
+    // replaces it.
     if (page.used > (page.mask() + 1) / 2) delete[] std::exchange(page, copy(page)).slots;
   }
 

@@ -30,7 +30,7 @@ namespace weft {
 struct PeerRecord {
   /// Flag in `flags`: the peer is removed. All fields except family, length and subnet are 0.
   static constexpr uint8_t kGone = 1;
-  /// Flag in `flags`: datagrams to the peer must leave from the well-known port, because the peer replies to their
+  /// Flag in `flags`: datagrams to the peer must leave from weft's well-known port, because the peer replies to their
   /// source port.
   static constexpr uint8_t kFromKnownPort = 2;
 
@@ -79,7 +79,7 @@ struct Endpoint {
   /// The host's address and UDP port in each IP family. The peer's datagrams may come from any of these addresses. An
   /// address is empty if the host has none in the family.
   ByFamily<SocketAddress> hosts;
-  /// The encapsulation's parameters of the peer, for example MAC and VNI for vxlan.
+  /// The peer's parameters for the encapsulation, for example its MAC and VNI for vxlan.
   std::array<uint8_t, 16> encap;
   /// The index of the peer's traffic counters (traffic.h).
   uint32_t slot;
@@ -90,8 +90,8 @@ struct Endpoint {
   uint16_t round;
   /// The IP version of datagrams to the peer, 4 or 6. `hosts` has an address of this version.
   uint8_t outer;
-  /// True if datagrams to the peer must leave from the well-known port, because the peer replies to the source port of
-  /// the datagrams.
+  /// True if datagrams to the peer must leave from weft's well-known port, because the peer replies to the source port
+  /// of the datagrams.
   bool is_from_known_port;
   /// The kernel's path MTU to the peer, learnt while sending. The value is kept as long as the peer has the same
   /// address.

@@ -88,7 +88,7 @@ class ReplayWindow {
  private:
   static constexpr uint64_t kFirstWords = 16, kMostWords = kBits / 64, kFull = ~uint64_t{0};
 
-  /// The number of words that may contain a counter: all words of the window once the counters have wrapped around it.
+  /// The number of words that may contain a counter: all words of the window once the counters have filled it.
   uint64_t used_words() const { return next_ / 64 < size_ ? (next_ + 63) / 64 : size_; }
 
   uint64_t* words() { return more_ ? more_.get() : first_.data(); }
@@ -102,8 +102,8 @@ class ReplayWindow {
     next_ = counter + 1;
   }
 
-  /// Moves the window to more memory. Without memory, the window keeps its width: it may reject late packets, but never
-  /// accepts a packet twice, even if it gets memory later.
+  /// Moves the window to more memory. If no memory is available, the window keeps its width: it may reject late
+  /// packets, but never accepts a packet twice, even if it gets memory later.
   void grow(uint64_t size) {
     std::unique_ptr<uint64_t[]> more(new (std::nothrow) uint64_t[size]());
     if (!more) return;
