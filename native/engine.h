@@ -28,7 +28,7 @@ struct RunOptions {
   bool clamp_mss = false;  ///< true if the MSS in the SYN of TCP connections is lowered to fit the tunnel (core/mss.h)
   OwnEnd own;
   /// The records of the first peer table, which the engine sets before the threads start, because packets may already
-  /// wait in the descriptors.
+  /// wait in the TUN and in the sockets.
   std::span<const uint8_t> peers;
   /// True if weft, and not the kernel, chooses the TUN queue of each packet, so that flows with fragments stay in order
   /// (io/steering.h).
@@ -67,7 +67,7 @@ class Engine {
   /// The error with which the kernel rejected the nice value of the threads; empty without an error.
   Failure priority_refused() const { return loops_.empty() ? Failure{} : loops_.front()->priority_refused(); }
   std::vector<ThreadRounds> ask_threads() const;
-  /// Calls `each` with each unknown sender that a loop has noted since the last call.
+  /// Calls `each` with each host of which the filter has dropped packets since the last call.
   template <typename Each>
   void take_unknown_senders(Each each) {
     for (UnknownSenders& unknown_senders : unknown_senders_) unknown_senders.take(each);
@@ -79,14 +79,14 @@ class Engine {
   /// is readable.
   Sessions* sessions() { return sessions_.get(); }
   const Event& mail_event() const { return mail_; }
-  /// Sends one datagram from the well-known port, without blocking. Returns false if the system call failed.
+  /// Sends one datagram from weft's well-known port, without blocking. Returns false if the system call failed.
   bool send(const SocketAddress& to, std::span<const uint8_t> datagram) const;
   /// True if the engine took over the sessions that the previous engine saved.
   bool has_kept_sessions() const { return has_kept_sessions_; }
-  /// Ends the threads and returns the descriptors, still open, for the next engine. With WireGuard one of them is a
-  /// memfd with the saved sessions and `head`, which the next engine can read before it takes the sessions. After
-  /// release() the caller may call no other function. If release() is not called, the destructor closes the
-  /// descriptors, which deletes the TUN.
+  /// Ends the threads and returns the descriptors, still open, for the next engine. With WireGuard one of the
+  /// descriptors is a memfd with the saved sessions and `head`, which the next engine can read before it takes the
+  /// sessions. After release() the caller may call no other function. If release() is not called, the destructor closes
+  /// the descriptors, which deletes the TUN.
   Descriptors release(std::span<const uint8_t> head);
   ~Engine();
 

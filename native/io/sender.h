@@ -89,8 +89,8 @@ class Sender {
   size_t alike_from(size_t first) const;
 
   void prepare();
-  /// True if the caller must try again after `error`: the call was interrupted, or the socket was full and again() has
-  /// waited for it.
+  /// True if the caller must try again after `error`: the call was interrupted, or the socket buffer was full and
+  /// again() has waited until it had room.
   bool again(int socket, int error);
   void refused(const Run& run, int error);
   bool send_singly(const Run& run);

@@ -1,4 +1,4 @@
-// traffic_control.cc - the rtnetlink messages of traffic_control.h.
+// traffic_control.cc - sends the rtnetlink messages that attach, detach and list tc's eBPF programs.
 #include "traffic_control.h"
 
 #include <arpa/inet.h>

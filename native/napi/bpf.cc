@@ -1,4 +1,4 @@
-// bpf.cc - converts the arguments and results of io/bpf.h and io/traffic_control.h.
+// bpf.cc - converts the arguments and results of the functions in io/bpf.h and io/traffic_control.h.
 #include "bpf.h"
 
 #include "../io/bpf.h"

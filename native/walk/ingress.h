@@ -95,7 +95,7 @@ class Ingress final : public Direction {
   }
 
  private:
-  /// The functions with which an encapsulation's timers send datagrams from the well-known port, and count dropped
+  /// The functions with which an encapsulation's timers send datagrams from weft's well-known port, and count dropped
   /// packets.
   struct Out {
     Ingress& self;
@@ -225,8 +225,8 @@ class Ingress final : public Direction {
     if (send(peer->to(), datagram)) path_.counters.add(k_rx_time_exceeded_sent);
   }
 
-  /// Sends a datagram from the well-known port, over the IP family of `to`, because a peer may send over one family and
-  /// receive over the other.
+  /// Sends a datagram from weft's well-known port, over the IP family of `to`, because a peer may send over one family
+  /// and receive over the other.
   bool send(const SocketAddress& to, std::span<const uint8_t> datagram) {
     return send_now(path_.sockets.of(to.address()).known, to, datagram);
   }
