@@ -135,7 +135,8 @@ export class MessageWriter {
   }
 
   /**
-   * Works like `nested`, but does not set the flag NLA_F_NESTED, because some older attributes must not have the flag.
+   * Works like `nested`, but does not set the flag NLA_F_NESTED, because the kernel does not accept the flag in some
+   * older attributes.
    */
   nestedRaw(type: number, write: (inner: this) => void): this {
     const value = this.#attribute(type, 0)
@@ -172,7 +173,7 @@ export class MessageWriter {
     if (needed > this.#bytes.length) {
       const larger = Buffer.alloc(Math.max(needed, this.#bytes.length * 2))
       larger.set(this.#bytes)
-      // The message may contain a key.
+      // Wipe the old bytes, because the message may contain a key.
       this.#bytes.fill(0)
       this.#bytes = larger
     }
@@ -219,7 +220,10 @@ const macBytes = (mac: string): Buffer => Buffer.from(mac.replaceAll(':', ''), '
 const HEX_DIGITS = Buffer.from('0123456789abcdef')
 const COLON = 0x3a
 
-/** Formats a link-layer address. A text of one piece is faster to find in a map than a text of joined parts. */
+/**
+ * Formats a link-layer address. Makes the text from one buffer, because Node.js finds such a text faster in a map than
+ * a text of joined parts.
+ */
 function macText(bytes: Buffer): string {
   const text = Buffer.allocUnsafe(3 * bytes.length)
   for (let at = 0; at < bytes.length; at++) {

@@ -1,5 +1,5 @@
 // neighbours.ts - netlink requests and answers about entries of the neighbour tables, and about forwarding entries of
-// vxlan devices (linux/neighbour.h). Pure.
+// vxlan devices (linux/neighbour.h). All functions are pure.
 
 import { familyOf, type Family } from '../../net/address.ts'
 import type { Change, Forwarding, Neighbour } from '../kernel.ts'

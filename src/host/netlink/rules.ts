@@ -1,4 +1,4 @@
-// rules.ts - netlink requests and answers about policy rules (linux/fib_rules.h). Pure.
+// rules.ts - netlink requests and answers about policy rules (linux/fib_rules.h). All functions are pure.
 
 import { netAround, type Address, type Family, type Net } from '../../net/address.ts'
 import type { Change, PolicyRule } from '../kernel.ts'

@@ -63,7 +63,7 @@ const PATIENCE_MS = 20_000
 export class KernelSocket implements NetlinkSocket {
   readonly #protocol: number
   #socket: AddonSocket | undefined
-  /** The last exchange of the addon, which makes one exchange at a time and may hang. It never rejects. */
+  /** The last exchange of the addon, which makes one exchange at a time and may hang. This promise never rejects. */
   #running: Promise<unknown> = Promise.resolve()
   /** The time by which the last exchange must end, in ms of performance.now(). */
   #endsBy = 0
@@ -84,14 +84,15 @@ export class KernelSocket implements NetlinkSocket {
 
   async #exchange(requests: readonly Buffer[]): Promise<readonly Answer[]> {
     if (requests.length === 0) return []
-    // A new socket would not help, and each hanging exchange blocks one of the few threads of libuv's pool.
+    // If the last exchange hangs, send nothing: an exchange over a new socket would hang too, and each hanging exchange
+    // blocks one of the few threads of libuv's pool.
     if (!(await this.#isDone())) return requests.map(() => TIMED_OUT)
     this.#socket ??= addon.openNetlink(this.#protocol)
     const bytes = Buffer.concat(requests)
     const answers = this.#socket.exchange(bytes)
     this.#running = answers.catch(() => {})
     this.#endsBy = performance.now() + PATIENCE_MS
-    // The addon has copied the requests, which may contain keys.
+    // Wipe the requests, which may contain keys, because the addon has copied them.
     bytes.fill(0)
     if (!(await this.#isDone())) return requests.map(() => TIMED_OUT)
     return (await answers).map((answer) => (answer ? { explanation: undefined, ...answer } : ACCEPTED))
