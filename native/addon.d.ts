@@ -152,8 +152,8 @@ export interface RunOptions {
    */
   peers: Uint8Array
   /**
-   * True if the engine, and not the kernel, chooses the TUN queue of a packet, so that flows with fragments stay in
-   * order (native/io/steering.h).
+   * True if the engine, and not the kernel, chooses the TUN queue of a packet, so that flows with fragmented packets
+   * stay in order (native/io/steering.h).
    */
   steers?: boolean
   /** True if the engine continues the sessions in `Descriptors.handoverState`; false if it discards them. */
@@ -485,11 +485,14 @@ export function watchNetlink(
 
 /**
  * Waits for an exclusive lock on the whole file (open file description lock, fcntl F_OFD_SETLKW, Linux 3.15). A process
- * that receives the descriptor shares the lock. The lock ends when the last of these descriptors is closed.
+ * that receives the descriptor shares the lock. The lock ends when all processes have closed the descriptor.
  */
 export function lockFile(fd: number): Promise<void>
 
-/** Takes the lock that `lockFile` waits for (F_OFD_SETLK). Returns false if another process has the lock. */
+/**
+ * Takes the same lock as `lockFile`, but does not wait for it (F_OFD_SETLK). Returns false if another process has the
+ * lock.
+ */
 export function tryLockFile(fd: number): boolean
 
 /**

@@ -30,8 +30,8 @@ struct RunOptions {
   /// The records of the first peer table, which the engine sets before the threads start, because packets may already
   /// wait in the TUN and in the sockets.
   std::span<const uint8_t> peers;
-  /// True if weft, and not the kernel, chooses the TUN queue of each packet, so that flows with fragments stay in order
-  /// (io/steering.h).
+  /// True if weft, and not the kernel, chooses the TUN queue of each packet, so that flows with fragmented packets stay
+  /// in order (io/steering.h).
   bool steers = false;
   /// True if the engine continues the sessions that the previous engine saved with the descriptors; false if it
   /// discards them.

@@ -131,7 +131,8 @@ class Coalescer {
 
   size_t packet_count_ = 0;
   size_t write_count_ = 0;
-  // The kernel provides memory for these arrays only when a thread writes to them, so an idle thread uses none.
+  // The kernel provides memory for these arrays only when a thread writes to them, so an idle thread uses no physical
+  // memory.
   std::unique_ptr<Piece[]> pieces_;
   std::unique_ptr<Run[]> runs_;
   std::vector<VirtioHeader> virtio_;

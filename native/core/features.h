@@ -24,7 +24,7 @@ enum Feature : uint32_t {
   /// The engine merges UDP packets before it writes them to the TUN. The kernel must support UDP segmentation offload
   /// (USO) for TUNs.
   kCoalesceUdp = 1 << 7,
-  /// Flows with fragments stay in order across TUN queues (io/steering.h); needs several loops.
+  /// Flows with fragmented packets stay in order across TUN queues (io/steering.h). Needs several forwarding threads.
   kTunSteering = 1 << 8,
 };
 

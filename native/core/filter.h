@@ -46,7 +46,7 @@ class Filter {
   }
   /// Begins a message: the packets checked from now on came in datagrams of `sender`.
   void begin_message(const SocketAddress& sender) {
-    // Most messages of a batch come from the same sender, for which the earlier results are still valid.
+    // Most messages of a batch come from the same sender, for which the results of earlier checks are still valid.
     if (sender.first_word() != sender_) change_sender(sender);
   }
 

@@ -78,7 +78,7 @@ class PagedMap {
   size_t size() const { return size_; }
   Value find(const Key& key) const { return pages_->find(key); }
 
-  /// Makes the current pages safe for readers: later changes work on copies.
+  /// Makes the current pages immutable, so that readers may use them: later changes work on copies.
   void settle() {
     is_own_ = false;
     own_.reset();

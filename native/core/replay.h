@@ -109,7 +109,8 @@ class ReplayWindow {
     if (!more) return;
     const uint64_t end = (next_ + 63) / 64, begin = end > size_ ? end - size_ : 0;
     for (uint64_t word = begin; word < end; word++) more[word % size] = words()[word % size_];
-    // The smaller window did not store which counters of these earlier words arrived, so mark all of them as arrived.
+    // The smaller window did not store which counters before its beginning arrived, so mark all of these counters as
+    // arrived.
     for (uint64_t word = end > size ? end - size : 0; word < begin; word++) more[word % size] = kFull;
     more_ = std::move(more);
     size_ = size;

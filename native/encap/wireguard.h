@@ -184,7 +184,7 @@ class Wireguard {
     return type < kData && message.size() == kBytes[type] ? static_cast<Type>(type) : kNone;
   }
 
-  /// Takes a counter for a packet, and requests a handshake from JavaScript if the session needs one.
+  /// Takes the session's next packet counter, and requests a handshake from JavaScript if the session needs one.
   Session::Grant begin_seal(uint32_t number, Session& session, bool is_data) {
     const Session::Grant grant = session.begin_seal(*sealing_, is_data, now_ms_);
     if (grant.is_granted) sealed_ms_ = now_ms_;

@@ -55,8 +55,8 @@ export interface RunOptions {
   readonly env?: Readonly<Record<string, string>>
   readonly signal?: AbortSignal
   /**
-   * True for a command that waits for another program, as iptables waits for its lock. A command with this mark has no
-   * time limit.
+   * True for a command that waits for another program, as iptables waits for its lock. Such a command has no time
+   * limit.
    */
   readonly patient?: boolean
 }

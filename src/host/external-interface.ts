@@ -41,7 +41,7 @@ export interface ExternalInterface {
    */
   readonly index?: number | undefined
   readonly mtu: number
-  /** The addresses of the interface to which weftd binds its sockets, one for each family of the network. */
+  /** The interface's addresses, to which weftd binds its sockets: one address for each family of the network. */
   readonly address: Addresses
   /**
    * The addresses to which peers send packets: the addresses of the interface, unless --public-ip or --public-ipv6 is
@@ -71,7 +71,7 @@ export interface ExternalInterface {
 }
 
 /**
- * Stores the address of each family with which the node started, and the time since which the node's current address
+ * Stores for each family the address with which the node started, and the time since which the node's current address
  * has been missing.
  */
 export class AddressHold {

@@ -282,7 +282,7 @@ const tunIn = (data: Attributes): TunSettings => ({
 function addressOf(message: ReceivedMessage): FoundAddress | undefined {
   if (message.type !== RTM_ADDRESS.NEW && message.type !== RTM_ADDRESS.DELETE) return undefined
   const attributes = message.attributes(ADDRESS_HEADER)
-  // For a point-to-point address IFA_ADDRESS is the address of the other end.
+  // For a point-to-point address IFA_ADDRESS is the address of the other end of the link.
   const address = attributes.address(IFA.LOCAL) ?? attributes.address(IFA.ADDRESS)
   if (address === undefined || message.u8(0) !== FAMILY_NUMBERS[familyOf(address)]) return undefined
   const flags = attributes.u32(IFA.FLAGS) ?? message.u8(2)

@@ -38,7 +38,9 @@ export type EntryChange = Extract<
   { readonly kind: 'replace neighbour' | 'delete neighbour' | 'replace forwarding' | 'delete forwarding' }
 >
 
-/** Returns the request that lists the neighbour entries of a family; of one interface if its index is given. */
+/**
+ * Returns the request that lists the neighbour entries of a family; only those of one interface if its index is given.
+ */
 export const neighboursRequest = (family: Family, deviceIndex?: number): Buffer =>
   dumpOf(FAMILY_NUMBERS[family], deviceIndex)
 
@@ -47,7 +49,7 @@ export const forwardingRequest = (deviceIndex: number): Buffer => dumpOf(AF_BRID
 
 function dumpOf(family: number, deviceIndex: number | undefined): Buffer {
   // For forwarding entries, Linux before 4.20 ignores an index in a request of this length, and lists all interfaces
-  // (net/core/rtnetlink.c, rtnl_fdb_dump). The readers of the answers compare the index, too.
+  // (net/core/rtnetlink.c, rtnl_fdb_dump). So the functions that read the answer compare the index, too.
   const writer = headed(RTM_GETNEIGH, NLM_F.DUMP, family, 0, 0, 0)
   if (deviceIndex !== undefined) writer.attributeU32(NDA.IFINDEX, deviceIndex)
   return writer.finish()
@@ -89,7 +91,7 @@ function headed(
   return new MessageWriter(type, flags).u8(family).u8(0).u16(0).u32(index).u16(state).u8(entryFlags).u8(0)
 }
 
-/** Reads a neighbour entry from a message; undefined if the message does not describe one for IPv4 or IPv6. */
+/** Reads a neighbour entry from a message; undefined if the message does not describe an IPv4 or IPv6 neighbour. */
 export function neighbourIn(message: ReceivedMessage): Neighbour | undefined {
   const family = familyIn(message)
   const attributes = message.attributes(HEADER)
@@ -112,8 +114,8 @@ function statesOf(state: number): readonly string[] {
 }
 
 /**
- * Reads an entry of a device's own forwarding table from a message; undefined if the message does not describe one.
- * Entries of the table of the device's bridge have the same family and the attribute NDA_MASTER.
+ * Reads an entry of a device's own forwarding table from a message; undefined if the message does not describe such an
+ * entry. Entries of the table of the device's bridge have the same family and the attribute NDA_MASTER.
  */
 export function forwardingIn(message: ReceivedMessage): Forwarding | undefined {
   if (message.u8(0) !== AF_BRIDGE || (message.u8(10) & NTF_MASTER) !== 0) return undefined
@@ -124,7 +126,9 @@ export function forwardingIn(message: ReceivedMessage): Forwarding | undefined {
   return { deviceIndex: message.u32(4), mac, host: attributes.address(NDA.DST), isPermanent }
 }
 
-/** Reads the neighbour entries of a family, of one interface if its index is given, from the kernel's answer. */
+/**
+ * Reads the neighbour entries of a family, only those of one interface if its index is given, from the kernel's answer.
+ */
 export function neighboursIn(
   messages: Iterable<ReceivedMessage>,
   family: Family,

@@ -64,7 +64,10 @@ interface HeaderParts {
   readonly action?: number
 }
 
-/** Returns a `struct fib_rule_hdr`. The number of a table above 255 has its own attribute. */
+/**
+ * Returns a `struct fib_rule_hdr`. A table number above 255 does not fit into this structure; it has an attribute of
+ * its own.
+ */
 function headerOf(family: Family, { from, to, table = 0, action = 0 }: HeaderParts): Uint8Array {
   const bytes = new Uint8Array(HEADER)
   bytes[0] = FAMILY_NUMBERS[family]

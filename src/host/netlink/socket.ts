@@ -41,8 +41,8 @@ export const isMissingProtocol = ({ errno }: Refusal): boolean => errno === EPRO
 export interface NetlinkSocket {
   /**
    * Sends the requests in one batch and returns their answers in the same order. Each request must have the flag
-   * NLM_F.ACK or NLM_F.DUMP. The socket sets the sequence numbers. If the socket cannot be opened, each answer has that
-   * error number.
+   * NLM_F.ACK or NLM_F.DUMP. The socket sets the sequence numbers. If the socket cannot be opened, each answer has the
+   * error number of that failure.
    */
   exchange(requests: readonly Buffer[]): Promise<readonly Answer[]>
 }
@@ -54,8 +54,8 @@ const ACCEPTED: Answer = { data: Buffer.alloc(0), errno: 0, explanation: undefin
 const TIMED_OUT: Answer = { data: Buffer.alloc(0), errno: constants.errno.ETIMEDOUT, explanation: undefined }
 
 /**
- * How long an exchange may take in ms. The addon waits up to 10 s for each message of the kernel. It cannot limit the
- * time of a system call that waits for the kernel's lock of the network configuration (rtnl_mutex).
+ * How long an exchange may take in ms. The addon waits up to 10 s for each message of the kernel. The addon cannot
+ * limit the time of a system call that waits for the kernel's lock of the network configuration (rtnl_mutex).
  */
 const PATIENCE_MS = 20_000
 

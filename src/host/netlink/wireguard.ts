@@ -238,7 +238,10 @@ const NO_KEY = new Secret('')
 /** Collects the peers from the messages of a dump (the kernel's answer about a device). */
 class PeerList {
   readonly all: (WireguardPeerState & { readonly allowedIps: Net[] })[] = []
-  /** The pre-shared key of the last peer that has one. Most networks have one pre-shared key for all peers. */
+  /**
+   * The pre-shared key of the last peer that has one. Most networks have one pre-shared key for all peers, which then
+   * share this object.
+   */
   #lastKey = NO_KEY
 
   /**
