@@ -100,7 +100,10 @@ export interface DroppedPacket {
    * `rx_...` packets from peers.
    */
   readonly reason: string
-  /** The number of dropped packets. A superpacket (several segments under one header) counts as its segments. */
+  /**
+   * The number of dropped packets. A superpacket (several segments under one header) counts as the number of its
+   * segments.
+   */
   readonly packets: number
   /** The length of the dropped packet in bytes; for a truncated datagram, the number of bytes that were received. */
   readonly length: number
@@ -142,7 +145,9 @@ export interface RunOptions {
    * (native/core/mss.h).
    */
   clampMss: boolean
-  /** This host's parameters of the encapsulation, at most 72 bytes. The files of native/encap document the layout. */
+  /**
+   * This host's parameters for the encapsulation, at most 72 bytes. The files of native/encap document their layout.
+   */
   ownEnd: Uint8Array
   /** The MTU of the TUN, in bytes. */
   mtu: number

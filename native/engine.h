@@ -1,8 +1,8 @@
 // engine.h - the engine of one data path: it runs its loops on open descriptors, and can return the descriptors for the
 // next engine.
 //
-// No state is process-wide. Each loop is a thread with one queue of the multi-queue TUN and, in each IP family in use,
-// one socket of the SO_REUSEPORT group.
+// An engine has no process-wide state. Each loop is a thread with one queue of the multi-queue TUN and, in each IP
+// family in use, one socket of the SO_REUSEPORT group.
 #pragma once
 
 #include <deque>
@@ -21,9 +21,9 @@
 namespace weft {
 
 struct RunOptions {
-  std::string_view encapsulation;  ///< the encapsulation's name in encap/all.h
-  ByFamily<Address> tun_address;  ///< the sources of ICMP errors to peers, then of ICMP errors into the TUN, as in Path
-  ByFamily<Address> network_address;
+  std::string_view encapsulation;     ///< the encapsulation's name in encap/all.h
+  ByFamily<Address> tun_address;      ///< the source addresses of ICMP errors to peers
+  ByFamily<Address> network_address;  ///< the source addresses of ICMP errors that the engine writes into the TUN
   FilterOptions filter;
   bool clamp_mss = false;  ///< true if the MSS in the SYN of TCP connections is lowered to fit the tunnel (core/mss.h)
   OwnEnd own;
@@ -113,7 +113,7 @@ class Engine {
   std::deque<Drops> drops_;
   std::vector<TrafficRows> traffic_;
   uint32_t traffic_slots_ = 1;
-  // This is the last member, because its destructor ends the threads, which use all other members.
+  // loops_ must be the last member, because its destructor ends the threads, which use all other members.
   std::vector<std::unique_ptr<Loop>> loops_;
 };
 

@@ -62,7 +62,8 @@ class Coalescer {
 
   size_t writes() const { return write_count_; }
 
-  /// The number of packets in write `index`. A superpacket that arrived unsegmented counts as its segments.
+  /// The number of packets in write `index`. A superpacket that arrived unsegmented counts as the number of its
+  /// segments.
   size_t run_packets(size_t index) const { return runs_[index].packets; }
   bool is_udp(size_t index) const { return runs_[index].udp; }
   /// True if write `index` is a superpacket that a vxlan device on this machine sent without segmenting it.

@@ -19,7 +19,7 @@ constexpr size_t kMaxExtensionBytes = 512;
 /// headers and TCP.
 constexpr size_t kMaxCutHeadersBytes = kIpv6HeaderBytes + kMaxExtensionBytes + 60;
 
-/// The offset in bytes of the checksum field in a TCP header; kUdpChecksum is that in a UDP header.
+/// The offset in bytes of the checksum field in a TCP header; kUdpChecksum is the offset in a UDP header.
 constexpr size_t kTcpChecksum = 16;
 constexpr size_t kUdpChecksum = 6;
 

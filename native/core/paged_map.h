@@ -39,7 +39,7 @@ class PagedMap {
     Value value;
   };
 
-  /// The list of pages that readers search. It does not change after settle().
+  /// The list of pages that readers search. The list does not change after settle().
   class Pages {
    public:
     Value find(const Key& key) const {

@@ -42,7 +42,7 @@ struct PeerRecord {
   uint8_t limit[2];  ///< the length in bytes of the longest packet that reaches the peer, big-endian; 0 if unknown
   uint8_t subnet[16];
   uint8_t ipv6[16];   ///< the IPv6 address of the peer's host; 0 for none
-  uint8_t encap[16];  ///< the encapsulation's parameters of the peer, for example MAC and VNI
+  uint8_t encap[16];  ///< the peer's parameters for the encapsulation, for example MAC and VNI
   uint32_t slot;      ///< the index of the peer's traffic counters, in host byte order; 0 for none
   uint8_t ipv4[4];    ///< the IPv4 address of the peer's host; 0 for none
 
@@ -206,7 +206,7 @@ class PeerTables {
 
   explicit PeerTables(size_t readers, std::span<const uint8_t> records = {});
 
-  /// Returns reader `index`, which only one thread at a time may use.
+  /// Returns the reader with the number `index`. Only one thread at a time may use it.
   Reader reader(size_t index) { return {this, &hazards_[index]}; }
 
   /// Replaces all peers by the records `records`. If two records have the same subnet, the last record counts. A peer

@@ -83,7 +83,7 @@ size_t batch_size(int protocol, std::span<const std::span<uint8_t>> requests) {
   size_t count = 0, bytes = 0, gets = 0;
   for (const auto request : requests) {
     const nlmsghdr header = header_of(request);
-    // The kernel prepares only one listing at a time on a socket.
+    // A listing is sent alone, because the kernel prepares only one listing at a time on a socket.
     if (is_listing(header.nlmsg_flags)) return std::max<size_t>(count, 1);
     bytes += NLMSG_ALIGN(request.size());
     gets += is_get(protocol, header.nlmsg_type);

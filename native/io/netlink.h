@@ -35,7 +35,7 @@ bool each_netlink_message(std::span<const uint8_t> bytes, Each each) {
 struct NetlinkAnswer {
   SecretBytes messages;         ///< one after another, each padded to 4 bytes, without the acknowledgement
   int error = 0;                ///< errno; 0 if the kernel accepted the request
-  std::string explanation;      ///< the kernel's own words (NLMSGERR_ATTR_MSG); empty if it gave none
+  std::string explanation;      ///< the kernel's explanation (NLMSGERR_ATTR_MSG); empty if the kernel gave none
   bool is_interrupted = false;  ///< true if the objects changed while the kernel listed them (NLM_F_DUMP_INTR)
   bool is_complete = false;
 };
@@ -68,7 +68,7 @@ class NetlinkSocket {
 
   /// Sends the requests and returns their answers in the same order. Fills in the sequence numbers. A request with the
   /// flag NLM_F_DUMP and without NLM_F_ACK is a listing, which is repeated a few times if it was interrupted. If the
-  /// kernel does not answer a request, that request and all later requests have the error as their answer. If the
+  /// kernel does not answer a request, that request and all later requests get answers with the error ETIMEDOUT. If the
   /// socket cannot be opened, each answer has the errno of that failure. Fails, and sends nothing, only if the bytes
   /// are not a list of requests.
   Failure exchange(std::span<uint8_t> requests, std::vector<NetlinkAnswer>& answers);

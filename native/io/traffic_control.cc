@@ -135,7 +135,7 @@ Failure attach_program(const Hook& hook, int program, const std::string& name) {
 Failure detach_program(const Hook& hook) {
   Request request = filter_request(RTM_DELTFILTER, NLM_F_ACK, hook);
   const Failure failure = ask(request);
-  // The kernel reports a missing qdisc, filter or interface in different ways.
+  // The kernel reports a missing qdisc, filter or interface with different error numbers.
   if (failure && (failure->number == ENOENT || failure->number == EINVAL || failure->number == ENODEV)) return {};
   return failure;
 }

@@ -19,7 +19,7 @@ struct UdpSocket {
 
 /// A loop's UDP sockets in one IP family, as descriptors. All members are -1 if the loop has no sockets in the family.
 struct Sockets {
-  int receiver = -1;  ///< receives on the well-known port
+  int receiver = -1;  ///< receives on weft's well-known port
   int sender = -1;    ///< sends from a port of the loop's own, or is `receiver`
   /// The socket that sends from weft's well-known port, for peers that reply to the source port of datagrams. It is
   /// `receiver`, except for WireGuard. With WireGuard all loops send from the first loop's socket, because all threads

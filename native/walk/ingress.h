@@ -129,7 +129,8 @@ class Ingress final : public Direction {
     return {};
   }
 
-  /// Checks an inner packet and adds it to the writes. Returns false if the packet was dropped.
+  /// Checks an inner packet and adds it to the packets that will be written to the TUN. Returns false if the packet was
+  /// dropped.
   bool receive(const Message& message, std::span<uint8_t> bytes, const VirtioHeader& undone, Failure& failure) {
     Packet packet;
     if (const auto reason = inspect(bytes, packet)) {

@@ -20,7 +20,7 @@ namespace weft {
 /// Stores the first failure of any loop, and signals an eventfd when the failure happens.
 class Fault {
  public:
-  /// Why the eventfd could not be created; empty if it was created.
+  /// The error with which the eventfd could not be created; empty if it was created.
   Failure failure() const { return event_.failure(); }
   /// The eventfd, which becomes readable when a loop has failed.
   int event() const { return event_.fd(); }

@@ -406,7 +406,7 @@ export interface HostKernel {
   watch(topics: readonly Topic[], onEvent: OnKernelEvent, signal: AbortSignal): Promise<void>
 }
 
-/** The kernel's answer to a request that it refused. */
+/** The error with which the kernel refused a request. */
 export interface KernelRefusal {
   /** The name of the error number (errno(3)), such as `EEXIST`. */
   readonly errno: string

@@ -1,4 +1,5 @@
-// host-kernel.ts - the kernel of this host, read, changed and watched with netlink sockets (netlink(7)).
+// host-kernel.ts - reads, changes and watches the configuration of this host's kernel with netlink sockets
+// (netlink(7)).
 
 import { readFile } from 'node:fs/promises'
 import type { NetlinkMonitor } from '../../../native/addon.d.ts'
@@ -48,7 +49,7 @@ type Rest = Awaited<ReturnType<typeof loadRest>>
 
 type WireguardChange = Extract<Change, { readonly kind: 'set wireguard' }>
 
-/** Changes that are sent together: changes of WireGuard devices, or other changes. */
+/** Changes that are sent together: either changes of WireGuard devices, or changes of other objects. */
 interface Batch {
   readonly changes: Change[]
   readonly isWireguard: boolean
@@ -62,7 +63,7 @@ export class NetlinkKernel implements HostKernel {
   /** The log into which each change is logged if its verbosity is 4 or more; undefined until `logTo` is called. */
   #log: Pick<Log, 'info' | 'v'> | undefined
 
-  /** From now on logs each change, in words of `ip`, if the verbosity of the log is 4 or more. */
+  /** Logs each later change as a command of `ip`, if the verbosity of the log is 4 or more. */
   logTo(log: Pick<Log, 'info' | 'v'>): void {
     this.#log = log
   }

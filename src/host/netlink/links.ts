@@ -102,7 +102,10 @@ export function getLink(which: string | number): Buffer | undefined {
 export const listAddresses = (index = 0): Buffer =>
   new MessageWriter(RTM_ADDRESS.GET, NLM_F.DUMP).u32(0).u32(index).finish()
 
-/** Returns the request that makes the change; undefined if an interface that the change names does not exist. */
+/**
+ * Returns the netlink request that makes a change of an interface; undefined if an interface that the change names does
+ * not exist.
+ */
 export function linkRequest(change: LinkChange, indexOf: IndexOf): Buffer | undefined {
   if (change.kind === 'add link') return newLink(change.link, indexOf)
   const index = indexOf(change.device)
@@ -150,7 +153,7 @@ function writePeer(data: MessageWriter, peer: NewDevice['peer']): void {
   })
 }
 
-/** Returns the request that makes the change; undefined if the interface does not exist. */
+/** Returns the netlink request that makes a change of an address; undefined if the interface does not exist. */
 export function addressRequest(change: AddressChange, indexOf: IndexOf): Buffer | undefined {
   const { kind, device, address, prefixLength, noDad = false } = change
   const index = indexOf(device)

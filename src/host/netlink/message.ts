@@ -235,7 +235,7 @@ function macText(bytes: Buffer): string {
   return text.toString('latin1', 0, Math.max(0, text.length - 1))
 }
 
-/** A message that the kernel sent. The readers of its fixed header return 0 beyond the end of the message. */
+/** A message that the kernel sent. The methods that read its fixed header return 0 beyond the end of the message. */
 export class ReceivedMessage {
   readonly type: number
   readonly flags: number
@@ -360,7 +360,7 @@ export class Attributes {
     return bytes && new Attributes(bytes)
   }
 
-  /** Returns the attributes within each attribute, for a list whose elements are attributes. */
+  /** Returns the attributes within each element of a list, which is an attribute whose elements are attributes. */
   elements(): Attributes[] {
     const all: Attributes[] = []
     for (let at = 0; at < this.#found.length; at += 3) {

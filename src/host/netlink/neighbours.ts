@@ -10,9 +10,9 @@ export const RTM_NEWNEIGH = 28
 export const RTM_DELNEIGH = 29
 const RTM_GETNEIGH = 30
 
-/** The length of `struct ndmsg`. */
+/** The length of `struct ndmsg` in bytes. */
 const HEADER = 12
-/** Attributes of an entry. */
+/** The types of the attributes of a neighbour or forwarding entry (NDA_* in linux/neighbour.h). */
 const NDA = { DST: 1, LLADDR: 2, IFINDEX: 8, MASTER: 9 } as const
 const NUD_NOARP = 0x40
 const NUD_PERMANENT = 0x80
@@ -55,7 +55,7 @@ function dumpOf(family: number, deviceIndex: number | undefined): Buffer {
   return writer.finish()
 }
 
-/** Returns the request that makes the change; undefined if the interface does not exist. */
+/** Returns the netlink request that makes a change of an entry; undefined if the interface does not exist. */
 export function entryRequest(change: EntryChange, indexOf: IndexOf): Buffer | undefined {
   const index = indexOf(change.device)
   if (index === 0) return undefined

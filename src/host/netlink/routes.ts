@@ -34,9 +34,9 @@ export const RTM_NEWROUTE = 24
 export const RTM_DELROUTE = 25
 export const RTM_GETROUTE = 26
 
-/** The length of `struct rtmsg`. */
+/** The length of `struct rtmsg` in bytes. */
 const HEADER = 12
-/** Attributes of a route. */
+/** The types of the attributes of a route (RTA_* in linux/rtnetlink.h). */
 export const RTA = {
   DST: 1,
   SRC: 2,
@@ -99,7 +99,7 @@ const PROTOCOL_NUMBERS: ReadonlyMap<string, number> = new Map([...PROTOCOLS].map
 
 export type RouteRequest = Extract<Change, { readonly kind: 'add route' | 'replace route' | 'delete route' }>
 
-/** Returns the request that makes the change; undefined if the route's interface does not exist. */
+/** Returns the netlink request that makes a change of a route; undefined if the route's interface does not exist. */
 export function routeRequest(change: RouteRequest, indexOf: IndexOf): Buffer | undefined {
   const { kind, destination, type, gateway, device, onlink = false, metric, source, table, protocol } = change
   const index = device && indexOf(device)

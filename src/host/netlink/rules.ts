@@ -8,9 +8,9 @@ export const RTM_NEWRULE = 32
 export const RTM_DELRULE = 33
 const RTM_GETRULE = 34
 
-/** The length of `struct fib_rule_hdr`. */
+/** The length of `struct fib_rule_hdr` in bytes. */
 const HEADER = 12
-/** Attributes of a rule. */
+/** The types of the attributes of a policy rule (FRA_* in linux/fib_rules.h). */
 const FRA = {
   DST: 1,
   SRC: 2,
@@ -41,7 +41,7 @@ export type RuleChange = Extract<Change, { readonly kind: 'add rule' | 'delete r
 export const rulesRequest = (family: Family): Buffer =>
   new MessageWriter(RTM_GETRULE, NLM_F.DUMP).raw(headerOf(family, {})).finish()
 
-/** Returns the request that makes the change. */
+/** Returns the netlink request that adds or deletes a policy rule. */
 export function ruleRequest({ kind, family, priority, iif, from, to, action }: RuleChange): Buffer {
   const isNew = kind === 'add rule'
   const table = typeof action === 'object' ? action.table : undefined

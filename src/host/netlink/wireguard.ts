@@ -179,7 +179,7 @@ function writeAllowedIp(request: MessageWriter, { address, prefixLength }: Net):
   )
 }
 
-/** Writes a key; an empty secret as zeros, with which the kernel removes the key. */
+/** Writes a key. An empty secret is written as zeros, which make the kernel remove the key. */
 function writeKey(request: MessageWriter, type: number, key: Secret): void {
   const bytes = key.isEmpty ? Buffer.alloc(KEY_BYTES) : Buffer.from(key.reveal(), 'base64')
   request.bytes(type, bytes)
