@@ -469,8 +469,8 @@ export function watchReadable(fd: number, onReadable: () => void): ReadWatcher
 export function openNetlink(protocol: number): NetlinkSocket
 
 /**
- * Returns the index of the interface with a name (if_nametoindex(3)); 0 if there is none. Throws any other error, such as
- * EMFILE.
+ * Returns the index of the interface with a name (if_nametoindex(3)); 0 if there is none. Throws any other error, such
+ * as EMFILE.
  */
 export function interfaceIndex(name: string): number
 

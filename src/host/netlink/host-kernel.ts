@@ -39,8 +39,8 @@ import {
 } from './socket.ts'
 
 /**
- * The number of changes that are sent at a time. While weftd builds the requests for so many changes, the event loop of
- * Node.js is blocked for about 5 ms.
+ * The number of changes that are sent at a time. While weftd builds the requests for CHANGES_AT_ONCE changes, the event
+ * loop of Node.js is blocked for about 5 ms.
  */
 const CHANGES_AT_ONCE = 1_000
 
