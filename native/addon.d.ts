@@ -1,8 +1,8 @@
 // addon.d.ts - the interface between JavaScript and C++.
 //
-// JavaScript decides and validates; C++ trusts its arguments. Packets, log lines, retries and timers do not cross the
-// interface; only the headers of dropped packets do. If a system call fails, the function throws an Error with `code`
-// (an errno name such as 'EPERM') and `syscall`. No function blocks.
+// JavaScript decides and validates; C++ trusts its arguments. Of the packets, only the headers of dropped packets cross
+// the interface. JavaScript does the logging and the retries. If a system call fails, the function throws an Error with
+// `code` (an errno name such as 'EPERM') and `syscall`. No function blocks.
 
 /** The UDP sockets to open: a group of sockets in one IP family for each loop (forwarding thread). */
 export interface SocketOptions {
@@ -42,13 +42,13 @@ export interface Descriptors {
 
 export interface LoopDescriptors {
   readonly tun: number
-  /** The loop's sockets in each IP family over which it sends and receives datagrams. */
+  /** The loop's sockets, by the IP family of the datagrams that the loop sends and receives with them. */
   readonly sockets: ByFamily<LoopSockets>
 }
 
 /** The UDP sockets of one loop in one IP family. */
 export interface LoopSockets {
-  /** The socket that receives on the well-known port. */
+  /** The socket that receives on weft's well-known port (`SocketOptions.port`). */
   readonly receiver: number
   /** The socket that sends datagrams; absent if the loop sends from `receiver`. */
   readonly sender?: number
@@ -69,7 +69,7 @@ export interface ByFamily<T> {
   readonly ipv6?: T | undefined
 }
 
-/** The rules for packets from peers (native/core/filter.h). */
+/** The rules by which the engine accepts or drops packets from peers (native/core/filter.h). */
 export interface FilterOptions {
   /**
    * The check of packets from peers. `strict`: the inner addresses and the datagram's source address must match the
@@ -87,7 +87,7 @@ export interface UnknownSender {
   /** The source and the destination address of the inner packet. */
   readonly source: Address
   readonly destination: Address
-  /** The counter that counted the dropped packet, a name from `counterNames`. */
+  /** The name of the counter that counted the dropped packet, from `counterNames`. */
   readonly reason: string
 }
 
@@ -96,11 +96,14 @@ export interface DroppedPacket {
   /** When the engine began to process the batch of packets that contains this packet, in microseconds since 1970. */
   readonly atUs: number
   /**
-   * The counter that counted the dropped packet, a name from `counterNames`. `tx_...` counts packets to peers, and
+   * The name of the counter that counted the dropped packet, from `counterNames`. `tx_...` counts packets to peers, and
    * `rx_...` packets from peers.
    */
   readonly reason: string
-  /** The number of dropped packets. A superpacket (several segments under one header) counts as its segments. */
+  /**
+   * The number of dropped packets. A superpacket (several segments under one header) counts as the number of its
+   * segments.
+   */
   readonly packets: number
   /** The length of the dropped packet in bytes; for a truncated datagram, the number of bytes that were received. */
   readonly length: number
@@ -142,18 +145,20 @@ export interface RunOptions {
    * (native/core/mss.h).
    */
   clampMss: boolean
-  /** This host's parameters of the encapsulation, at most 72 bytes. The files of native/encap document the layout. */
+  /**
+   * This host's parameters for the encapsulation, at most 72 bytes. The files of native/encap document their layout.
+   */
   ownEnd: Uint8Array
   /** The MTU of the TUN, in bytes. */
   mtu: number
   /**
    * The first peer table, in the format of `setPeers`. The engine sets this table before the threads start, because
-   * packets may already wait in the descriptors.
+   * packets may already wait in the TUN and in the sockets.
    */
   peers: Uint8Array
   /**
-   * True if the engine, and not the kernel, chooses the TUN queue of a packet, so that flows with fragments stay in
-   * order (native/io/steering.h).
+   * True if the engine, and not the kernel, chooses the TUN queue of a packet, so that flows with fragmented packets
+   * stay in order (native/io/steering.h).
    */
   steers?: boolean
   /** True if the engine continues the sessions in `Descriptors.handoverState`; false if it discards them. */
@@ -213,8 +218,8 @@ export interface NativeEngine {
    */
   followSwitches(): void
   /**
-   * Live counters: `counterNames.length` values for the first loop, then for the second loop, and so on. JavaScript
-   * must not write to this array.
+   * The current values of all counters: `counterNames.length` values for the first loop, then for the second loop, and
+   * so on. JavaScript must not write to this array.
    */
   readonly counters: BigUint64Array
   /** True if the engine continues the sessions of the previous engine. */
@@ -233,7 +238,7 @@ export interface NativeEngine {
    * table.
    */
   changePeers(records: Uint8Array): void
-  /** Sends one datagram from the well-known port. Returns false if the system call failed. */
+  /** Sends one datagram from weft's well-known port (`SocketOptions.port`). Returns false if the system call failed. */
   send(to: Address, port: number, datagram: Uint8Array): boolean
   /**
    * Returns the number of loop iterations of each thread, by the thread's name in /proc/PID/task/TID/comm, and wakes
@@ -241,7 +246,7 @@ export interface NativeEngine {
    */
   askThreads(): Record<string, number>
   /**
-   * Returns five numbers for each traffic slot (the index in a peer's record): packets and bytes sent, packets and
+   * Returns five numbers for each traffic slot (each peer's record names its slot): packets and bytes sent, packets and
    * bytes received, and milliseconds since the last packet was received (-1 for never). Returns the numbers of all
    * slots that peers' records have used, or only of `slot` if it is given.
    */
@@ -255,7 +260,7 @@ export interface NativeEngine {
    * unknown hosts. Discards all other messages from unknown hosts.
    */
   takeMail(mostOfOthers: number): Mail
-  /** Returns the unknown senders that the engine noted since the last call, at most a few dozen per loop. */
+  /** Returns the senders whose packets the filter dropped since the last call: at most a few dozen for each loop. */
   takeUnknownSenders(): UnknownSender[]
   /**
    * Returns the dropped packets that the engine kept since the call that returned `after` as `next`; all kept packets
@@ -281,19 +286,20 @@ export interface Tun {
 }
 
 export interface ReadWatcher {
-  /** Stops watching, without closing the descriptor. A second call has no effect. */
+  /** Stops watching the descriptor, but does not close it. A second call has no effect. */
   stop(): void
 }
 
 /**
- * The kernel's answer to one netlink request. For an acknowledgement without messages the answer is undefined instead.
+ * The kernel's answer to one netlink request. `exchange` returns undefined instead if the kernel acknowledged the
+ * request without sending a message.
  */
 export interface NetlinkAnswer {
   /** The messages of the answer, one after another (netlink(7)), without the acknowledgement. */
   readonly data: Buffer
   /** The error number with which the kernel refused the request; 0 if it accepted the request. */
   readonly errno: number
-  /** The kernel's own words (NLMSGERR_ATTR_MSG, Linux 4.12); absent if it gave none. */
+  /** The kernel's explanation of the error (NLMSGERR_ATTR_MSG, since Linux 4.12); absent if the kernel gave none. */
   readonly explanation?: string
   /** True if the listed objects changed during each of the attempts to list them (NLM_F_DUMP_INTR); else absent. */
   readonly isInterrupted?: true
@@ -304,12 +310,13 @@ export interface NetlinkSocket {
   /**
    * Sends the requests, each padded to 4 bytes, and returns their answers in the same order (native/io/netlink.h). If
    * the kernel does not answer a request within 10 s, that request and all later requests have the error ETIMEDOUT. If
-   * the socket cannot be opened, all requests have that error. The caller must await an exchange before the next one.
+   * the socket cannot be opened, each answer has the errno of that failure. The caller must await one exchange before
+   * it starts the next.
    */
   exchange(requests: Uint8Array): Promise<(NetlinkAnswer | undefined)[]>
   /**
-   * The port number of the socket; 0 if the socket is not open. The kernel's report of a change has the port of the
-   * socket that requested the change.
+   * The netlink port number of the socket; 0 if the socket is not open. The kernel's report of a change has the port of
+   * the socket that requested the change.
    */
   readonly port: number
 }
@@ -373,8 +380,9 @@ export const layout: {
     readonly outerBytes: number
   }
   /**
-   * Rate limits on ICMP errors: `senderBurst` and `senderEveryMs` for one sender, `burst` and `everyMs` for all senders
-   * outside this node's subnet together.
+   * Rate limits on ICMP errors: the number of errors in a burst, and the interval in ms between further errors.
+   * `senderBurst` and `senderEveryMs` limit the errors to one sender. `burst` and `everyMs` limit the errors to all
+   * senders outside this node's subnet together.
    */
   readonly icmp: {
     readonly senderBurst: number
@@ -407,8 +415,8 @@ export function openSockets(options: SocketOptions): {
 }
 
 /**
- * Reads the bytes `head` in `Descriptors.handoverState`, without taking the keys. Returns undefined if the memfd has a
- * format that this version does not know.
+ * Reads the `head` that `release` saved in `Descriptors.handoverState`, without taking the keys. Returns undefined if
+ * the memfd has a format that this version does not know.
  */
 export function handoverHead(fd: number): Buffer | undefined
 
@@ -424,7 +432,10 @@ export function runEngine(
   onMail?: () => void,
 ): NativeEngine
 
-/** Opens a non-blocking TUN without packet information and virtio header, for the dgram engine. */
+/**
+ * Opens a non-blocking TUN without packet information and virtio header, for the dgram engine, which forwards packets
+ * in JavaScript.
+ */
 export function openTun(name: string, persistent: boolean): Tun
 
 /**
@@ -458,8 +469,8 @@ export function watchReadable(fd: number, onReadable: () => void): ReadWatcher
 export function openNetlink(protocol: number): NetlinkSocket
 
 /**
- * Returns the index of the interface with a name (if_nametoindex(3)); 0 if there is none. Throws any other error, such as
- * EMFILE.
+ * Returns the index of the interface with a name (if_nametoindex(3)); 0 if there is none. Throws any other error, such
+ * as EMFILE.
  */
 export function interfaceIndex(name: string): number
 
@@ -467,9 +478,9 @@ export function interfaceIndex(name: string): number
 export function interfaceName(index: number): string
 
 /**
- * Joins groups of one subsystem of the kernel, such as RTNLGRP_* of NETLINK_ROUTE (0), and calls `onReports` from the
- * event loop with the reports of the kernel, one after another. `isLossy` is true if reports before these were lost.
- * After the return the kernel reports each change.
+ * Joins multicast groups of one netlink subsystem, such as RTNLGRP_* of NETLINK_ROUTE (0). Calls `onReports` from the
+ * event loop with the kernel's reports of changes, one after another in a buffer. `isLossy` is true if earlier reports
+ * were lost. The kernel reports each change that happens after this function has returned.
  */
 export function watchNetlink(
   protocol: number,
@@ -479,11 +490,14 @@ export function watchNetlink(
 
 /**
  * Waits for an exclusive lock on the whole file (open file description lock, fcntl F_OFD_SETLKW, Linux 3.15). A process
- * that receives the descriptor shares the lock. The lock ends when the last of these descriptors is closed.
+ * that receives the descriptor shares the lock. The lock ends when all processes have closed the descriptor.
  */
 export function lockFile(fd: number): Promise<void>
 
-/** Takes the lock that `lockFile` waits for (F_OFD_SETLK). Returns false if another process has the lock. */
+/**
+ * Takes the same lock as `lockFile`, but does not wait for it (F_OFD_SETLK). Returns false if another process has the
+ * lock.
+ */
 export function tryLockFile(fd: number): boolean
 
 /**
@@ -493,8 +507,9 @@ export function tryLockFile(fd: number): boolean
 export function notify(socket: string, message: string, fds: readonly number[]): void
 
 /**
- * Listens on a Unix socket at a path, for packets with a text and file descriptors (SOCK_SEQPACKET, unix(7)). Only this
- * user may connect. Removes an existing socket file first. The caller must close the returned descriptor.
+ * Listens on a Unix socket at a path, for packets with a text and file descriptors (SOCK_SEQPACKET, unix(7)). Only
+ * processes of this process's user may connect. Removes an existing socket file first. The caller must close the
+ * returned descriptor.
  */
 export function listenUnix(path: string): number
 
@@ -545,9 +560,9 @@ export interface EchoAnswer {
 }
 
 /**
- * Opens a socket that sends echo requests from an IPv4 or IPv6 address of this host, given as text. Throws the errno of
- * the raw socket: EPERM if neither net.ipv4.ping_group_range nor CAP_NET_RAW allows the socket, EAFNOSUPPORT if the
- * kernel lacks the IP family.
+ * Opens a socket that sends echo requests from an IPv4 or IPv6 address of this host, given as text. If neither a ping
+ * socket nor a raw socket can be opened, throws the error of the raw socket: EPERM if neither net.ipv4.ping_group_range
+ * nor CAP_NET_RAW allows the socket, EAFNOSUPPORT if the kernel lacks the IP family.
  */
 export function openEcho(source: string): EchoSocket
 
@@ -560,8 +575,9 @@ export function sendEcho(socket: EchoSocket, to: string, sequence: number, bytes
 
 /**
  * Returns the shortest possible echo request as an IP packet, which the caller sends through the tunnel in a datagram
- * of IP version `outer`. `from` is an address of this host. The request names the version, so that the peer's engine
- * sends the reply over the same version. `socket` receives the reply. Returns an empty array if `socket` is invalid.
+ * of IP version `outer`. `from` is an address of this host. The request contains the number `outer`, so that the peer's
+ * engine sends the reply in a datagram of the same IP version. `socket` receives the reply. Returns an empty array if
+ * `socket` is invalid.
  */
 export function echoPacket(socket: EchoSocket, from: Address, to: Address, sequence: number, outer: 4 | 6): Uint8Array
 
@@ -602,8 +618,8 @@ export function lookUpInMap(fd: number, key: Uint8Array, value: Uint8Array): boo
 export function loadProgram(instructions: Uint8Array, name: string): number
 
 /**
- * Runs an eBPF program on a packet that no interface received (BPF_PROG_TEST_RUN). `context` is a struct __sk_buff. The
- * kernel overwrites it.
+ * Runs an eBPF program on the packet `packet`, which no interface received (BPF_PROG_TEST_RUN). `context` is a struct
+ * __sk_buff. The kernel overwrites it.
  */
 export function testProgram(fd: number, packet: Uint8Array, context: Uint8Array): { result: number; packet: Buffer }
 
@@ -631,14 +647,14 @@ export function tcxPrograms(hook: Hook): number
 export function activeFeatures(name: string): string
 
 /**
- * Switches the merging of received packets (`gro`) or the sending of TCP superpackets (`tso`) of an interface, as
- * `ethtool -K` does.
+ * Switches generic receive offload (`gro`) or TCP segmentation offload (`tso`) of an interface on or off, as `ethtool
+ * -K` does.
  */
 export function setOffload(name: string, offload: 'gro' | 'tso', isOn: boolean): void
 
 /**
- * Returns memory that malloc has freed to the kernel, and unmaps unmodified pages of the program's own files. Takes
- * some milliseconds.
+ * Gives unused memory of malloc back to the kernel, and unmaps unmodified pages of the program's own files. A call
+ * takes some milliseconds.
  */
 export function giveBackMemory(): void
 

@@ -1,8 +1,8 @@
 // engine.h - the engine of one data path: it runs its loops on open descriptors, and can return the descriptors for the
 // next engine.
 //
-// No state is process-wide. Each loop is a thread with one queue of the multi-queue TUN and, in each IP family in use,
-// one socket of the SO_REUSEPORT group.
+// An engine has no process-wide state. Each loop is a thread with one queue of the multi-queue TUN and, in each IP
+// family in use, one socket of the SO_REUSEPORT group.
 #pragma once
 
 #include <deque>
@@ -21,17 +21,17 @@
 namespace weft {
 
 struct RunOptions {
-  std::string_view encapsulation;  ///< the encapsulation's name in encap/all.h
-  ByFamily<Address> tun_address;  ///< the sources of ICMP errors to peers, then of ICMP errors into the TUN, as in Path
-  ByFamily<Address> network_address;
+  std::string_view encapsulation;     ///< the encapsulation's name in encap/all.h
+  ByFamily<Address> tun_address;      ///< the source addresses of ICMP errors to peers
+  ByFamily<Address> network_address;  ///< the source addresses of ICMP errors that the engine writes into the TUN
   FilterOptions filter;
   bool clamp_mss = false;  ///< true if the MSS in the SYN of TCP connections is lowered to fit the tunnel (core/mss.h)
   OwnEnd own;
   /// The records of the first peer table, which the engine sets before the threads start, because packets may already
-  /// wait in the descriptors.
+  /// wait in the TUN and in the sockets.
   std::span<const uint8_t> peers;
-  /// True if weft, and not the kernel, chooses the TUN queue of each packet, so that flows with fragments stay in order
-  /// (io/steering.h).
+  /// True if weft, and not the kernel, chooses the TUN queue of each packet, so that flows with fragmented packets stay
+  /// in order (io/steering.h).
   bool steers = false;
   /// True if the engine continues the sessions that the previous engine saved with the descriptors; false if it
   /// discards them.
@@ -67,7 +67,7 @@ class Engine {
   /// The error with which the kernel rejected the nice value of the threads; empty without an error.
   Failure priority_refused() const { return loops_.empty() ? Failure{} : loops_.front()->priority_refused(); }
   std::vector<ThreadRounds> ask_threads() const;
-  /// Calls `each` with each unknown sender that a loop has noted since the last call.
+  /// Calls `each` with each host of which the filter has dropped packets since the last call.
   template <typename Each>
   void take_unknown_senders(Each each) {
     for (UnknownSenders& unknown_senders : unknown_senders_) unknown_senders.take(each);
@@ -79,14 +79,14 @@ class Engine {
   /// is readable.
   Sessions* sessions() { return sessions_.get(); }
   const Event& mail_event() const { return mail_; }
-  /// Sends one datagram from the well-known port, without blocking. Returns false if the system call failed.
+  /// Sends one datagram from weft's well-known port, without blocking. Returns false if the system call failed.
   bool send(const SocketAddress& to, std::span<const uint8_t> datagram) const;
   /// True if the engine took over the sessions that the previous engine saved.
   bool has_kept_sessions() const { return has_kept_sessions_; }
-  /// Ends the threads and returns the descriptors, still open, for the next engine. With WireGuard one of them is a
-  /// memfd with the saved sessions and `head`, which the next engine can read before it takes the sessions. After
-  /// release() the caller may call no other function. If release() is not called, the destructor closes the
-  /// descriptors, which deletes the TUN.
+  /// Ends the threads and returns the descriptors, still open, for the next engine. With WireGuard one of the
+  /// descriptors is a memfd with the saved sessions and `head`, which the next engine can read before it takes the
+  /// sessions. After release() the caller may call no other function. If release() is not called, the destructor closes
+  /// the descriptors, which deletes the TUN.
   Descriptors release(std::span<const uint8_t> head);
   ~Engine();
 
@@ -113,7 +113,7 @@ class Engine {
   std::deque<Drops> drops_;
   std::vector<TrafficRows> traffic_;
   uint32_t traffic_slots_ = 1;
-  // This is the last member, because its destructor ends the threads, which use all other members.
+  // loops_ must be the last member, because its destructor ends the threads, which use all other members.
   std::vector<std::unique_ptr<Loop>> loops_;
 };
 

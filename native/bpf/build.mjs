@@ -3,8 +3,9 @@
 //
 // Usage: node native/bpf/build.mjs OUTPUT
 //
-// clang compiles the programs for both byte orders, and the addon uses the one of its machine. If no clang can compile
-// the programs, the header has no bytes, and the addon lacks only FastPath (docs/design/kernel-way.md).
+// clang compiles the programs for both byte orders, and the addon uses the object file for its machine's byte order. If
+// no clang can compile the programs, the byte array in the header is empty, and the addon lacks only FastPath
+// (docs/design/kernel-way.md).
 
 import { spawnSync } from 'node:child_process'
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
@@ -21,8 +22,8 @@ if (!output) throw new Error('usage: node native/bpf/build.mjs OUTPUT')
  */
 function compiled(target, folder) {
   const object = join(folder, `${target}.o`)
-  // Version 2 of the instruction set runs on each kernel since 4.14. The object must not contain the path of the
-  // source, so that two builds are equal.
+  // Version 2 of the instruction set runs on each Linux kernel since 4.14. The object file must not contain the path of
+  // the source, so that builds in different folders are equal.
   const flags = ['-target', target, '-mcpu=v2', '-O2', '-g0', '-Wall', '-Wextra', '-ffreestanding', '-nostdinc']
   const { status, error, stderr } = spawnSync('clang', [...flags, '-c', SOURCE, '-o', object], { encoding: 'utf8' })
   if (error) return undefined

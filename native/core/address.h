@@ -58,7 +58,7 @@ struct Net {
     return {address.masked(wide), wide};
   }
   constexpr bool contains(const Address& other) const { return other.masked(mask) == address; }
-  /// True for a real network; false for a default-constructed Net, which contains no address.
+  /// True if the network contains addresses; false for a default-constructed Net, which contains none.
   constexpr explicit operator bool() const { return address.masked(mask) == address; }
 };
 

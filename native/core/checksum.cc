@@ -1,8 +1,8 @@
 // checksum.cc - sums bytes for Internet checksums: portable C++ with 32 bytes per iteration, and AVX2 on processors
 // that have it.
 //
-// With AVX2 the sum of 1,400 bytes is 1.4 times as fast, and the sum of 60,000 bytes 1.7 times. Checksums take 12% of
-// the CPU time of a TCP stream without AVX2 and 8% with AVX2.
+// AVX2 is 1.4 times as fast as the portable code for 1,400 bytes, and 1.7 times for 60,000 bytes. When weft forwards a
+// TCP stream, checksums take 12% of the CPU time without AVX2 and 8% with AVX2.
 #include "checksum.h"
 
 #if defined(__x86_64__)

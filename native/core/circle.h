@@ -1,8 +1,9 @@
 // circle.h - drops packets that would loop forever: datagrams of this host that its kernel routes back into the tunnel.
 //
 // If a route leads to a peer's address through the tunnel itself, the datagrams for that peer come out of the TUN
-// again. A datagram may come out once on purpose, if one node is behind another node. A datagram that comes out twice
-// would loop forever: each round wraps it in a longer datagram with a fresh TTL, so IP never ends the loop.
+// again. A datagram may come out once on purpose, if the peer's host is reached through another peer. A datagram that
+// comes out twice would loop forever: each round wraps it in a longer datagram with a fresh TTL, so IP never ends the
+// loop.
 //
 // One rule works for all encapsulations and both IP families, because it compares only addresses:
 //
@@ -31,7 +32,8 @@ class CircleGuard {
   /// True if the packet at `bytes`, which would go to the peer at `endpoint`, must be dropped because it would loop
   /// forever.
   bool stops(const Endpoint& endpoint, const uint8_t* bytes, const Packet& packet) {
-    // Remember the result for the last endpoint, because most packets of a batch go to the same peer.
+    // Look up the endpoint's address only if the endpoint differs from that of the previous packet, because most
+    // packets of a batch go to the same peer.
     if (last_ != &endpoint) {
       last_ = &endpoint;
       leads_inside_ = table_->find(endpoint.address()) != nullptr;

@@ -146,8 +146,8 @@ void Coalescer::add(uint8_t* bytes, const Packet& packet, const CoalesceLimits& 
   const bool tcp = packet.protocol == IPPROTO_TCP;
   const size_t least = packet.ip_bytes + (tcp ? kTcpHeaderBytes : kUdpHeaderBytes);
   if (packet.fragment || (packet.version == 6 && is_extension(packet.protocol))) {
-    // A fragment without ports may belong to any flow. To keep the order within its flow, merge no later packet with an
-    // earlier one.
+    // A fragment without ports may belong to any flow. To keep the order within its flow, do not merge packets after
+    // the fragment with packets before it.
     std::fill(open_.begin(), open_.end(), kNone);
     start_run(bytes, packet.total, undone);
     return;

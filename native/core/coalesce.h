@@ -17,9 +17,9 @@
 //   is not empty.
 //
 // A superpacket gets a new inner checksum. The IP header's checksum was verified before (inspect.h). The TCP or UDP
-// checksum of each packet is verified before it is merged, because a new checksum would hide damage. A packet that
-// another kernel of this machine left without a checksum needs no verification. A superpacket that another kernel left
-// unsegmented is written unchanged.
+// checksum of each packet is verified before it is merged, because a new checksum would hide damage. A vxlan device on
+// the same machine may send packets without a checksum and superpackets without segmenting them (encap/vxlan.h). Such a
+// packet needs no verification, and such a superpacket is written unchanged.
 #pragma once
 
 #include <sys/uio.h>
@@ -62,10 +62,11 @@ class Coalescer {
 
   size_t writes() const { return write_count_; }
 
-  /// The number of packets in write `index`. A superpacket that arrived unsegmented counts as its segments.
+  /// The number of packets in write `index`. A superpacket that arrived unsegmented counts as the number of its
+  /// segments.
   size_t run_packets(size_t index) const { return runs_[index].packets; }
   bool is_udp(size_t index) const { return runs_[index].udp; }
-  /// True if write `index` is a superpacket that arrived unsegmented from another kernel of this machine.
+  /// True if write `index` is a superpacket that a vxlan device on this machine sent without segmenting it.
   bool is_uncut(size_t index) const { return runs_[index].packets > 1 && runs_[index].count == 1; }
   /// True if write `index` is a single packet with an incomplete checksum.
   bool is_open(size_t index) const { return runs_[index].count == 1 && pieces_[runs_[index].first].open; }
@@ -131,7 +132,8 @@ class Coalescer {
 
   size_t packet_count_ = 0;
   size_t write_count_ = 0;
-  // The kernel provides memory for these arrays only when a thread writes to them, so an idle thread uses none.
+  // The kernel provides memory for these arrays only when a thread writes to them, so an idle thread uses no physical
+  // memory.
   std::unique_ptr<Piece[]> pieces_;
   std::unique_ptr<Run[]> runs_;
   std::vector<VirtioHeader> virtio_;

@@ -2,9 +2,9 @@
 // (drops.h).
 //
 // Packet counters count inner packets as on the wire: a superpacket counts as its segments. A message of several
-// datagrams that is dropped as a whole counts as one (rx_drop_socket_full, rx_drop_truncated). ICMP errors of weft are
-// counted after they were sent. Each loop thread has its own row of counters, in memory that JavaScript reads. Only one
-// thread at a time writes a counter.
+// datagrams that is dropped as a whole counts as one packet (rx_drop_socket_full, rx_drop_truncated). ICMP errors of
+// weft are counted after they were sent. Each loop thread has its own row of counters, in memory that JavaScript reads.
+// Only one thread at a time writes a counter.
 #pragma once
 
 #include <array>

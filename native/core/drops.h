@@ -1,8 +1,8 @@
-// drops.h - counts the dropped packets of one direction by reason, and keeps the headers of the last dropped packets
-// for JavaScript.
+// drops.h - counts dropped packets by reason, and keeps the headers of the last dropped packets for JavaScript. Each
+// direction of a loop (TUN to peers, peers to TUN) has its own object.
 //
-// The thread of this direction writes and JavaScript's thread reads, without a lock. The rate at which drops are kept
-// is limited, so that a flood of dropped packets costs little. The counters count every drop.
+// The loop's thread writes the object and JavaScript's thread reads it, without a lock. The rate at which drops are
+// kept is limited, so that a flood of dropped packets costs little. The counters count every drop.
 #pragma once
 
 #include <algorithm>
@@ -41,8 +41,8 @@ struct KeptDrop {
 
 class Drops {
  public:
-  /// The number of most recent drops that are kept. A burst of up to kSlots drops is kept in full. kEveryUs is the
-  /// interval, in microseconds, at which further drops are kept.
+  /// kSlots is the number of most recent drops that are kept. A burst of up to kSlots drops is kept in full. kEveryUs
+  /// is the interval, in microseconds, at which further drops are kept.
   static constexpr uint64_t kSlots = 256;
   static constexpr int64_t kEveryUs = 1'000;
 
@@ -50,8 +50,9 @@ class Drops {
   /// batch drops a packet.
   using Clock = int64_t (*)();
 
-  /// Drops are numbered from the current time in microseconds. At most one drop per millisecond is kept after a burst,
-  /// so the numbers of an engine exceed those of its predecessor, and a reader can continue with the next engine.
+  /// Numbers the kept drops, starting with the current time in microseconds. After a burst at most one drop per
+  /// millisecond is kept, so the numbers grow more slowly than the time. So the next engine starts at a greater number,
+  /// and a reader can continue with its drops.
   Drops(CounterRow counters, Clock now_us)
       : counters_(counters),
         now_us_(now_us),
@@ -60,7 +61,7 @@ class Drops {
         slots_(std::make_unique_for_overwrite<Slot[]>(kSlots)) {}
 
   void begin_turn() { turn_us_ = 0; }
-  /// Counts a drop, and keeps its headers if the rate limit allows. Only the direction's thread may call add() and
+  /// Counts a drop, and keeps its headers if the rate limit allows. Only the loop's thread may call add() and
   /// begin_turn().
   void add(const Dropped& dropped) {
     counters_.add(dropped.reason, dropped.packets);

@@ -52,8 +52,8 @@ struct Opened {
   enum class What : uint8_t { kPacket, kDrop, kControlMessage, kNothing };
   What what;
   Counter reason = {};  ///< set if `what` is kDrop
-  /// The packet inside the datagram, or the control message for JavaScript. The bytes are valid as long as the received
-  /// message.
+  /// The packet inside the datagram, or the control message for JavaScript. The bytes are part of the received message,
+  /// and valid as long as its buffer.
   std::span<uint8_t> bytes = {};
   /// The work that the sender's kernel left undone: computing a checksum, or segmenting a superpacket.
   VirtioHeader undone = {};
@@ -94,7 +94,7 @@ template <Encapsulation E>
 constexpr size_t kEncapBytes = E::kHeaderBytes + E::kTrailerBytes;
 
 /// An encapsulation with sessions, which all loop threads share. The sessions prove who sent a packet. The
-/// encapsulation gets packets in one piece, and its datagrams leave from the well-known port.
+/// encapsulation gets packets in one piece, and its datagrams leave from weft's well-known port.
 ///
 /// Each loop thread calls `tick(now_ms, out)` every kTickMs and after each batch. With `out.send(to, datagram,
 /// inner_bytes, slot)` the encapsulation sends a datagram immediately; with `out.drop(reason, packets)` it counts

@@ -42,7 +42,8 @@ inline bool are_sound_options(const uint8_t* at, const uint8_t* end) {
   return true;
 }
 
-/// True if a routing header leaves the destination unchanged; the filter relies on that. False for type 0 (RFC 5095).
+/// True if a routing header leaves the destination unchanged; the filter relies on an unchanged destination. False for
+/// type 0 (RFC 5095).
 inline bool is_at_its_end(const uint8_t* header) { return header[2] != 0 && header[3] == 0; }
 
 /// The number of transport header bytes that a first fragment must have: the fixed part of the transport header (RFC
@@ -83,8 +84,8 @@ inline Upper upper_of(const uint8_t* bytes, const Packet& packet) {
     if (upper.offset - kFragmentBytes - kIpv6HeaderBytes + offset + rest > kMaxPayloadBytes) return upper;
     upper.later_fragment = offset > 0;
     if (!upper.later_fragment) continue;
-    // The first fragment must contain the whole TCP header. A later fragment that overlaps the TCP header would
-    // overwrite it (RFC 5722).
+    // The first fragment must contain the whole TCP header. So a later fragment must begin after that header; otherwise
+    // the receiver could overwrite the header with the fragment (RFC 5722).
     upper.is_sound =
         upper.protocol != IPPROTO_TCP || offset >= (kTcpHeaderBytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
     return upper;

@@ -21,9 +21,10 @@ enum Feature : uint32_t {
   kUdpGso = 1 << 4,       ///< A message to the kernel may contain many datagrams (UDP_SEGMENT, Linux 4.18).
   kUdpGro = 1 << 5,       ///< A message from the kernel may contain many datagrams (UDP_GRO, Linux 5.0).
   kCoalesceTcp = 1 << 6,  ///< The engine merges TCP packets before it writes them to the TUN.
-  /// The engine merges UDP packets before it writes them to the TUN, whose kernel must support USO.
+  /// The engine merges UDP packets before it writes them to the TUN. The kernel must support UDP segmentation offload
+  /// (USO) for TUNs.
   kCoalesceUdp = 1 << 7,
-  /// Flows with fragments stay in order across TUN queues (io/steering.h); needs several loops.
+  /// Flows with fragmented packets stay in order across TUN queues (io/steering.h). Needs several forwarding threads.
   kTunSteering = 1 << 8,
 };
 

@@ -1,7 +1,7 @@
 // filter.h - decides which packets from peers are accepted: the source must be genuine, and the destination must be in
 // this node's subnet.
 //
-// Without keys, the filter looks up the inner source address in the peer table, and compares the datagram's outer
+// Without encryption, the filter looks up the inner source address in the peer table, and compares the datagram's outer
 // source with that peer's address. The filter ignores ports, because peers may send from any port. This check stops
 // hosts that cannot use a peer's address, but not hosts on an underlay that lets them forge addresses. If encryption
 // proves the sender's identity, the filter compares the session instead of the outer address.
@@ -28,7 +28,7 @@ struct FilterOptions {
   ByFamily<Net> subnet = {};  ///< this node's subnets, which include the TUN's own addresses
 
   /// True if this node may have sent a packet from the TUN with this source. An ICMP error about a packet with any
-  /// other source would go to a peer that did not send the packet, and that would drop the error.
+  /// other source would go to a peer that did not send the packet, and this peer would drop the error.
   bool is_from_here(const Address& source) const {
     return verify == VerifySource::kOff || subnet.of(source).contains(source) || !network.of(source).contains(source);
   }
@@ -46,7 +46,7 @@ class Filter {
   }
   /// Begins a message: the packets checked from now on came in datagrams of `sender`.
   void begin_message(const SocketAddress& sender) {
-    // Most messages of a batch come from the same sender, for which the earlier results are still valid.
+    // Most messages of a batch come from the same sender, for which the results of earlier checks are still valid.
     if (sender.first_word() != sender_) change_sender(sender);
   }
 
@@ -133,8 +133,8 @@ class Filter {
     if (options_.verify == VerifySource::kOff) return {};
     if (peer_) return unless_sent_by(*peer_);
     if (session_ != 0) return k_rx_drop_unknown_sender;
-    // A node that does not masquerade packets may send them into the network from its own address outside the network,
-    // but only in a family in which the node has a subnet.
+    // A peer that does not masquerade may send packets into the cluster's network from its host's address, which is
+    // outside that network. The peer may do so only in an IP family in which it has a subnet.
     const Net& network = options_.network.of(version);
     if (network && !network.contains(source) && table_->has_endpoint_at(from_, version)) return {};
     return k_rx_drop_unknown_sender;

@@ -41,8 +41,8 @@ bool may_send_error_about(const uint8_t* bytes, const Packet& packet);
 ///
 /// An IPv4 error has TTL 8, identification 0 and no DF, like flanneld's net unreachable
 /// (pkg/backend/udp/proxy_amd64.c); an IPv6 error has hop limit 64. The error quotes as much of the packet as fits,
-/// whereas flanneld quotes the IP header and 8 bytes. Some receivers need more: a tunnel in a container looks for its
-/// own header after the UDP header, and an address translator looks for the TCP checksum.
+/// whereas flanneld quotes the IP header and 8 bytes. Some receivers of errors need more of the packet: a tunnel in a
+/// container looks for its own header after the UDP header, and an address translator looks for the TCP checksum.
 ///
 /// An error is at most 28 bytes longer than its packet (48 bytes over IPv6). So an attacker with forged source
 /// addresses makes this host send less than twice the bytes that the attacker sends, and never more than IcmpLimit
@@ -65,8 +65,8 @@ enum class IcmpKind : uint8_t {
 ///
 /// A secret hash assigns one of 4096 slots to each sender, so that an attacker cannot choose a sender address that
 /// shares a slot with a victim. A new sender replaces the slot's previous sender, and starts with a full bucket. So a
-/// sender with many addresses gets more errors, but takes none from other senders. If 254 containers all send too much,
-/// 6% of them share a slot and exceed the limit.
+/// sender with many addresses gets more errors, but other senders do not get fewer errors. If 254 containers all send
+/// too much, 6% of them share a slot and exceed the limit.
 class IcmpLimit {
  public:
   static constexpr int64_t kSenderBurst = 50, kSenderEveryMs = 10;
@@ -134,7 +134,7 @@ class IcmpLimit {
 /// The rate limit of each kind of ICMP error.
 class IcmpLimits {
  public:
-  /// Senders must not be able to guess `secret`.
+  /// `secret` hides which senders share a slot, so senders must not be able to guess it.
   explicit IcmpLimits(uint64_t secret) : limits_{IcmpLimit(secret), IcmpLimit(secret), IcmpLimit(secret)} {}
   IcmpLimit& operator[](IcmpKind kind) { return limits_[static_cast<size_t>(kind)]; }
 

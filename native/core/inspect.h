@@ -1,8 +1,8 @@
 // inspect.h - validates an IP packet from a peer, so that no malformed packet reaches the TUN.
 //
-// The checks are those of a router (RFC 1812 section 5.2.2), and checks of fragments, options and extension headers.
-// All of these are in the IP header, so one check suffices for a superpacket. Bytes beyond the length in the IP header
-// are trimmed, as the kernel does (net/ipv4/ip_input.c, ip_rcv_core).
+// The checks are those of a router (RFC 1812 section 5.2.2), and further checks of fragments, options and extension
+// headers. All checked fields are in the IP header, so a superpacket is checked only once. Bytes beyond the length in
+// the IP header are trimmed, as the kernel does (net/ipv4/ip_input.c, ip_rcv_core).
 #pragma once
 
 #include <optional>
@@ -13,7 +13,7 @@
 
 namespace weft {
 
-/// True if the length and the offset of an IPv4 fragment are possible and do not hide TCP flags.
+/// True if the length and the offset of an IPv4 fragment are valid and do not hide TCP flags from firewalls.
 inline bool is_sound_fragment(const uint8_t* bytes, const Packet& packet) {
   constexpr size_t kBlockBytes = 8, kMaxPacketBytes = 65535;
   constexpr size_t kLeastFirstTcpBytes = 16;

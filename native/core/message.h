@@ -14,9 +14,9 @@ namespace weft {
 struct Message {
   uint8_t* bytes;  ///< the first byte that was not taken yet; valid until the receiver's next batch
   size_t size;
-  /// The length in bytes of each merged datagram except the last (UDP_GRO); 0 if the kernel merged none. If another
-  /// kernel of this machine sent a superpacket unsegmented, the value is the segment size of that superpacket. Only the
-  /// encapsulation can distinguish the two cases.
+  /// The length in bytes of each merged datagram except the last (UDP_GRO); 0 if the kernel merged none. If a vxlan
+  /// device on this machine sent a superpacket without segmenting it, the value is the segment size of that
+  /// superpacket. Only the encapsulation can distinguish the two cases.
   size_t joined_bytes;
   Ecn ecn = kNotEct;  ///< the ECN mark of the outer header; the kernel merges only datagrams with equal marks
   const SocketAddress* sender = nullptr;  ///< valid as long as `bytes`; the kernel merges only datagrams of one sender

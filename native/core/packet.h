@@ -19,7 +19,7 @@ constexpr size_t kMaxExtensionBytes = 512;
 /// headers and TCP.
 constexpr size_t kMaxCutHeadersBytes = kIpv6HeaderBytes + kMaxExtensionBytes + 60;
 
-/// The offset in bytes of the checksum field in a TCP header; kUdpChecksum is that in a UDP header.
+/// The offset in bytes of the checksum field in a TCP header; kUdpChecksum is the offset in a UDP header.
 constexpr size_t kTcpChecksum = 16;
 constexpr size_t kUdpChecksum = 6;
 
@@ -95,7 +95,8 @@ inline bool is_one_host(const Address& address) {
   return bytes[0] != 0xff && !(bytes[0] == 0xfe && (bytes[1] & 0xc0) == 0x80) && !is_mapped_or_zero;
 }
 
-/// Returns a pointer to the source address in an IP header. The destination address follows it directly.
+/// Returns a pointer to the source address in an IP header. The destination address directly follows the source
+/// address.
 inline const uint8_t* source_address(const uint8_t* bytes, const Packet& packet) {
   return bytes + (packet.version == 4 ? 12 : 8);
 }

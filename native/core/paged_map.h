@@ -39,7 +39,7 @@ class PagedMap {
     Value value;
   };
 
-  /// The list of pages that readers search. It does not change after settle().
+  /// The list of pages that readers search. The list does not change after settle().
   class Pages {
    public:
     Value find(const Key& key) const {
@@ -78,7 +78,7 @@ class PagedMap {
   size_t size() const { return size_; }
   Value find(const Key& key) const { return pages_->find(key); }
 
-  /// Makes the current pages safe for readers: later changes work on copies.
+  /// Makes the current pages immutable, so that readers may use them: later changes work on copies.
   void settle() {
     is_own_ = false;
     own_.reset();
@@ -99,7 +99,8 @@ class PagedMap {
     if (was_there) return;
     page.used++;
     size_++;
-    // This page is a copy that no reader has, so the smaller version can be deleted immediately.
+    // No reader has this page yet, because it is a new copy. So the page can be deleted as soon as a larger copy
+    // replaces it.
     if (page.used > (page.mask() + 1) / 2) delete[] std::exchange(page, copy(page)).slots;
   }
 

@@ -1,4 +1,4 @@
-// peers.cc - changes the peer table, and frees what readers no longer use.
+// peers.cc - changes the peer table, and frees the old tables that readers no longer use.
 #include "peers.h"
 
 #include <algorithm>

@@ -30,7 +30,7 @@ namespace weft {
 struct PeerRecord {
   /// Flag in `flags`: the peer is removed. All fields except family, length and subnet are 0.
   static constexpr uint8_t kGone = 1;
-  /// Flag in `flags`: datagrams to the peer must leave from the well-known port, because the peer replies to their
+  /// Flag in `flags`: datagrams to the peer must leave from weft's well-known port, because the peer replies to their
   /// source port.
   static constexpr uint8_t kFromKnownPort = 2;
 
@@ -42,7 +42,7 @@ struct PeerRecord {
   uint8_t limit[2];  ///< the length in bytes of the longest packet that reaches the peer, big-endian; 0 if unknown
   uint8_t subnet[16];
   uint8_t ipv6[16];   ///< the IPv6 address of the peer's host; 0 for none
-  uint8_t encap[16];  ///< the encapsulation's parameters of the peer, for example MAC and VNI
+  uint8_t encap[16];  ///< the peer's parameters for the encapsulation, for example MAC and VNI
   uint32_t slot;      ///< the index of the peer's traffic counters, in host byte order; 0 for none
   uint8_t ipv4[4];    ///< the IPv4 address of the peer's host; 0 for none
 
@@ -79,7 +79,7 @@ struct Endpoint {
   /// The host's address and UDP port in each IP family. The peer's datagrams may come from any of these addresses. An
   /// address is empty if the host has none in the family.
   ByFamily<SocketAddress> hosts;
-  /// The encapsulation's parameters of the peer, for example MAC and VNI for vxlan.
+  /// The peer's parameters for the encapsulation, for example its MAC and VNI for vxlan.
   std::array<uint8_t, 16> encap;
   /// The index of the peer's traffic counters (traffic.h).
   uint32_t slot;
@@ -90,8 +90,8 @@ struct Endpoint {
   uint16_t round;
   /// The IP version of datagrams to the peer, 4 or 6. `hosts` has an address of this version.
   uint8_t outer;
-  /// True if datagrams to the peer must leave from the well-known port, because the peer replies to the source port of
-  /// the datagrams.
+  /// True if datagrams to the peer must leave from weft's well-known port, because the peer replies to the source port
+  /// of the datagrams.
   bool is_from_known_port;
   /// The kernel's path MTU to the peer, learnt while sending. The value is kept as long as the peer has the same
   /// address.
@@ -206,7 +206,7 @@ class PeerTables {
 
   explicit PeerTables(size_t readers, std::span<const uint8_t> records = {});
 
-  /// Returns reader `index`, which only one thread at a time may use.
+  /// Returns the reader with the number `index`. Only one thread at a time may use it.
   Reader reader(size_t index) { return {this, &hazards_[index]}; }
 
   /// Replaces all peers by the records `records`. If two records have the same subnet, the last record counts. A peer

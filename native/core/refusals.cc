@@ -39,12 +39,13 @@ constexpr Rule kRules[] = {
     // udp_send_skb).
     {kPeers, EIO,       kUdpGso,      1,               {kSingly, k_udp_gso_refusals,  kFeature}},
     // EINVAL with more than kOldUdpSegments packets: the kernel supports fewer segments in one message. EINVAL with
-    // fewer packets: before Linux 6.14, segments longer than the path MTU. A blackhole route gives EINVAL even for
-    // single packets (net/ipv4/fib_semantics.c, fib_props).
+    // fewer packets: Linux before 6.14 rejects segments longer than the path MTU. A blackhole route gives EINVAL even
+    // for single packets (net/ipv4/fib_semantics.c, fib_props).
     {kPeers, EINVAL,    kUdpGso,      kOldUdpSegments, {kSingly, k_udp_gso_refusals,  kLongRuns}},
     {kPeers, EINVAL,    kUdpGso,      1,               {kSingly, k_udp_gso_refusals,  kUnlessPath}},
-    // EMSGSIZE: a datagram is longer than the path MTU. The kernel may still fragment single datagrams. The kernel
-    // rejects a merged message only after it has copied the message, so merging again would cost CPU time.
+    // EMSGSIZE: a datagram is longer than the path MTU. If weft sends the datagrams one by one, the kernel may fragment
+    // them. The kernel rejects a merged message only after it has copied the message, so each further attempt to merge
+    // would cost CPU time.
     {kPeers, EMSGSIZE,  kUdpGso,      1,               {kSingly, k_udp_gso_refusals,  kUnlessPath}},
     {kPeers, EMSGSIZE,  kAnything,    0,               {kDrop,   k_tx_drop_too_big}},
     {kPeers, EAGAIN,    kAnything,    0,               {kDrop,   k_tx_drop_socket_full}},
@@ -53,7 +54,8 @@ constexpr Rule kRules[] = {
     {kPeers, kAnyError, kAnything,    0,               {kDrop,   k_tx_drop_refused}},
     // EBADFD: the TUN was deleted, so the loop cannot continue.
     {kTun,   EBADFD,    kAnything,    0,               {kGiveUp, k_rx_drop_tun}},
-    // If the TUN is down, single packets fail with the same errno. In that case merging stays on.
+    // If the TUN is down, the kernel rejects the single packets with the same errno as the merged packets. In that case
+    // weft continues to merge packets.
     {kTun,   EINVAL,    kCoalesceUdp, kOldUdpSegments, {kSingly, k_coalesce_refusals, kLongRuns}},
     {kTun,   EINVAL,    kCoalesce,    1,               {kSingly, k_coalesce_refusals, kFeature}},
     {kTun,   kAnyError, kCoalesce,    1,               {kSingly, k_coalesce_refusals}},

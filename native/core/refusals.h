@@ -1,9 +1,9 @@
 // refusals.h - how weft handles errors of messages to peers and of writes to the TUN.
 //
 // weft either drops the packets, or sends the merged packets again one by one. If the kernel accepts the single
-// packets, weft merges later packets less or not at all. For the TUN this limit stays as long as the engine runs. For
-// messages the limit applies only to one peer and for a limited time, because a route or device on the way to one peer
-// says nothing about other peers, and may change.
+// packets, weft merges later packets less or not at all. For the TUN, weft keeps this limit until the engine ends. For
+// messages to peers, the limit applies only to one peer and for a limited time, because a route or device on the way to
+// one peer says nothing about other peers, and may change.
 #pragma once
 
 #include <array>
@@ -49,8 +49,8 @@ struct Consequence {
 
 const Consequence& consequence_of(const Attempt& attempt, int error);
 
-/// Remembers which merged packets of one sender or writer the kernel rejected. Only one thread at a time uses a Learnt.
-/// If the kernel rejects a feature completely, Learnt turns the feature off in the shared Features.
+/// Remembers which merged packets of one UDP sender or TUN writer the kernel rejected. Only one thread at a time uses a
+/// Learnt. If the kernel rejects a feature completely, Learnt turns the feature off in the shared Features.
 class Learnt {
  public:
   explicit Learnt(Features* features) : features_(features) {}
@@ -77,9 +77,9 @@ class Learnt {
   void learn(const Consequence& consequence, bool taken, const Endpoint& endpoint, size_t bytes, int64_t now_ms);
 
  private:
-  /// The maximum number of endpoints that are remembered. If the kernel rejects merged messages to more endpoints, the
-  /// cause is a policy of this host such as IPsec. weft then merges no messages to endpoints without an entry, because
-  /// the kernel would copy each rejected message in vain.
+  /// The maximum number of endpoints for which a rejected message is remembered. If the kernel rejects merged messages
+  /// to more endpoints, the cause is a policy of this host such as IPsec. weft then merges no messages to endpoints
+  /// without an entry, because the kernel would copy each rejected message in vain.
   static constexpr size_t kMaxRefused = 64;
   struct Refused {
     SocketAddress to;

@@ -88,7 +88,7 @@ class ReplayWindow {
  private:
   static constexpr uint64_t kFirstWords = 16, kMostWords = kBits / 64, kFull = ~uint64_t{0};
 
-  /// The number of words that may contain a counter: all words of the window once the counters have wrapped around it.
+  /// The number of words that may contain a counter: all words of the window once the counters have filled it.
   uint64_t used_words() const { return next_ / 64 < size_ ? (next_ + 63) / 64 : size_; }
 
   uint64_t* words() { return more_ ? more_.get() : first_.data(); }
@@ -102,14 +102,15 @@ class ReplayWindow {
     next_ = counter + 1;
   }
 
-  /// Moves the window to more memory. Without memory, the window keeps its width: it may reject late packets, but never
-  /// accepts a packet twice, even if it gets memory later.
+  /// Moves the window to more memory. If no memory is available, the window keeps its width: it may reject late
+  /// packets, but never accepts a packet twice, even if it gets memory later.
   void grow(uint64_t size) {
     std::unique_ptr<uint64_t[]> more(new (std::nothrow) uint64_t[size]());
     if (!more) return;
     const uint64_t end = (next_ + 63) / 64, begin = end > size_ ? end - size_ : 0;
     for (uint64_t word = begin; word < end; word++) more[word % size] = words()[word % size_];
-    // The smaller window did not store which counters of these earlier words arrived, so mark all of them as arrived.
+    // The smaller window did not store which counters before its beginning arrived, so mark all of these counters as
+    // arrived.
     for (uint64_t word = end > size ? end - size : 0; word < begin; word++) more[word % size] = kFull;
     more_ = std::move(more);
     size_ = size;

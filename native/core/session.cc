@@ -1,4 +1,4 @@
-// session.cc - the rules for WireGuard's timers and key pairs.
+// session.cc - implements WireGuard's rules for timers and key pairs.
 #include "session.h"
 
 #include <algorithm>

@@ -7,11 +7,11 @@
 // - previous: decrypts. Of all replaced pairs, it is the pair that the peer used last.
 //
 // set_keys() installs a new pair: in `current` if this host initiated the handshake, else in `next`. accept() moves a
-// pair from `next` when the first packet with it arrives, because only then do both ends surely have the pair (white
-// paper, section 5.4.6). The pair moves to `current`. But if this host has installed a pair of its own handshake since,
-// because both ends initiated simultaneously, it moves to `previous`. Then each end encrypts with the pair of its own
-// handshake, and decrypts with the pair of the other end's handshake. The kernel (noise.c) keeps one pair fewer, and so
-// loses packets in flight in that case.
+// pair from `next` when the first packet with it arrives, because only then do both ends surely have the pair
+// (WireGuard's white paper, section 5.4.6). The pair moves to `current`. But if this host has installed a pair of its
+// own handshake since, because both ends initiated simultaneously, the peer's pair moves to `previous`. Then each end
+// encrypts with the pair of its own handshake, and decrypts with the pair of the other end's handshake. The kernel
+// (noise.c) keeps one pair fewer, and so loses packets in flight in that case.
 //
 // A pair is erased when another pair takes its place, and when it has expired. Until then, it can be used.
 //
@@ -46,29 +46,30 @@ struct SessionKeys {
   Key send, receive;
 };
 
-/// The limits of WireGuard's keys and of waiting packets, each with its source: the white paper, or weft itself. The
-/// limits of handshakes are in src/path/backends/wireguard/limits.ts.
+/// The limits of WireGuard's keys and of waiting packets, each with its source: WireGuard's white paper, or weft
+/// itself. The limits of handshakes are in src/path/backends/wireguard/limits.ts.
 struct SessionLimits {
   /// The age in ms at which a pair of keys is erased, so that it neither encrypts nor decrypts (Reject-After-Time;
-  /// white paper, sections 6.1 and 6.2).
+  /// WireGuard's white paper, sections 6.1 and 6.2).
   static constexpr int64_t kRejectAfterMs = 180'000;
   /// The number of packets that a pair of keys may encrypt, and the limit of the counters that it decrypts
-  /// (Reject-After-Messages; white paper, sections 6.1 and 6.2).
+  /// (Reject-After-Messages; WireGuard's white paper, sections 6.1 and 6.2).
   static constexpr uint64_t kRejectAfterMessages = UINT64_MAX - 8192;
   /// The age in ms of a pair of keys from which its initiator requests new keys when it sends a packet
-  /// (Rekey-After-Time; white paper, section 6.2). The responder requests no keys, so that the two ends do not initiate
-  /// simultaneously.
+  /// (Rekey-After-Time; WireGuard's white paper, section 6.2). The responder requests no keys, so that the two ends do
+  /// not initiate simultaneously.
   static constexpr int64_t kRekeyAfterMs = 120'000;
-  /// The number of packets after which a session requests new keys (Rekey-After-Messages; white paper, section 6.2).
+  /// The number of packets after which a session requests new keys (Rekey-After-Messages; WireGuard's white paper,
+  /// section 6.2).
   static constexpr uint64_t kRekeyAfterMessages = uint64_t{1} << 60;
-  /// The age in ms of a pair of keys from which its initiator requests new keys when it receives a packet (white paper,
-  /// section 6.2: Reject-After-Time less Keepalive-Timeout less Rekey-Timeout).
+  /// The age in ms of a pair of keys from which its initiator requests new keys when it receives a packet (WireGuard's
+  /// white paper, section 6.2: Reject-After-Time less Keepalive-Timeout less Rekey-Timeout).
   static constexpr int64_t kRefreshAfterMs = 165'000;
   /// The time in ms from received data to a keepalive. The keepalive is sent if this host sent no packet in this time
-  /// (Keepalive-Timeout; white paper, section 6.5).
+  /// (Keepalive-Timeout; WireGuard's white paper, section 6.5).
   static constexpr int64_t kKeepaliveMs = 10'000;
-  /// The time in ms from sent data to a request for new keys, if no packet was received meanwhile (white paper, section
-  /// 6.5: Keepalive-Timeout plus Rekey-Timeout).
+  /// The time in ms from sent data to a request for new keys, if no packet was received meanwhile (WireGuard's white
+  /// paper, section 6.5: Keepalive-Timeout plus Rekey-Timeout).
   static constexpr int64_t kSilenceMs = 15'000;
   /// The interval in ms at which a session repeats its request for a handshake. JavaScript limits the rate of
   /// initiations.
@@ -130,7 +131,7 @@ class Session {
 
   SocketAddress to() const;
   /// True if an answer with `own_index` belongs to the last handshake message that this host sent to the peer. Any loop
-  /// thread may call expects() and the functions after it.
+  /// thread may call expects() and the functions declared after it.
   bool expects(Expected answer, uint32_t own_index) const;
   /// Returns the counter for the next packet, and puts the encryption key into `sealing`. In the result `is_granted` is
   /// false if there is no valid key.
@@ -144,9 +145,9 @@ class Session {
   /// Puts the key that a datagram's index names into `opening`. Returns the counter of the reason to drop the datagram,
   /// or nothing if the key is valid.
   std::optional<Counter> begin_open(Aead& opening, uint32_t own_index, uint64_t counter, int64_t now_ms) const;
-  /// Notes that a packet has arrived. Must be called only after the packet was authenticated, because it moves the
-  /// replay window and the peer's address. `number` is the number of the pair that decrypted the packet. The pair's
-  /// index would not suffice, because another pair may have got the same index since.
+  /// Notes that a packet has arrived. Must be called only after the packet was authenticated, because accept() moves
+  /// the replay window and changes the peer's address. `number` is the number of the pair that decrypted the packet.
+  /// The pair's index would not suffice, because another pair may have got the same index since.
   Accepted accept(uint64_t number, uint64_t counter, bool is_data, const SocketAddress& from, int64_t now_ms);
   /// Checks the session's timers and returns the actions that are due. `keepalive_ms` is the interval of silence after
   /// which a keepalive is sent; 0 means never.

@@ -192,7 +192,8 @@ class Sessions {
   std::atomic<int64_t> next_look_ms_{0};
   std::array<Bucket, 2> looks_;  // the limits on verified MACs: [0] for senders that are not peers, [1] for peers
   std::atomic<size_t> staged_bytes_{0};  // the memory of all waiting packets, including those that a thread is sending
-  /// The sessions, in arrays of kChunk. These arrays never move, because threads use them while new arrays are added.
+  /// The sessions, in arrays of kChunk sessions each. These arrays never move, because threads use them while new
+  /// arrays are added.
   std::array<std::atomic<Session*>, kMaxSessions / kChunk> chunks_{};
 };
 

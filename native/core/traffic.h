@@ -85,7 +85,8 @@ class TrafficRows {
 
   /// Counts the traffic of all slots for which calloc had no memory. sum() must not attribute this traffic to any peer.
   Traffic uncounted_;
-  /// The counters, in arrays of kChunk. These arrays never move, because threads use them while new arrays are added.
+  /// The counters, in arrays with the counters of kChunk slots each. These arrays never move, because threads use them
+  /// while new arrays are added.
   std::array<Chunk, kMaxSlots / kChunk> chunks_{new_chunk()};
 };
 

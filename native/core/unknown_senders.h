@@ -3,7 +3,8 @@
 //
 // The loop's thread writes the table and JavaScript's thread empties it, without a lock. A hash of the sender's address
 // selects one of 64 slots, and a new sender overwrites the previous sender. So every sender that keeps sending is
-// reported sooner or later, even among many senders. Only the counters have the number of dropped packets.
+// reported sooner or later, even among many senders. The table does not count the dropped packets (core/counters.h
+// does).
 #pragma once
 
 #include <array>

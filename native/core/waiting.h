@@ -2,7 +2,8 @@
 //
 // Waking a thread costs more than forwarding one packet, and a request with its answer wakes two threads on each host.
 // A polling thread calls sched_yield() between its checks, so the core goes to the program that sends the next packet,
-// and the thread is ready when the packet comes. In two cases polling is wrong, and the clock shows both:
+// and the thread is ready when the packet comes. In two cases polling is wrong, and the thread recognises both by the
+// clock:
 // - The last packets were far apart, so the next packet is not worth polling for. An idle host uses no CPU time, and a
 //   thread wastes at most 1 / kNearWindows of a core. While packets arrive at shorter intervals than the polling time,
 //   the thread does not sleep at all, and uses its core as far as no other program needs it. Packets that the filter

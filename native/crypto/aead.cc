@@ -97,7 +97,8 @@ bool Aead::open(uint64_t counter, std::span<uint8_t> bytes) {
          library_->final(context_, &none, &size) == 1;
 }
 
-/// Encrypts or decrypts a test vector with the calls that packets use. Returns true if the result is right.
+/// Encrypts or decrypts a test vector with the OpenSSL calls that weft uses for packets. Returns true if the result is
+/// right.
 bool Aead::knows_answer() {
   uint8_t key[Key::kBytes];
   for (size_t at = 0; at < sizeof key; at++) key[at] = static_cast<uint8_t>(at);

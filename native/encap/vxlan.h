@@ -67,7 +67,8 @@ class Vxlan {
 
   static uint16_t ether_type(const Packet& packet) { return packet.version == 4 ? kIpv4Type : kIpv6Type; }
 
-  /// Check only the flag of the VNI, because receivers must ignore all other flags (RFC 7348 section 5).
+  /// True if the frame is valid for this host. Of the VXLAN flags only the one that marks the VNI as valid is checked,
+  /// because receivers must ignore all other flags (RFC 7348 section 5).
   bool is_ours(const uint8_t* bytes) const {
     const uint16_t type = load_be16(bytes + kEtherType);
     return (bytes[0] & kHasVni) && std::memcmp(bytes + kVni, vxlan_ + kVni, kVniBytes) == 0 &&
@@ -85,8 +86,9 @@ class Vxlan {
            read_inner({message.bytes, message.size}, packet) && kHeaderBytes + packet.total == message.size;
   }
 
-  /// Returns a virtio header that names the checksum work which the sender's kernel left undone, as the checksum field
-  /// shows. A complete checksum that happens to look incomplete does not change when it is completed again.
+  /// Returns a virtio header that names the work which the sender's kernel left undone: computing the checksum, and
+  /// perhaps segmenting. The value of the checksum field shows whether the checksum is incomplete. A complete checksum
+  /// that happens to look incomplete has the same value after it is computed again.
   VirtioHeader undone(const uint8_t* bytes, const Packet& packet, size_t segment_bytes) const {
     const bool tcp = packet.protocol == IPPROTO_TCP;
     const size_t least = packet.ip_bytes + (tcp ? kTcpHeaderBytes : kUdpHeaderBytes);

@@ -1,8 +1,8 @@
 // wireguard.h - WireGuard's data messages: 16 bytes of header, the encrypted packet, 16 bytes of authentication tag.
 //
-// The format follows the white paper (section 5.4.6) and works with Linux, wireguard-go and other implementations.
-// Packets are not padded: all implementations accept that, and packets keep the lengths that path MTU discovery found.
-// The session (core/session.h) has the keys, and decides when they may be used.
+// The format follows WireGuard's white paper (section 5.4.6) and works with Linux, wireguard-go and other
+// implementations. Packets are not padded: all implementations accept that, and packets keep the lengths that path MTU
+// discovery found. The session (core/session.h) has the keys, and decides when they may be used.
 //
 // Only two kinds of handshake messages go to JavaScript (core/mailbox.h): initiations with a correct mac1, whose
 // senders know this host's public key (section 5.4.4), and answers with the index of this host's last handshake
@@ -134,8 +134,8 @@ class Wireguard {
       const uint32_t index = load_le32(&message[type == kResponse ? 8 : 4]), number = sessions_->number_of_index(index);
       const Session* session = sessions_->of(number);
       const auto answer = type == kResponse ? Session::Expected::kResponse : Session::Expected::kCookie;
-      // Only a host that has received this host's last handshake message knows the index in that message. So the MAC
-      // would prove nothing more.
+      // Only a host that has received this host's last handshake message knows the index in that message. So a check of
+      // the MAC would prove nothing more.
       return session && session->expects(answer, index) ? post(kAsked, number) : k_rx_drop_handshake;
     }
     if (!sessions_->may_look(is_from_peer, now_ms_)) return k_rx_drop_handshake;
@@ -184,7 +184,7 @@ class Wireguard {
     return type < kData && message.size() == kBytes[type] ? static_cast<Type>(type) : kNone;
   }
 
-  /// Takes a counter for a packet, and requests a handshake from JavaScript if the session needs one.
+  /// Takes the session's next packet counter, and requests a handshake from JavaScript if the session needs one.
   Session::Grant begin_seal(uint32_t number, Session& session, bool is_data) {
     const Session::Grant grant = session.begin_seal(*sealing_, is_data, now_ms_);
     if (grant.is_granted) sealed_ms_ = now_ms_;

@@ -1,4 +1,4 @@
-// bpf.cc - the calls of bpf(2).
+// bpf.cc - calls bpf(2) to load programs, and to create, read and change maps.
 #include "bpf.h"
 
 #include <errno.h>

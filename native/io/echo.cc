@@ -92,9 +92,9 @@ Failure let_in_answers(int fd, const Protocol& protocol) {
                     "setsockopt ICMP6_FILTER");
 }
 
-/// Makes the kernel send requests unfragmented even if they exceed its path MTU, because the requests probe that MTU.
-/// The kernel still rejects a request that exceeds the device's MTU (net/ipv6/ip6_output.c, __ip6_append_data:
-/// ip6_sk_ignore_df).
+/// Makes the kernel send requests unfragmented even if they exceed the path MTU that the kernel knows, because the
+/// requests probe the real path MTU. The kernel still rejects a request that exceeds the device's MTU
+/// (net/ipv6/ip6_output.c, __ip6_append_data: ip6_sk_ignore_df).
 void forbid_fragments(int fd, const Protocol& protocol) {
   const int v4 = IP_PMTUDISC_PROBE, v6 = IPV6_PMTUDISC_PROBE;
   if (protocol.family == AF_INET) {

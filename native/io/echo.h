@@ -44,7 +44,7 @@ Failure send_echo(const EchoSocket& echo, const Address& to, uint16_t sequence, 
 constexpr size_t kMaxEchoBytes = 64;
 
 /// Writes the shortest possible echo request as an IP packet, so that the caller can send it through the tunnel in a
-/// datagram of IP version `outer`. The request names this version, so that the peer's engine sends the reply in a
+/// datagram of IP version `outer`. The request contains this version, so that the peer's engine sends the reply in a
 /// datagram of the same version. `echo` receives the reply. Returns the length of the packet, or 0 if the socket has no
 /// identifier.
 size_t write_echo(const EchoSocket& echo, const Address& from, const Address& to, uint16_t sequence, uint8_t outer,

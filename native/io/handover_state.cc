@@ -17,7 +17,7 @@ namespace weft {
 
 namespace {
 
-/// The first 64 bits of the memfd, which identify the format. The length of the head follows in another 64 bits.
+/// The first 64 bits of the memfd, which identify the format. The next 64 bits are the length of the head.
 constexpr uint64_t kMark = 0x31'74'73'75'71'65'62'77;
 constexpr size_t kStartBytes = 16;
 /// The maximum length of the memfd in bytes. A longer memfd is rejected, because saved sessions never need as much.

@@ -3,9 +3,9 @@
 // body.
 //
 // A process that takes the body first seals the memfd against further seals (memfd_create(2), F_SEAL_SEAL). The kernel
-// allows that only once, so two processes never both get the body, regardless of when one of them dies. The process
-// wipes the body as soon as it has read it. Any process may read the head first, which shows whether the process can
-// use the body.
+// allows this seal only once, so two processes never both get the body, regardless of when one of them dies. The
+// process wipes the body as soon as it has read it. Any process may read the head first, which shows whether the
+// process can use the body.
 #pragma once
 
 #include <optional>

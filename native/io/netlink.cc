@@ -1,4 +1,4 @@
-// netlink.cc - the sockets of netlink.h.
+// netlink.cc - implements the netlink sockets that netlink.h declares.
 #include "netlink.h"
 
 #include <errno.h>
@@ -74,8 +74,8 @@ nlmsghdr header_of(std::span<const uint8_t> message) {
   return header;
 }
 
-/// Returns true for a request of rtnetlink that reads an object. In rtnetlink each kind of object has four types in
-/// the order NEW, DEL, GET, SET. For other protocols the result is true for each request of a family.
+/// Returns true for a request of rtnetlink that reads an object. In rtnetlink each kind of object has four types in the
+/// order NEW, DEL, GET, SET. For all other netlink protocols the result is always true.
 bool is_get(int protocol, uint16_t type) { return protocol != NETLINK_ROUTE || (type & 3) == (RTM_GETLINK & 3); }
 
 /// Returns how many of the requests, from the first one on, one send may contain.
@@ -83,7 +83,7 @@ size_t batch_size(int protocol, std::span<const std::span<uint8_t>> requests) {
   size_t count = 0, bytes = 0, gets = 0;
   for (const auto request : requests) {
     const nlmsghdr header = header_of(request);
-    // The kernel prepares only one listing at a time on a socket.
+    // A listing is sent alone, because the kernel prepares only one listing at a time on a socket.
     if (is_listing(header.nlmsg_flags)) return std::max<size_t>(count, 1);
     bytes += NLMSG_ALIGN(request.size());
     gets += is_get(protocol, header.nlmsg_type);
@@ -153,7 +153,8 @@ Failure NetlinkSocket::open() {
   enlarge_receive_buffer(fd.get());
   if (setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &kPatience, sizeof kPatience) < 0)
     return SystemError{"setsockopt SO_RCVTIMEO", errno};
-  // A kernel without these options (Linux before 4.12, for strict checks before 4.20) works without them.
+  // Ignore failures, because netlink also works without these options. Linux before 4.12 lacks some of them, and Linux
+  // before 4.20 lacks strict checks.
   for (const int option : {NETLINK_EXT_ACK, NETLINK_CAP_ACK, NETLINK_GET_STRICT_CHK})
     set_option(fd.get(), SOL_NETLINK, option, 1);
   sockaddr_nl own = {};
@@ -186,7 +187,8 @@ Failure NetlinkSocket::exchange(std::span<uint8_t> bytes, std::vector<NetlinkAns
     const size_t count = batch_size(protocol_, left);
     const Failure failure = exchange_some(left.first(count), std::span(answers).subspan(at, count));
     if (failure) {
-      // Answers may still arrive, and a listing may still run, so the next exchange needs a new socket.
+      // After this failure, answers may still arrive on this socket, and a listing may still run. So the next exchange
+      // needs a new socket.
       close();
       for (NetlinkAnswer& answer : std::span(answers).subspan(at))
         if (!answer.is_complete) answer.error = failure->number;
@@ -206,8 +208,8 @@ Failure NetlinkSocket::exchange_some(std::span<const std::span<uint8_t>> request
       nlmsghdr header = header_of(request);
       header.nlmsg_seq = ++sequence_;
       const bool is_last = request.data() == requests.back().data();
-      // The kernel answers in order, so the acknowledgement of the last change covers the changes before it. The kernel
-      // reports an error of a change even without this flag.
+      // Request an acknowledgement (NLM_F_ACK) only for the last change. The kernel answers in order, so it has then
+      // made the changes before the last one, too. The kernel reports the error of a change even without NLM_F_ACK.
       const bool is_covered = !is_last && !is_get(protocol_, header.nlmsg_type);
       if (!lists) set_flag(header, NLM_F_ACK, !is_covered);
       std::memcpy(request.data(), &header, sizeof header);
@@ -228,7 +230,7 @@ Failure NetlinkSocket::exchange_some(std::span<const std::span<uint8_t>> request
 Failure NetlinkSocket::receive(NetlinkAnswers& answers) {
   while (!answers.is_complete()) {
     const ssize_t size = receive_one(fd_.get(), buffer_);
-    // SO_RCVTIMEO has passed.
+    // The receive timeout (SO_RCVTIMEO) has expired.
     if (size < 0 && errno == EAGAIN) return SystemError{"recv", ETIMEDOUT};
     if (size < 0) return SystemError{"recv", errno};
     answers.take(std::span(buffer_).first(static_cast<size_t>(size)));
@@ -240,7 +242,7 @@ Failure NetlinkReports::open(int protocol, std::span<const int> groups) {
   Fd fd(socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, protocol));
   if (!fd) return SystemError{"socket AF_NETLINK", errno};
   enlarge_receive_buffer(fd.get());
-  // The kernel sends its reports to all ports but number 0, which is that of a socket without an address
+  // Bind the socket, because the kernel sends no reports to port number 0, the port of a socket without an address
   // (net/netlink/af_netlink.c, do_one_broadcast).
   sockaddr_nl own = {};
   if (Failure failure = bind_to_free_port(fd.get(), own)) return failure;
@@ -258,7 +260,7 @@ bool NetlinkReports::receive(std::vector<uint8_t>& messages) {
     const ssize_t size = receive_one(fd_.get(), buffer_);
     if (size < 0 && errno == EAGAIN) break;
     if (size < 0) is_complete = false;
-    // After ENOBUFS the reports that did arrive can still be received.
+    // ENOBUFS means that the kernel dropped reports. The reports before and after them can still be received.
     if (size < 0 && errno != ENOBUFS) break;
     if (size <= 0) continue;
     messages.insert(messages.end(), buffer_.begin(), buffer_.begin() + size);

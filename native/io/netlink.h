@@ -35,7 +35,7 @@ bool each_netlink_message(std::span<const uint8_t> bytes, Each each) {
 struct NetlinkAnswer {
   SecretBytes messages;         ///< one after another, each padded to 4 bytes, without the acknowledgement
   int error = 0;                ///< errno; 0 if the kernel accepted the request
-  std::string explanation;      ///< the kernel's own words (NLMSGERR_ATTR_MSG); empty if it gave none
+  std::string explanation;      ///< the kernel's explanation (NLMSGERR_ATTR_MSG); empty if the kernel gave none
   bool is_interrupted = false;  ///< true if the objects changed while the kernel listed them (NLM_F_DUMP_INTR)
   bool is_complete = false;
 };
@@ -47,7 +47,8 @@ class NetlinkAnswers {
   /// The first answer has the sequence number `first`, each further answer the next number.
   NetlinkAnswers(uint32_t first, std::span<NetlinkAnswer> answers) : first_(first), answers_(answers) {}
 
-  /// Takes what one call of recv(2) returned. Ignores malformed messages and messages with other sequence numbers.
+  /// Takes the bytes that one call of recv(2) returned. Ignores malformed messages and messages with other sequence
+  /// numbers.
   void take(std::span<const uint8_t> bytes);
   bool is_complete() const { return complete_ == answers_.size(); }
 
@@ -67,9 +68,9 @@ class NetlinkSocket {
 
   /// Sends the requests and returns their answers in the same order. Fills in the sequence numbers. A request with the
   /// flag NLM_F_DUMP and without NLM_F_ACK is a listing, which is repeated a few times if it was interrupted. If the
-  /// kernel does not answer a request, that request and all later requests have the error as their answer. If the
-  /// socket cannot be opened, all requests have that error. Fails, and sends nothing, only if the bytes are not a list
-  /// of requests.
+  /// kernel does not answer a request, that request and all later requests get answers with the error ETIMEDOUT. If the
+  /// socket cannot be opened, each answer has the errno of that failure. Fails, and sends nothing, only if the bytes
+  /// are not a list of requests.
   Failure exchange(std::span<uint8_t> requests, std::vector<NetlinkAnswer>& answers);
   /// The port number of the socket, which no other socket of the network namespace and protocol has; 0 if the socket is
   /// not open. The kernel's report of a change has the port of the socket that requested the change (nlmsg_pid). Any

@@ -1,4 +1,4 @@
-// own_memory.cc - unmaps pages of the program's files that only the start of the process needed.
+// own_memory.cc - unmaps pages of the program's files that the process needed only while it started.
 //
 // The start runs much code of Node.js that never runs again, and the pages of this code count as this process's memory
 // until memory is scarce. Only file mappings without a modified page are unmapped, so breakpoints of a debugger and

@@ -3,7 +3,7 @@
 
 namespace weft {
 
-/// Returns memory that malloc has freed to the kernel, and unmaps unmodified pages of the program's own files. When the
+/// Gives unused memory of malloc back to the kernel, and unmaps unmodified pages of the program's own files. When the
 /// program uses these pages again, the kernel maps them from the page cache. Takes some milliseconds. Ignores failures.
 void give_back_memory();
 

@@ -48,8 +48,8 @@ class Sender {
   template <size_t kTrailerBytes>
   void add(const Outer& outer, std::span<uint8_t> header, std::span<uint8_t> payload);
   /// Sends the datagrams that were added. If the socket buffer is full, waits until the kernel has sent some datagrams,
-  /// once per batch and for at most kPatienceMs. This wait slows down programs that send too many packets. It is
-  /// limited because the thread may also serve the ingress.
+  /// once per batch and for at most kPatienceMs. This wait slows down programs that send too many packets. The time of
+  /// the wait is limited, because the thread may also serve the ingress.
   void send();
   /// Sends like send(), and ends the batch. In each batch the sender waits at most once until a full socket buffer has
   /// room again, so the next batch may wait too.
@@ -89,8 +89,8 @@ class Sender {
   size_t alike_from(size_t first) const;
 
   void prepare();
-  /// True if the caller must try again after `error`: the call was interrupted, or the socket was full and again() has
-  /// waited for it.
+  /// True if the caller must try again after `error`: the call was interrupted, or the socket buffer was full and
+  /// again() has waited until it had room.
   bool again(int socket, int error);
   void refused(const Run& run, int error);
   bool send_singly(const Run& run);

@@ -83,8 +83,8 @@ std::vector<bpf_insn> program() {
   a.load(BPF_B, 0);
   a.by_number(BPF_RSH, A::kLoaded, 4);
   const auto is_v6 = a.jump(BPF_JEQ, 6);
-  // For IPv4, add source and destination to the sum. For unfragmented TCP, also add both ports, after a header of any
-  // length.
+  // For IPv4, add source and destination to the sum. For unfragmented TCP, also add both ports, which may follow IP
+  // options.
   for (const int32_t at : {12, 16}) {
     a.load(BPF_W, at);
     a.add_loaded();

@@ -1,4 +1,4 @@
-// traffic_control.cc - the rtnetlink messages of traffic_control.h.
+// traffic_control.cc - sends the rtnetlink messages that attach, detach and list tc's eBPF programs.
 #include "traffic_control.h"
 
 #include <arpa/inet.h>
@@ -135,7 +135,7 @@ Failure attach_program(const Hook& hook, int program, const std::string& name) {
 Failure detach_program(const Hook& hook) {
   Request request = filter_request(RTM_DELTFILTER, NLM_F_ACK, hook);
   const Failure failure = ask(request);
-  // The kernel reports a missing qdisc, filter or interface in different ways.
+  // The kernel reports a missing qdisc, filter or interface with different error numbers.
   if (failure && (failure->number == ENOENT || failure->number == EINVAL || failure->number == ENODEV)) return {};
   return failure;
 }

@@ -23,7 +23,7 @@ struct TcFilter {
 /// Attaches a program with weft's priority. Replaces an earlier program of weft without a gap: each packet passes the
 /// old or the new program.
 Failure attach_program(const Hook& hook, int program, const std::string& name);
-/// Detaches the program that has weft's priority. Succeeds if no program has it.
+/// Detaches the program that has weft's priority. Also succeeds if no program has that priority.
 Failure detach_program(const Hook& hook);
 /// Lists the filters of the hook; none if the interface has no clsact qdisc.
 Failure list_filters(const Hook& hook, std::vector<TcFilter>& filters);

@@ -63,8 +63,8 @@ void TunWriter::refused(Coalescer& packets, size_t index, int error, Failure& fa
   }
   counters_.add(consequence.counted);
   const bool taken = write_singly(packets, index);
-  // weft learns from the error of a write that weft itself merged, but not from the error of a superpacket that another
-  // kernel made.
+  // weft learns from the rejection of a write that weft itself merged, but not from that of a superpacket that a vxlan
+  // device of this machine made.
   if (!packets.is_uncut(index)) learnt_.learn(consequence, attempt, taken);
 }
 

@@ -19,9 +19,9 @@ struct UdpSocket {
 
 /// A loop's UDP sockets in one IP family, as descriptors. All members are -1 if the loop has no sockets in the family.
 struct Sockets {
-  int receiver = -1;  ///< receives on the well-known port
+  int receiver = -1;  ///< receives on weft's well-known port
   int sender = -1;    ///< sends from a port of the loop's own, or is `receiver`
-  /// The socket that sends from the well-known port, for peers that reply to the source port of datagrams. It is
+  /// The socket that sends from weft's well-known port, for peers that reply to the source port of datagrams. It is
   /// `receiver`, except for WireGuard. With WireGuard all loops send from the first loop's socket, because all threads
   /// share the packet counter of a session: a fair queue (fq) serves sockets alternately, so packets from several
   /// sockets would arrive out of order.
@@ -29,9 +29,9 @@ struct Sockets {
 };
 
 /// The receive buffer in bytes of all workers (loop threads) together. kLeastReceiveBufferBytes is the minimum for each
-/// worker. A 64-byte packet takes about 0.8 KB in the kernel's accounting. With 16 MiB eight TCP streams had no
-/// retransmissions; with less they had 28,000. Packets in the buffer delay later packets, so each of several workers
-/// gets a smaller buffer.
+/// worker. A 64-byte packet takes about 0.8 KB in the kernel's accounting. With 16 MiB a test with eight TCP streams
+/// had no retransmissions; with a smaller buffer it had 28,000. Packets in the buffer delay later packets, so each of
+/// several workers gets a smaller buffer.
 constexpr int kReceiveBufferBytes = 16 << 20;
 constexpr int kLeastReceiveBufferBytes = 2 << 20;
 constexpr int kSendBufferBytes = 4 << 20;

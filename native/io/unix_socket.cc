@@ -1,4 +1,4 @@
-// unix_socket.cc - Unix sockets: addresses, and control messages with descriptors.
+// unix_socket.cc - opens Unix sockets, and sends and receives descriptors in control messages.
 #include "unix_socket.h"
 
 #include <errno.h>

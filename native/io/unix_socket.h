@@ -27,8 +27,8 @@ constexpr size_t kParcelTextBytes = 65536;
 /// not block.
 Failure notify(std::string_view name, std::string_view text, std::span<const int> fds);
 
-/// Listens on a Unix socket at a path (SOCK_SEQPACKET). Only this user may connect (mode 0600). An existing socket file
-/// is removed.
+/// Listens on a Unix socket at a path (SOCK_SEQPACKET). Only processes of this process's user may connect (mode 0600).
+/// An existing socket file is removed.
 Failure listen_at(std::string_view path, Fd& listener);
 /// Connects to a Unix socket at a path. Fails with ECONNREFUSED or ENOENT if no process listens at the path.
 Failure connect_to(std::string_view path, Fd& connection);

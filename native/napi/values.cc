@@ -86,7 +86,7 @@ Net to_net(const Napi::Value& value) {
   return Net::of(to_address(net.Get("address")), net.Get("prefixLength").As<Napi::Number>().Uint32Value());
 }
 
-/// Reads an object with the optional members `ipv4` and `ipv6`, each with `read`.
+/// Reads an object with the optional members `ipv4` and `ipv6`. `read` converts the value of each member.
 template <typename T>
 ByFamily<T> by_family(const Napi::Value& value, T (*read)(const Napi::Value&)) {
   const auto given = value.As<Napi::Object>();

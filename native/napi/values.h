@@ -37,9 +37,9 @@ Napi::Object to_object(Napi::Env env, const SocketAddress& address);
 /// Converts a kept drop to a JavaScript object. `since_1970_us` is added to the drop's monotonic time, which gives
 /// microseconds since 1970.
 Napi::Object to_object(Napi::Env env, const KeptDrop& kept, int64_t since_1970_us);
-/// Converts a loop's sockets in one IP family to numbers. From now on JavaScript must close the sockets.
+/// Converts a loop's sockets in one IP family to descriptor numbers. From now on JavaScript must close the sockets.
 Napi::Object to_object(Napi::Env env, LoopSockets sockets);
-/// Converts descriptors to numbers. From now on JavaScript must close the descriptors.
+/// Converts the descriptors to numbers for JavaScript. From now on JavaScript must close the descriptors.
 Napi::Object to_object(Napi::Env env, Descriptors descriptors);
 /// Takes over descriptors that JavaScript had as numbers. Sets close-on-exec, because a descriptor may come from
 /// another process, and commands that weftd starts must not inherit it.

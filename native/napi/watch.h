@@ -17,7 +17,7 @@ class Watcher {
   static Failure start(Napi::Env env, int fd, std::function<void(Napi::Env)> on_readable,
                        std::unique_ptr<Watcher>& result);
   ~Watcher();
-  /// Watches the descriptor again. libuv stops to watch a descriptor that has an error, such as a netlink socket whose
+  /// Watches the descriptor again. libuv stops watching a descriptor that has an error, such as a netlink socket whose
   /// reports the kernel dropped (ENOBUFS). Returns 0, or a negative error number of libuv.
   int restart();
 

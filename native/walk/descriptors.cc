@@ -27,8 +27,8 @@ Failure open_sockets(const OpenOptions& options, FamilySockets& result) {
     if (Failure failure = open_sender(options.bind_address, i, options.features, sender)) return failure;
     result.loops[i].sender = std::move(sender.fd);
   }
-  // If the kernel rejects this rule, the kernel spreads datagrams by its own hash of addresses and ports. The kernel's
-  // hash is less even, but also keeps each flow in order.
+  // If the kernel rejects the rule of spread_by_source(), it distributes datagrams to the sockets by its own hash of
+  // addresses and ports. This hash distributes the datagrams less evenly, but also keeps each flow in order.
   if (several) spread_by_source(result.loops[0].receiver, options.bind_address, options.workers);
   return {};
 }

@@ -12,7 +12,7 @@ namespace weft {
 
 /// A loop's UDP sockets in one IP family. Both members are empty if the loop has no sockets in the family.
 struct LoopSockets {
-  Fd receiver;  ///< receives on the well-known port
+  Fd receiver;  ///< receives on weft's well-known port
   Fd sender;    ///< sends; empty if the loop sends from `receiver`
 };
 

@@ -103,7 +103,7 @@ class Egress final : public Direction {
   static constexpr size_t kEnoughMade = 512;
   static constexpr size_t kMaxReadBytes = sizeof(VirtioHeader) + 65535;
   /// The maximum number of bytes that one call of room() requests: the headers of a datagram. An encapsulation with
-  /// sessions encrypts a datagram in one piece, so its calls also request space for the payload.
+  /// sessions encrypts a datagram in one piece, so its calls of room() also request space for the payload.
   static constexpr size_t kRoomBytes =
       kEncapBytes<Encap> + kMaxCutHeadersBytes + (HasSessions<Encap> ? kReadBudgetBytes / 1'024 : 0);
 

@@ -95,7 +95,7 @@ class Ingress final : public Direction {
   }
 
  private:
-  /// The functions with which an encapsulation's timers send datagrams from the well-known port, and count dropped
+  /// The functions with which an encapsulation's timers send datagrams from weft's well-known port, and count dropped
   /// packets.
   struct Out {
     Ingress& self;
@@ -129,7 +129,8 @@ class Ingress final : public Direction {
     return {};
   }
 
-  /// Checks an inner packet and adds it to the writes. Returns false if the packet was dropped.
+  /// Checks an inner packet and adds it to the packets that will be written to the TUN. Returns false if the packet was
+  /// dropped.
   bool receive(const Message& message, std::span<uint8_t> bytes, const VirtioHeader& undone, Failure& failure) {
     Packet packet;
     if (const auto reason = inspect(bytes, packet)) {
@@ -225,8 +226,8 @@ class Ingress final : public Direction {
     if (send(peer->to(), datagram)) path_.counters.add(k_rx_time_exceeded_sent);
   }
 
-  /// Sends a datagram from the well-known port, over the IP family of `to`, because a peer may send over one family and
-  /// receive over the other.
+  /// Sends a datagram from weft's well-known port, over the IP family of `to`, because a peer may send over one family
+  /// and receive over the other.
   bool send(const SocketAddress& to, std::span<const uint8_t> datagram) {
     return send_now(path_.sockets.of(to.address()).known, to, datagram);
   }

@@ -2,8 +2,8 @@
 // both directions.
 //
 // A flow always stays in one loop. The kernel's scheduler prefers threads that have used little CPU time, so a loop
-// with few packets runs immediately, however many packets wait in another loop. So a single packet does not wait for
-// eight streams in other loops, and weft needs no fair queue of its own.
+// with few packets runs immediately, however many packets wait in another loop. So a packet of a quiet flow does not
+// wait for busy streams in other loops, and weft needs no fair queue of its own.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,7 @@ namespace weft {
 /// Stores the first failure of any loop, and signals an eventfd when the failure happens.
 class Fault {
  public:
-  /// Why the eventfd could not be created; empty if it was created.
+  /// The error with which the eventfd could not be created; empty if it was created.
   Failure failure() const { return event_.failure(); }
   /// The eventfd, which becomes readable when a loop has failed.
   int event() const { return event_.fd(); }

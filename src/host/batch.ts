@@ -4,8 +4,8 @@ import { isWeftError } from '../base/errors.ts'
 import type { Run } from './command.ts'
 
 /**
- * Runs all lines as commands of `ip`, even after a command has failed. Resolves with true if all commands
- * succeeded, and with false if at least one failed; the caller must find out which one. Rejects with a WeftError for
+ * Runs all lines as commands of `ip`, even after a command has failed. Resolves with true if all commands succeeded,
+ * and with false if at least one failed; the caller must find out which commands failed. Rejects with a WeftError for
  * other failures, such as PERMISSION.
  */
 export async function runBatch(run: Run, lines: readonly string[]): Promise<boolean> {

@@ -51,9 +51,9 @@ export async function pause(signal: AbortSignal, ms: number): Promise<void> {
 }
 
 /**
- * Runs `work` with a time limit of `ms` milliseconds. The signal that `work` gets aborts with the error of `late` after
- * this time, or with the reason of `signal` when `signal` aborts. The returned promise then rejects with the same
- * reason.
+ * Runs `work` with a time limit of `ms` milliseconds. `work` gets a signal that aborts after this time with the error
+ * that `late` returns, and that aborts with `signal` for the same reason. If the signal of `work` aborts and `work`
+ * fails, the returned promise rejects with the signal's reason.
  */
 export async function limited<T>(
   signal: AbortSignal,
@@ -63,7 +63,7 @@ export async function limited<T>(
 ): Promise<T> {
   signal.throwIfAborted()
   // Use a timer and not AbortSignal.timeout: if only AbortSignal.any refers to the timeout signal, Node.js 20 may
-  // collect it as garbage, and then it never aborts.
+  // collect the timeout signal as garbage, and then this signal never aborts.
   const limit = new AbortController()
   const onAbort = (): void => limit.abort(signal.reason)
   signal.addEventListener('abort', onAbort)
@@ -99,8 +99,8 @@ export function afterRunning(ms: number, late: () => void): NodeJS.Timeout {
 }
 
 /**
- * Runs `work` with a promise that resolves after `ms` milliseconds, so that `work` can notice that it takes long, and
- * postpone its remaining steps.
+ * Calls `work` with a promise that resolves after `ms` milliseconds. With this promise `work` can notice that it takes
+ * long, and postpone its remaining steps.
  */
 export async function withLatePromise<T>(ms: number, work: (late: Promise<void>) => Promise<T>): Promise<T> {
   const over = new AbortController()

@@ -39,8 +39,8 @@ import type { HostKernel, Link, LinkAddress, Route } from './kernel.ts'
 
 export interface Earlier {
   /**
-   * Returns the addresses that this node used or published in earlier runs, the most certain first. weftd calls this
-   * function only if the interface has several addresses.
+   * Returns the addresses that this node used or published in earlier runs, the most reliable address first. weftd
+   * calls this function only if the interface has several addresses.
    */
   readonly addresses: () => Promise<readonly Address[]>
   /**

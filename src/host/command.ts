@@ -44,7 +44,7 @@ export const childEnvironment = (more: NodeJS.ProcessEnv = {}): NodeJS.ProcessEn
   ...more,
 })
 const TIMEOUT_MS = 10_000
-/** The remedy for an operation that the kernel refused with EPERM. */
+/** The remedy in the error message for an operation that the kernel refused with EPERM. */
 export const NEEDS_NET_ADMIN =
   'run as root or with the capability CAP_NET_ADMIN: in a container, `docker run --cap-add NET_ADMIN`; in a unit, CapabilityBoundingSet=CAP_NET_ADMIN'
 
@@ -55,8 +55,8 @@ export interface RunOptions {
   readonly env?: Readonly<Record<string, string>>
   readonly signal?: AbortSignal
   /**
-   * True for a command that waits for another program, as iptables waits for its lock. A command with this mark has no
-   * time limit.
+   * True for a command that waits for another program, as iptables waits for its lock. Such a command has no time
+   * limit.
    */
   readonly patient?: boolean
 }

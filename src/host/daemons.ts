@@ -1,4 +1,4 @@
-// daemons.ts - finds the weftd and flanneld processes that run in this network namespace, by /proc.
+// daemons.ts - finds the weftd and flanneld processes that run in this network namespace, by reading /proc.
 
 import { readdir, readFile, readlink, stat } from 'node:fs/promises'
 import { basename } from 'node:path'

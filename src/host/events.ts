@@ -124,7 +124,8 @@ export async function watchHost(
   { topics, matters = () => true }: Watched,
 ): Promise<void> {
   const onEvent = (event: KernelEvent, isOwn: boolean): void => {
-    // Pass this process's own changes to the filter too, because it compares each report with the report before.
+    // Pass this process's own changes to the filter too, because the filter compares each report with the previous
+    // report about the same object.
     if (event.of === 'anything' || (matters(event) && !isOwn)) onChange()
   }
   let failures = 0

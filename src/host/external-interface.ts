@@ -41,7 +41,7 @@ export interface ExternalInterface {
    */
   readonly index?: number | undefined
   readonly mtu: number
-  /** The addresses of the interface to which weftd binds its sockets, one for each family of the network. */
+  /** The interface's addresses, to which weftd binds its sockets: one address for each family of the network. */
   readonly address: Addresses
   /**
    * The addresses to which peers send packets: the addresses of the interface, unless --public-ip or --public-ipv6 is
@@ -71,7 +71,7 @@ export interface ExternalInterface {
 }
 
 /**
- * Stores the address of each family with which the node started, and the time since which the node's current address
+ * Stores for each family the address with which the node started, and the time since which the node's current address
  * has been missing.
  */
 export class AddressHold {
@@ -117,8 +117,8 @@ export class AddressHold {
 export const addressesOf = (link: Link, family: Family): readonly LinkAddress[] => link.addresses[family]
 
 /**
- * Returns true if an interface can have the address, and false for an unspecified, loopback, multicast or IPv4-mapped
- * IPv6 address.
+ * Returns true if the address can be a node's address on the external interface, and false for an unspecified,
+ * loopback, multicast or IPv4-mapped IPv6 address.
  */
 export function isOfHost(address: Address): boolean {
   if (typeof address === 'bigint') return isOneHost(address)
@@ -168,7 +168,7 @@ export function preferredAddress(
 
 /**
  * Returns the current state of the external interface: its name, its MTU and its addresses. Keeps a property that is
- * missing only for a moment, as while DHCP renews a lease or a cable is unplugged.
+ * missing only for a moment, for example while DHCP renews a lease or a cable is unplugged.
  */
 export const currentExternal = async (kernel: HostKernel, before: ExternalInterface): Promise<ExternalInterface> =>
   (await seeExternal(kernel, before)).now
@@ -259,8 +259,7 @@ function follow(
   const family = familyOf(known)
   if (named.address[family]) return known
   const all = addressesOf(link, family)
-  // An address that is tentative now still belongs to this host, because unplugging the cable makes addresses
-  // tentative.
+  // A tentative address may be the node's known address: unplugging the cable makes an interface's addresses tentative.
   const there = all.find(({ address, duplicate }) => address === known && !duplicate)
   const isReady = ({ deprecated, tentative }: LinkAddress): boolean => !deprecated && !tentative
   const home = all.find((entry) => entry.address === hold?.home(family) && isReady(entry))
@@ -276,8 +275,8 @@ function follow(
     if (makeshiftOf(other) < makeshiftOf(there)) hold?.settle(other.address)
     return other.address
   }
-  // When a link returns, the interface first has only its link-local address, until a router or a DHCP server answers.
-  // So the node does not change to the link-local address.
+  // When the link comes up again, the interface first has only its link-local address, until a router or a DHCP server
+  // answers. So the node does not change to the link-local address.
   const isForNow = other !== undefined && isLinkLocal(other.address) && !isLinkLocal(known)
   const isLeft = hold?.isGoneForGood(known) ?? true
   return other === undefined || isForNow || !isLeft ? known : other.address
@@ -356,7 +355,7 @@ export function readExternalText(value: unknown): ExternalInterface | undefined 
 /**
  * Finds the external interface that an earlier run used, and returns its current state. Finds the interface by its
  * name, or by its index if it was renamed, and requires that it has one of the earlier addresses. Returns undefined if
- * no interface fits. In the result a family whose address is missing has no address.
+ * no interface fits. If the interface lacks the address of a family, the result has no address for this family.
  */
 export async function resumeExternal(
   kernel: HostKernel,

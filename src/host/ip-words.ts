@@ -1,5 +1,5 @@
 // ip-words.ts - writes changes of the kernel's network configuration as command lines of `ip`, `bridge` or `wg`, so
-// that an operator can repeat the changes by hand, and policy rules as `ip rule` prints them. Pure.
+// that an operator can repeat the changes by hand, and policy rules as `ip rule` prints them. All functions are pure.
 
 import type { Secret } from '../base/secret.ts'
 import { printable } from '../base/text.ts'
@@ -14,7 +14,7 @@ import {
 } from '../net/address.ts'
 import type { Change, NewDevice, PolicyRule, RouteChange, WireguardPeerChange } from './kernel.ts'
 
-/** The changes whose kinds include the kind `K`. */
+/** The members of the union `C` whose `kind` can be `K`. */
 type OfKind<K extends Change['kind'], C extends Change = Change> = C extends unknown
   ? K extends C['kind']
     ? C
@@ -202,7 +202,10 @@ function wordsOfPeer(peer: WireguardPeerChange): readonly string[] {
   ]
 }
 
-/** Returns the words for a key. `wg` removes a key if its file is empty, as /dev/null is. */
+/**
+ * Returns the option `word` with a key, which `wg` reads from a file. If the key must be removed, the file is
+ * /dev/null, because `wg` removes a key if its file is empty.
+ */
 const keyWords = (word: string, key: Secret | undefined): readonly string[] =>
   option(word, key && (key.isEmpty ? '/dev/null' : HIDDEN_KEY))
 

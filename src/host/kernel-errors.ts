@@ -8,7 +8,7 @@ import type { Change, HostKernel, KernelRefusal } from './kernel.ts'
 export const errnoOf = (error: unknown): string | undefined =>
   ((error as Partial<WeftError> | undefined)?.cause as Partial<KernelRefusal> | undefined)?.errno
 
-/** The errors of a removal that mean that the object is gone already. */
+/** The names of the errors with which the kernel refuses a removal because the object is gone already. */
 const GONE: ReadonlySet<string | undefined> = new Set(['ENODEV', 'ENOENT', 'ESRCH', 'EADDRNOTAVAIL'])
 
 /** Returns true if the error of a removal means that another program has already removed the object. */

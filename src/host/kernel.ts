@@ -11,7 +11,8 @@ import type { Ipv4 } from '../net/ipv4.ts'
 import type { Ipv6 } from '../net/ipv6.ts'
 
 /**
- * An interface as the object of a request. Requests use the index; they use the name only if the index is undefined.
+ * The interface that a request to the kernel is about. Requests use the index; they use the name only if the index is
+ * undefined.
  */
 export interface Device {
   readonly name: string
@@ -45,7 +46,7 @@ export interface VxlanSettings {
   readonly port: number
   readonly learning: boolean
   readonly gbp: boolean
-  /** True for a device whose VNI each packet's metadata determines (collect_md). */
+  /** True for a device that takes the VNI of each packet from the packet's metadata (collect_md). */
   readonly external: boolean
   readonly zeroChecksumIpv6Rx: boolean
 }
@@ -108,7 +109,10 @@ export type RouteType =
   | 'other'
 
 export interface Route {
-  /** The interface of the route's first next hop; empty and 0 for a route without an interface, such as a blackhole. */
+  /**
+   * The name and the index of the interface of the route's first next hop. For a route without an interface, such as a
+   * blackhole, the name is empty and the index is 0.
+   */
   readonly device: string
   readonly deviceIndex: number
   /** The destination as text, such as `10.5.2.0/24`, or `default`. */
@@ -179,7 +183,7 @@ export interface PolicyRule {
 export interface Neighbour {
   readonly deviceIndex: number
   readonly address: Address
-  /** Empty if the kernel does not know the link-layer address. */
+  /** The link-layer address; empty if the kernel does not know it. */
   readonly mac: string
   /** The states as `ip neighbour` writes them, such as `PERMANENT`, `NOARP`, `REACHABLE`. */
   readonly states: readonly string[]
@@ -195,7 +199,7 @@ export interface Forwarding {
 
 /** A peer of a WireGuard device, as the kernel reports it (linux/wireguard.h). */
 export interface WireguardPeerState {
-  /** 32 bytes in base64. */
+  /** The peer's public key: 32 bytes in base64. */
   readonly publicKey: string
   readonly hasPresharedKey: boolean
   readonly presharedKey: Secret
@@ -209,7 +213,7 @@ export interface WireguardPeerState {
 }
 
 export interface WireguardState {
-  /** 32 bytes in base64; empty if the device has no private key. */
+  /** The device's public key: 32 bytes in base64; empty if the device has no private key. */
   readonly publicKey: string
   readonly port: number
   readonly peers: readonly WireguardPeerState[]
@@ -249,7 +253,7 @@ export interface NewDevice {
     readonly gbp?: boolean
   }
   readonly ipip?: { readonly local: Ipv4 }
-  /** The other end of a veth pair. */
+  /** The other end of the veth pair that the request creates. */
   readonly peer?: { readonly name: string; readonly mtu?: number }
 }
 
@@ -346,7 +350,10 @@ export type KernelEvent =
   | { readonly of: 'neighbour'; readonly neighbour: Neighbour; readonly gone: boolean }
   | { readonly of: 'forwarding'; readonly forwarding: Forwarding; readonly gone: boolean }
   | { readonly of: 'ipsec policies' }
-  /** Reports were lost (ENOBUFS), or the subscription was renewed: everything must be read again. */
+  /**
+   * The kernel's reports were lost (ENOBUFS), or the subscription was renewed. The receiver must read all objects
+   * again.
+   */
   | { readonly of: 'anything' }
 
 /**
@@ -393,13 +400,13 @@ export interface HostKernel {
    */
   change(changes: readonly Change[]): Promise<readonly (WeftError | undefined)[]>
   /**
-   * Calls `onEvent` for each change that the kernel reports on these topics, until `signal` aborts. Resolves when the
-   * kernel reports changes; changes before that moment are not reported.
+   * Calls `onEvent` for each change that the kernel reports on these topics, until `signal` aborts. Resolves as soon as
+   * the subscription is active; the kernel does not report earlier changes.
    */
   watch(topics: readonly Topic[], onEvent: OnKernelEvent, signal: AbortSignal): Promise<void>
 }
 
-/** The kernel's answer to a request that it refused. */
+/** The error with which the kernel refused a request. */
 export interface KernelRefusal {
   /** The name of the error number (errno(3)), such as `EEXIST`. */
   readonly errno: string

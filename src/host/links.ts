@@ -44,7 +44,8 @@ export function deletionOf(route: Route, family: Family): Change {
     ...(table === MAIN_TABLE ? {} : { table }),
     ...(gateway === undefined ? {} : { gateway }),
     ...(deviceIndex === 0 ? {} : { device: { name: device, index: deviceIndex } }),
-    // Without a metric the kernel deletes the route with the lowest metric. No IPv6 route has the metric 0.
+    // Leave out the metric 0: without a metric, the kernel deletes the route with the lowest metric, which is 0 in this
+    // case. No IPv6 route has the metric 0.
     ...(metric === 0 ? {} : { metric }),
   }
 }

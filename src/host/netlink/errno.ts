@@ -38,7 +38,10 @@ const TEXTS: Readonly<Record<string, string>> = {
   EHOSTUNREACH: 'No route to host',
 }
 
-/** Some numbers have two names; EAGAIN and EOPNOTSUPP are the names that the kernel's sources use. */
+/**
+ * Some error numbers have two names. weft does not use these names, because the kernel's sources use EAGAIN and
+ * EOPNOTSUPP.
+ */
 const SECOND_NAMES: ReadonlySet<string> = new Set(['EWOULDBLOCK', 'ENOTSUP'])
 const NAMES: ReadonlyMap<number, string> = new Map(
   Object.entries(constants.errno).flatMap(([name, number]) => (SECOND_NAMES.has(name) ? [] : [[number, name]])),

@@ -1,4 +1,5 @@
-// host-kernel.ts - the kernel of this host, read, changed and watched with netlink sockets (netlink(7)).
+// host-kernel.ts - reads, changes and watches the configuration of this host's kernel with netlink sockets
+// (netlink(7)).
 
 import { readFile } from 'node:fs/promises'
 import type { NetlinkMonitor } from '../../../native/addon.d.ts'
@@ -38,8 +39,8 @@ import {
 } from './socket.ts'
 
 /**
- * The number of changes that are sent at a time. The event loop of Node.js is blocked while their requests are built,
- * about 5 ms.
+ * The number of changes that are sent at a time. While weftd builds the requests for CHANGES_AT_ONCE changes, the event
+ * loop of Node.js is blocked for about 5 ms.
  */
 const CHANGES_AT_ONCE = 1_000
 
@@ -48,7 +49,7 @@ type Rest = Awaited<ReturnType<typeof loadRest>>
 
 type WireguardChange = Extract<Change, { readonly kind: 'set wireguard' }>
 
-/** Changes that are sent together: changes of WireGuard devices, or other changes. */
+/** Changes that are sent together: either changes of WireGuard devices, or changes of other objects. */
 interface Batch {
   readonly changes: Change[]
   readonly isWireguard: boolean
@@ -59,10 +60,10 @@ export class NetlinkKernel implements HostKernel {
   readonly #generic = new KernelSocket(NETLINK.GENERIC)
   readonly #netfilter = new KernelSocket(NETLINK.NETFILTER)
   readonly #xfrm = new KernelSocket(NETLINK.XFRM)
-  /** Logs each change if its verbosity is 4 or more; undefined until `logTo` is called. */
+  /** The log into which each change is logged if its verbosity is 4 or more; undefined until `logTo` is called. */
   #log: Pick<Log, 'info' | 'v'> | undefined
 
-  /** From now on logs each change, in words of `ip`, if the verbosity of the log is 4 or more. */
+  /** Logs each later change as a command of `ip`, if the verbosity of the log is 4 or more. */
   logTo(log: Pick<Log, 'info' | 'v'>): void {
     this.#log = log
   }
@@ -90,7 +91,7 @@ export class NetlinkKernel implements HostKernel {
     if (index === 0) return []
     const dump = new RouteDump(which, index)
     const [answer] = await this.#exchange([dump.request])
-    // The kernel has no such table, or no such family.
+    // The kernel has no such routing table, or does not support the family.
     if (answer && (isMissing(answer) || isMissingFamily(answer))) return []
     return dump.routesIn(await dataOf(answer, 'routes'), createNames())
   }
@@ -219,7 +220,10 @@ export class NetlinkKernel implements HostKernel {
     return requests.map((request) => (request ? answers[at++] : undefined))
   }
 
-  /** Returns the kernel's answer to a request to nftables; undefined if the kernel has no nftables or refuses it. */
+  /**
+   * Returns the kernel's answer to a request to nftables; undefined if the kernel has no nftables or refuses the
+   * request.
+   */
   async #nftData(request: Buffer): Promise<Buffer | undefined> {
     const [answer] = await this.#netfilter.exchange([request])
     return answer?.errno === 0 ? answer.data : undefined
@@ -237,8 +241,8 @@ export class NetlinkKernel implements HostKernel {
 const isWithoutIpsec = (error: unknown): boolean => (error as NodeJS.ErrnoException).code === 'EPROTONOSUPPORT'
 
 /**
- * Calls `take` with each report of these groups of a subsystem, and `lost` if reports were lost, unless `signal` has
- * aborted.
+ * Watches groups of a netlink subsystem. Calls `take` with each report of the kernel, and `lost` if reports were lost.
+ * Calls neither after `signal` has aborted.
  */
 const watchGroups = (
   protocol: number,
@@ -250,7 +254,7 @@ const watchGroups = (
   addon.watchNetlink(protocol, groups, (reports, isLossy) => {
     if (isLossy) lost()
     const nameOf = createNames()
-    // A callback before a report may have aborted the signal.
+    // An earlier call of `take` or `lost` may have aborted the signal.
     for (const report of messagesIn(reports)) if (!signal.aborted) take(report, nameOf)
   })
 
@@ -324,7 +328,7 @@ const indexOf: IndexOf = ({ name, index }) => {
   }
 }
 
-/** Returns a function that looks up each name only once. */
+/** Returns a function that looks up the name of each interface only once. */
 function createNames(): NameOf {
   const names = new Map<number, string>()
   return (index) => {
@@ -336,7 +340,10 @@ function createNames(): NameOf {
   }
 }
 
-/** Returns the messages of an answer. Throws the error of a refused request, which reads the objects `what`. */
+/**
+ * Returns the messages of an answer. If the kernel refused the request, throws an error which says that the kernel
+ * refused to list the objects `what`.
+ */
 async function dataOf(answer: Answer | undefined, what: string): Promise<Buffer> {
   if (answer?.errno === 0) return answer.data
   throw (await loadRest()).readError(what, answer ?? NO_DEVICE)

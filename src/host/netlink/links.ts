@@ -36,7 +36,9 @@ const IFLA = {
   EXT_MASK: 29,
   ALT_NAME: 53,
 } as const
-/** Makes the kernel leave out the counters of an interface, which take most of an answer (RTEXT_FILTER_SKIP_STATS). */
+/**
+ * Makes the kernel leave out the counters of an interface, which make up most of an answer (RTEXT_FILTER_SKIP_STATS).
+ */
 const WITHOUT_COUNTERS = 8
 /** The longest name of an interface in bytes. A longer name is an alternative name (Linux 5.5). */
 const MAX_NAME = 15
@@ -69,7 +71,7 @@ const IFA_F = {
   TENTATIVE: 0x40,
   PERMANENT: 0x80,
 } as const
-/** The flag of an IPv6 address that means a temporary address has the number of IFA_F.SECONDARY. */
+/** IFA_F.SECONDARY has another meaning for an IPv6 address: the address is temporary. */
 const TEMPORARY = IFA_F.SECONDARY
 /** The scope of a loopback address (RT_SCOPE_HOST), as `ip` sets it. */
 const HOST_SCOPE = 254
@@ -100,7 +102,10 @@ export function getLink(which: string | number): Buffer | undefined {
 export const listAddresses = (index = 0): Buffer =>
   new MessageWriter(RTM_ADDRESS.GET, NLM_F.DUMP).u32(0).u32(index).finish()
 
-/** Returns the request that makes the change; undefined if an interface that the change names does not exist. */
+/**
+ * Returns the netlink request that makes a change of an interface; undefined if an interface that the change names does
+ * not exist.
+ */
 export function linkRequest(change: LinkChange, indexOf: IndexOf): Buffer | undefined {
   if (change.kind === 'add link') return newLink(change.link, indexOf)
   const index = indexOf(change.device)
@@ -148,7 +153,7 @@ function writePeer(data: MessageWriter, peer: NewDevice['peer']): void {
   })
 }
 
-/** Returns the request that makes the change; undefined if the interface does not exist. */
+/** Returns the netlink request that makes a change of an address; undefined if the interface does not exist. */
 export function addressRequest(change: AddressChange, indexOf: IndexOf): Buffer | undefined {
   const { kind, device, address, prefixLength, noDad = false } = change
   const index = indexOf(device)
@@ -177,7 +182,7 @@ interface FoundAddress {
   readonly flags: number
 }
 
-/** Returns the interfaces of a listing, with their addresses of another listing. */
+/** Returns the interfaces that the messages `links` list, each with its addresses from the messages `addresses`. */
 export function linksIn(links: Buffer, addresses: Buffer): Link[] {
   const ofLinks = new Map<number, FoundAddress[]>()
   for (const message of messagesIn(addresses)) {
@@ -195,7 +200,10 @@ export function linksIn(links: Buffer, addresses: Buffer): Link[] {
   return all
 }
 
-/** Returns the interface of a message; undefined for a message of another kind, such as one of a bridge's port. */
+/**
+ * Returns the interface that a message describes; undefined for a message of another kind, such as a message about a
+ * bridge's port.
+ */
 function linkOf(message: ReceivedMessage, addresses: ReadonlyMap<number, readonly FoundAddress[]>): Link | undefined {
   if (message.type !== RTM_LINK.NEW && message.type !== RTM_LINK.DELETE) return undefined
   if (message.u8(0) !== 0) return undefined
@@ -225,7 +233,10 @@ function linkOf(message: ReceivedMessage, addresses: ReadonlyMap<number, readonl
 
 const isIpv4 = (found: LinkAddress): found is LinkAddress<Ipv4> => typeof found.address === 'number'
 
-/** A tunnel has an IP address in place of the link-layer address; it counts as none. */
+/**
+ * Returns the link-layer address of an interface; an empty text for a tunnel, for which the kernel reports an IP
+ * address in this attribute.
+ */
 function linkLayerAddressIn(attributes: Attributes): string {
   const bytes = attributes.bytes(IFLA.ADDRESS)
   return !bytes || bytes.length === 4 || bytes.length === 16 ? '' : (attributes.mac(IFLA.ADDRESS) ?? '')
@@ -274,7 +285,7 @@ const tunIn = (data: Attributes): TunSettings => ({
 function addressOf(message: ReceivedMessage): FoundAddress | undefined {
   if (message.type !== RTM_ADDRESS.NEW && message.type !== RTM_ADDRESS.DELETE) return undefined
   const attributes = message.attributes(ADDRESS_HEADER)
-  // For a point-to-point address IFA_ADDRESS is the address of the other end.
+  // For a point-to-point address IFA_ADDRESS is the address of the other end of the link.
   const address = attributes.address(IFA.LOCAL) ?? attributes.address(IFA.ADDRESS)
   if (address === undefined || message.u8(0) !== FAMILY_NUMBERS[familyOf(address)]) return undefined
   const flags = attributes.u32(IFA.FLAGS) ?? message.u8(2)

@@ -135,7 +135,8 @@ export class MessageWriter {
   }
 
   /**
-   * Works like `nested`, but does not set the flag NLA_F_NESTED, because some older attributes must not have the flag.
+   * Works like `nested`, but does not set the flag NLA_F_NESTED, because the kernel does not accept the flag in some
+   * older attributes.
    */
   nestedRaw(type: number, write: (inner: this) => void): this {
     const value = this.#attribute(type, 0)
@@ -172,7 +173,7 @@ export class MessageWriter {
     if (needed > this.#bytes.length) {
       const larger = Buffer.alloc(Math.max(needed, this.#bytes.length * 2))
       larger.set(this.#bytes)
-      // The message may contain a key.
+      // Wipe the old bytes, because the message may contain a key.
       this.#bytes.fill(0)
       this.#bytes = larger
     }
@@ -219,7 +220,10 @@ const macBytes = (mac: string): Buffer => Buffer.from(mac.replaceAll(':', ''), '
 const HEX_DIGITS = Buffer.from('0123456789abcdef')
 const COLON = 0x3a
 
-/** Formats a link-layer address. A text of one piece is faster to find in a map than a text of joined parts. */
+/**
+ * Formats a link-layer address. Makes the text from one buffer, because Node.js finds such a text faster in a map than
+ * a text of joined parts.
+ */
 function macText(bytes: Buffer): string {
   const text = Buffer.allocUnsafe(3 * bytes.length)
   for (let at = 0; at < bytes.length; at++) {
@@ -231,7 +235,7 @@ function macText(bytes: Buffer): string {
   return text.toString('latin1', 0, Math.max(0, text.length - 1))
 }
 
-/** A message that the kernel sent. The readers of its fixed header return 0 beyond the end of the message. */
+/** A message that the kernel sent. The methods that read its fixed header return 0 beyond the end of the message. */
 export class ReceivedMessage {
   readonly type: number
   readonly flags: number
@@ -356,7 +360,7 @@ export class Attributes {
     return bytes && new Attributes(bytes)
   }
 
-  /** Returns the attributes within each attribute, for a list whose elements are attributes. */
+  /** Returns the attributes within each element of a list, which is an attribute whose elements are attributes. */
   elements(): Attributes[] {
     const all: Attributes[] = []
     for (let at = 0; at < this.#found.length; at += 3) {

@@ -1,5 +1,5 @@
 // neighbours.ts - netlink requests and answers about entries of the neighbour tables, and about forwarding entries of
-// vxlan devices (linux/neighbour.h). Pure.
+// vxlan devices (linux/neighbour.h). All functions are pure.
 
 import { familyOf, type Family } from '../../net/address.ts'
 import type { Change, Forwarding, Neighbour } from '../kernel.ts'
@@ -10,9 +10,9 @@ export const RTM_NEWNEIGH = 28
 export const RTM_DELNEIGH = 29
 const RTM_GETNEIGH = 30
 
-/** The length of `struct ndmsg`. */
+/** The length of `struct ndmsg` in bytes. */
 const HEADER = 12
-/** Attributes of an entry. */
+/** The types of the attributes of a neighbour or forwarding entry (NDA_* in linux/neighbour.h). */
 const NDA = { DST: 1, LLADDR: 2, IFINDEX: 8, MASTER: 9 } as const
 const NUD_NOARP = 0x40
 const NUD_PERMANENT = 0x80
@@ -38,7 +38,9 @@ export type EntryChange = Extract<
   { readonly kind: 'replace neighbour' | 'delete neighbour' | 'replace forwarding' | 'delete forwarding' }
 >
 
-/** Returns the request that lists the neighbour entries of a family; of one interface if its index is given. */
+/**
+ * Returns the request that lists the neighbour entries of a family; only those of one interface if its index is given.
+ */
 export const neighboursRequest = (family: Family, deviceIndex?: number): Buffer =>
   dumpOf(FAMILY_NUMBERS[family], deviceIndex)
 
@@ -47,13 +49,13 @@ export const forwardingRequest = (deviceIndex: number): Buffer => dumpOf(AF_BRID
 
 function dumpOf(family: number, deviceIndex: number | undefined): Buffer {
   // For forwarding entries, Linux before 4.20 ignores an index in a request of this length, and lists all interfaces
-  // (net/core/rtnetlink.c, rtnl_fdb_dump). The readers of the answers compare the index, too.
+  // (net/core/rtnetlink.c, rtnl_fdb_dump). So the functions that read the answer compare the index, too.
   const writer = headed(RTM_GETNEIGH, NLM_F.DUMP, family, 0, 0, 0)
   if (deviceIndex !== undefined) writer.attributeU32(NDA.IFINDEX, deviceIndex)
   return writer.finish()
 }
 
-/** Returns the request that makes the change; undefined if the interface does not exist. */
+/** Returns the netlink request that makes a change of an entry; undefined if the interface does not exist. */
 export function entryRequest(change: EntryChange, indexOf: IndexOf): Buffer | undefined {
   const index = indexOf(change.device)
   if (index === 0) return undefined
@@ -89,7 +91,7 @@ function headed(
   return new MessageWriter(type, flags).u8(family).u8(0).u16(0).u32(index).u16(state).u8(entryFlags).u8(0)
 }
 
-/** Reads a neighbour entry from a message; undefined if the message does not describe one for IPv4 or IPv6. */
+/** Reads a neighbour entry from a message; undefined if the message does not describe an IPv4 or IPv6 neighbour. */
 export function neighbourIn(message: ReceivedMessage): Neighbour | undefined {
   const family = familyIn(message)
   const attributes = message.attributes(HEADER)
@@ -112,8 +114,8 @@ function statesOf(state: number): readonly string[] {
 }
 
 /**
- * Reads an entry of a device's own forwarding table from a message; undefined if the message does not describe one.
- * Entries of the table of the device's bridge have the same family and the attribute NDA_MASTER.
+ * Reads an entry of a device's own forwarding table from a message; undefined if the message does not describe such an
+ * entry. Entries of the table of the device's bridge have the same family and the attribute NDA_MASTER.
  */
 export function forwardingIn(message: ReceivedMessage): Forwarding | undefined {
   if (message.u8(0) !== AF_BRIDGE || (message.u8(10) & NTF_MASTER) !== 0) return undefined
@@ -124,7 +126,9 @@ export function forwardingIn(message: ReceivedMessage): Forwarding | undefined {
   return { deviceIndex: message.u32(4), mac, host: attributes.address(NDA.DST), isPermanent }
 }
 
-/** Reads the neighbour entries of a family, of one interface if its index is given, from the kernel's answer. */
+/**
+ * Reads the neighbour entries of a family, only those of one interface if its index is given, from the kernel's answer.
+ */
 export function neighboursIn(
   messages: Iterable<ReceivedMessage>,
   family: Family,

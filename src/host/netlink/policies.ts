@@ -1,4 +1,4 @@
-// policies.ts - the netlink request that counts IPsec policies, and its answer (linux/xfrm.h). Pure.
+// policies.ts - the netlink request that counts IPsec policies, and its answer (linux/xfrm.h). All functions are pure.
 
 import { MessageWriter, NLM_F, type ReceivedMessage } from './message.ts'
 

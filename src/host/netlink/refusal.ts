@@ -1,4 +1,4 @@
-// refusal.ts - the errors for requests that the kernel refused. Pure.
+// refusal.ts - makes the errors for requests that the kernel refused. All functions are pure.
 
 import { constants } from 'node:os'
 import { WeftError } from '../../base/errors.ts'
@@ -10,21 +10,21 @@ import type { Refusal } from './socket.ts'
 
 const { EOPNOTSUPP, ETIMEDOUT } = constants.errno
 
-/** The remedies for errors of the host, by the name of the error number. */
+/** The remedies for errors with which the kernel refuses any request, by the name of the error number. */
 const REMEDIES: Readonly<Record<string, string>> = {
   EMFILE: 'raise the limit of open files of this process (LimitNOFILE of systemd, or `ulimit -n`)',
   ENFILE: 'raise the limit of open files of this host (sysctl fs.file-max)',
 }
 
-/** Returns the error of a refused request that reads the kernel objects `what`. */
+/** Returns the error for a refused request to list the kernel objects `what`. */
 export const readError = (what: string, refusal: Refusal): WeftError =>
   errorOf(`the kernel refused to list ${what}`, refusal)
 
-/** Returns the error of a change; undefined if the kernel accepted the change. */
+/** Returns the error with which the kernel refused a change; undefined if the kernel accepted the change. */
 export function changeError(change: Change, refusal: Refusal): WeftError | undefined {
   if (refusal.errno === 0) return undefined
   const error = errorOf(`the kernel refused \`${wordsOf(change)}\``, refusal)
-  // The kernel has no error number of its own for an unknown type of device.
+  // For a device of an unknown type, the kernel returns the general error number EOPNOTSUPP.
   if (change.kind !== 'add link' || refusal.errno !== EOPNOTSUPP) return error
   const { type } = change.link
   return new WeftError('NO_DEVICE_TYPE', `this kernel has no device of type ${type} (${error.message})`, {

@@ -1,4 +1,5 @@
-// reports.ts - the reports that the kernel sends to rtnetlink's multicast groups when an object changes. Pure.
+// reports.ts - the reports that the kernel sends to rtnetlink's multicast groups when an object changes. All functions
+// are pure.
 
 import type { KernelEvent, Topic } from '../kernel.ts'
 import type { NameOf } from './interfaces.ts'

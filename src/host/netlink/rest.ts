@@ -1,5 +1,5 @@
-// rest.ts - the parts of netlink that a start with the last known state does not need, in one module that
-// host-kernel.ts loads at their first use. Packets are lost while a start loads modules.
+// rest.ts - the netlink code that weftd does not need when it starts with the stored state of its previous run.
+// host-kernel.ts loads this code at its first use, because packets are lost while a starting weftd loads modules.
 
 export { wordsOf } from '../ip-words.ts'
 export { entryRequest, forwardingEntriesIn, forwardingRequest, neighboursIn, neighboursRequest } from './neighbours.ts'

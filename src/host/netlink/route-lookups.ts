@@ -1,4 +1,4 @@
-// route-lookups.ts - the requests that look up the route of a packet, and the kernel's answers. Pure.
+// route-lookups.ts - the requests that look up the route of a packet, and the kernel's answers. All functions are pure.
 
 import { ADDRESS_BITS, familyOf } from '../../net/address.ts'
 import type { RouteAnswer, RouteQuery } from '../kernel.ts'
@@ -8,7 +8,7 @@ import { FAMILY_NUMBERS, messagesIn, MessageWriter, NLM_F } from './message.ts'
 import { routeIn, RTA, RTM_GETROUTE, RTM_NEWROUTE } from './routes.ts'
 import type { Answer } from './socket.ts'
 
-/** Asks the kernel to name the routing table of the route in its answer. */
+/** The flag that makes the kernel name the route's table in its answer to a lookup. */
 const RTM_F_LOOKUP_TABLE = 0x1000
 
 /** Returns the request that looks up the route of a packet; undefined if the packet's interface does not exist. */
@@ -20,7 +20,7 @@ export function lookUpRequest({ to, from, iif, mark }: RouteQuery, indexOf: Inde
   const writer = new MessageWriter(RTM_GETROUTE, NLM_F.ACK)
   writer.u8(FAMILY_NUMBERS[family]).u8(bits)
   writer.u8(from === undefined ? 0 : bits)
-  // For IPv6 the kernel refuses this flag, and its answer names the table anyway.
+  // For IPv6 the kernel refuses RTM_F_LOOKUP_TABLE, and its answer names the routing table without this flag.
   const flags = family === 'ipv4' ? RTM_F_LOOKUP_TABLE : 0
   writer.raw(new Uint8Array(5)).u32(flags).address(RTA.DST, to)
   if (from !== undefined) writer.address(RTA.SRC, from)

@@ -1,4 +1,4 @@
-// routes.ts - netlink requests and answers about routes (rtnetlink(7), linux/rtnetlink.h). Pure.
+// routes.ts - netlink requests and answers about routes (rtnetlink(7), linux/rtnetlink.h). All functions are pure.
 //
 // The changes have the same meaning as `ip route add`, `ip route replace` and `ip route del`, including the defaults of
 // iproute2 (ip/iproute.c, iproute_modify).
@@ -34,9 +34,9 @@ export const RTM_NEWROUTE = 24
 export const RTM_DELROUTE = 25
 export const RTM_GETROUTE = 26
 
-/** The length of `struct rtmsg`. */
+/** The length of `struct rtmsg` in bytes. */
 const HEADER = 12
-/** Attributes of a route. */
+/** The types of the attributes of a route (RTA_* in linux/rtnetlink.h). */
 export const RTA = {
   DST: 1,
   SRC: 2,
@@ -99,7 +99,7 @@ const PROTOCOL_NUMBERS: ReadonlyMap<string, number> = new Map([...PROTOCOLS].map
 
 export type RouteRequest = Extract<Change, { readonly kind: 'add route' | 'replace route' | 'delete route' }>
 
-/** Returns the request that makes the change; undefined if the route's interface does not exist. */
+/** Returns the netlink request that makes a change of a route; undefined if the route's interface does not exist. */
 export function routeRequest(change: RouteRequest, indexOf: IndexOf): Buffer | undefined {
   const { kind, destination, type, gateway, device, onlink = false, metric, source, table, protocol } = change
   const index = device && indexOf(device)
@@ -150,7 +150,10 @@ function scopeOf({ kind, type = 'unicast', scope, gateway, destination }: RouteR
   return type === 'unicast' && gateway === undefined ? SCOPES.link : SCOPES.global
 }
 
-/** Appends the gateway. A gateway of the other family has an attribute that begins with the family. */
+/**
+ * Appends the gateway. If the gateway's family is not that of the destination, uses the attribute RTA_VIA, which begins
+ * with the family.
+ */
 function writeGateway(writer: MessageWriter, destination: Net, gateway: Address): void {
   if (familyOf(gateway) === familyOf(destination)) {
     writer.address(RTA.GATEWAY, gateway)
@@ -230,8 +233,9 @@ export function textWithoutLifetime(message: ReceivedMessage): string | undefine
 /** Requests the routes that a filter selects, and reads them from the kernel's answer. */
 export class RouteDump {
   /**
-   * The request. Linux 4.20 applies its table and interface to the answer if the socket has the option
-   * NETLINK_GET_STRICT_CHK; otherwise the kernel ignores them, and `routesIn` drops the other routes.
+   * The request, which names the table and the interface of the wanted routes. Since Linux 4.20 the kernel lists only
+   * these routes, if the socket has the option NETLINK_GET_STRICT_CHK. Otherwise the kernel lists all routes, and
+   * `routesIn` drops the unwanted routes.
    */
   readonly request: Buffer
   readonly #filter: RouteFilter

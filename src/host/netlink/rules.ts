@@ -1,4 +1,4 @@
-// rules.ts - netlink requests and answers about policy rules (linux/fib_rules.h). Pure.
+// rules.ts - netlink requests and answers about policy rules (linux/fib_rules.h). All functions are pure.
 
 import { netAround, type Address, type Family, type Net } from '../../net/address.ts'
 import type { Change, PolicyRule } from '../kernel.ts'
@@ -8,9 +8,9 @@ export const RTM_NEWRULE = 32
 export const RTM_DELRULE = 33
 const RTM_GETRULE = 34
 
-/** The length of `struct fib_rule_hdr`. */
+/** The length of `struct fib_rule_hdr` in bytes. */
 const HEADER = 12
-/** Attributes of a rule. */
+/** The types of the attributes of a policy rule (FRA_* in linux/fib_rules.h). */
 const FRA = {
   DST: 1,
   SRC: 2,
@@ -41,7 +41,7 @@ export type RuleChange = Extract<Change, { readonly kind: 'add rule' | 'delete r
 export const rulesRequest = (family: Family): Buffer =>
   new MessageWriter(RTM_GETRULE, NLM_F.DUMP).raw(headerOf(family, {})).finish()
 
-/** Returns the request that makes the change. */
+/** Returns the netlink request that adds or deletes a policy rule. */
 export function ruleRequest({ kind, family, priority, iif, from, to, action }: RuleChange): Buffer {
   const isNew = kind === 'add rule'
   const table = typeof action === 'object' ? action.table : undefined
@@ -64,7 +64,10 @@ interface HeaderParts {
   readonly action?: number
 }
 
-/** Returns a `struct fib_rule_hdr`. The number of a table above 255 has its own attribute. */
+/**
+ * Returns a `struct fib_rule_hdr`. A table number above 255 does not fit into this structure; it has an attribute of
+ * its own.
+ */
 function headerOf(family: Family, { from, to, table = 0, action = 0 }: HeaderParts): Uint8Array {
   const bytes = new Uint8Array(HEADER)
   bytes[0] = FAMILY_NUMBERS[family]

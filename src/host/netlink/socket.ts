@@ -41,8 +41,8 @@ export const isMissingProtocol = ({ errno }: Refusal): boolean => errno === EPRO
 export interface NetlinkSocket {
   /**
    * Sends the requests in one batch and returns their answers in the same order. Each request must have the flag
-   * NLM_F.ACK or NLM_F.DUMP. The socket sets the sequence numbers. If the socket cannot be opened, each answer has that
-   * error number.
+   * NLM_F.ACK or NLM_F.DUMP. The socket sets the sequence numbers. If the socket cannot be opened, each answer has the
+   * error number of that failure.
    */
   exchange(requests: readonly Buffer[]): Promise<readonly Answer[]>
 }
@@ -54,8 +54,8 @@ const ACCEPTED: Answer = { data: Buffer.alloc(0), errno: 0, explanation: undefin
 const TIMED_OUT: Answer = { data: Buffer.alloc(0), errno: constants.errno.ETIMEDOUT, explanation: undefined }
 
 /**
- * How long an exchange may take in ms. The addon waits up to 10 s for each message of the kernel. It cannot limit the
- * time of a system call that waits for the kernel's lock of the network configuration (rtnl_mutex).
+ * How long an exchange may take in ms. The addon waits up to 10 s for each message of the kernel. The addon cannot
+ * limit the time of a system call that waits for the kernel's lock of the network configuration (rtnl_mutex).
  */
 const PATIENCE_MS = 20_000
 
@@ -63,7 +63,7 @@ const PATIENCE_MS = 20_000
 export class KernelSocket implements NetlinkSocket {
   readonly #protocol: number
   #socket: AddonSocket | undefined
-  /** The last exchange of the addon, which makes one exchange at a time and may hang. It never rejects. */
+  /** The last exchange of the addon, which makes one exchange at a time and may hang. This promise never rejects. */
   #running: Promise<unknown> = Promise.resolve()
   /** The time by which the last exchange must end, in ms of performance.now(). */
   #endsBy = 0
@@ -84,14 +84,15 @@ export class KernelSocket implements NetlinkSocket {
 
   async #exchange(requests: readonly Buffer[]): Promise<readonly Answer[]> {
     if (requests.length === 0) return []
-    // A new socket would not help, and each hanging exchange blocks one of the few threads of libuv's pool.
+    // If the last exchange hangs, send nothing: an exchange over a new socket would hang too, and each hanging exchange
+    // blocks one of the few threads of libuv's pool.
     if (!(await this.#isDone())) return requests.map(() => TIMED_OUT)
     this.#socket ??= addon.openNetlink(this.#protocol)
     const bytes = Buffer.concat(requests)
     const answers = this.#socket.exchange(bytes)
     this.#running = answers.catch(() => {})
     this.#endsBy = performance.now() + PATIENCE_MS
-    // The addon has copied the requests, which may contain keys.
+    // Wipe the requests, which may contain keys, because the addon has copied them.
     bytes.fill(0)
     if (!(await this.#isDone())) return requests.map(() => TIMED_OUT)
     return (await answers).map((answer) => (answer ? { explanation: undefined, ...answer } : ACCEPTED))

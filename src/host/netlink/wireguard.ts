@@ -35,20 +35,23 @@ const PEER_FLAG = { REMOVE_ME: 1, REPLACE_ALLOWED_IPS: 2 } as const
 const ALLOWED_IP = { FAMILY: 1, ADDRESS: 2, PREFIX_LENGTH: 3 } as const
 /** The numbers of address families (AF_INET and AF_INET6 in socket.h). */
 const AF = { INET: 2, INET6: 10 } as const
-/** The answer in place of one that the kernel did not give: EPROTO. */
+/** The answer to use if the kernel's answer is missing or incomplete. Its error number is EPROTO. */
 const UNANSWERED: Answer = { data: Buffer.alloc(0), errno: 71, explanation: undefined }
 /** The lengths of `struct sockaddr_in` and `struct sockaddr_in6` in bytes. */
 const SOCKADDR = { INET: 16, INET6: 28 } as const
 
 /**
- * The length in bytes from which on a request takes no further peer. The attribute that contains the peers is limited
- * to 64 KiB.
+ * A request of this length in bytes or more gets no further peer. The attribute that contains the peers is limited to
+ * 64 KiB.
  */
 const LONG_REQUEST = 32 * 1024
 /** The maximum number of allowed IPs in one description of a peer; each takes up to 44 bytes. */
 const ALLOWED_IPS_AT_ONCE = 500
 
-/** The kernel's answer to a reading of a device, and the device's state if the kernel did not refuse the reading. */
+/**
+ * The kernel's answer to a request that reads a device, and the device's state if the kernel did not refuse the
+ * request.
+ */
 interface WireguardReading {
   readonly answer: Answer
   readonly state: WireguardState | undefined
@@ -90,8 +93,8 @@ export async function setWireguard(
 }
 
 /**
- * Looks up the number of WireGuard's family; the kernel loads its module for that. The number changes when the module
- * is loaded again, so each use of the family begins with this request.
+ * Looks up the number of WireGuard's generic netlink family. For this request the kernel loads the WireGuard module if
+ * necessary. The number changes when the module is loaded again, so each use of the family begins with this request.
  */
 async function findFamily(
   socket: NetlinkSocket,
@@ -143,7 +146,7 @@ interface PeerPart {
   readonly allowedIps: readonly Net[] | undefined
 }
 
-/** Divides a peer with many allowed IPs into several parts, whose allowed IPs the kernel adds up. */
+/** Divides a peer with many allowed IPs into several parts, whose allowed IPs the kernel combines. */
 function partsOf(peer: WireguardPeerChange): PeerPart[] {
   const { allowedIps = [] } = peer
   const parts: PeerPart[] = [{ peer, isFirst: true, allowedIps: peer.allowedIps?.slice(0, ALLOWED_IPS_AT_ONCE) }]
@@ -176,7 +179,7 @@ function writeAllowedIp(request: MessageWriter, { address, prefixLength }: Net):
   )
 }
 
-/** Writes a key; an empty secret as zeros, with which the kernel removes the key. */
+/** Writes a key. An empty secret is written as zeros, which make the kernel remove the key. */
 function writeKey(request: MessageWriter, type: number, key: Secret): void {
   const bytes = key.isEmpty ? Buffer.alloc(KEY_BYTES) : Buffer.from(key.reveal(), 'base64')
   request.bytes(type, bytes)
@@ -232,10 +235,13 @@ const keyIn = (from: Attributes, type: number): string | undefined => {
 
 const NO_KEY = new Secret('')
 
-/** Collects the peers of a dump. */
+/** Collects the peers from the messages of a dump (the kernel's answer about a device). */
 class PeerList {
   readonly all: (WireguardPeerState & { readonly allowedIps: Net[] })[] = []
-  /** The pre-shared key of the last peer that has one. Most networks have one pre-shared key for all peers. */
+  /**
+   * The pre-shared key of the last peer that has one. Most networks have one pre-shared key for all peers, which then
+   * share this object.
+   */
   #lastKey = NO_KEY
 
   /**
