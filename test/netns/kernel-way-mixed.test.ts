@@ -60,8 +60,8 @@ it('weftd itself carries the packets of flanneld, and does not promote it', asyn
     const [flow] = await numberedFlows(podOther, podA, [{ to: podA.address, port: 7001, sizes: [20, 1000] }], 1_000)
     expect(flow).toMatchObject({ received: 1_000, late: 0, twice: 0 })
     const after = await carriedByKernel(a)
-    // Only the probes between the first two hosts.
-    expect(after.sent - before.sent).toBeLessThan(100)
+    // The probes between the first two hosts, of which there are some hundred on a slow machine. Each transfer has 2,900 packets.
+    expect(after.sent - before.sent).toBeLessThan(1_000)
 
     const { dataPath, peers } = await statusOf(a)
     expect(dataPath?.fastPath).toMatchObject({ isActive: true, promoted: 1 })
