@@ -62,7 +62,7 @@ describe('a limit of the time in which the process runs', () => {
   })
 
   it('can be cancelled, and calls once', async () => {
-    const late = vi.fn()
+    const late = vi.fn<() => void>()
     clearTimeout(afterRunning(1000, late))
     afterRunning(1000, late)
     await vi.advanceTimersByTimeAsync(900)
