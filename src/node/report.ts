@@ -150,7 +150,7 @@ const hostTroubles = ({ duplicate, unforwarded, ownership }: Node): readonly str
   ...unforwarded.map((family) => `the kernel does not forward ${FAMILY_NAMES[family]}`),
 ]
 
-type PeersSeen = Pick<Snapshot, 'silent' | 'unusable' | 'keyless' | 'narrow'>
+type PeersSeen = Pick<Snapshot, 'silent' | 'unusable' | 'unset' | 'keyless' | 'narrow'>
 
 /**
  * Counting thousands of peers takes a while. So weftd reuses a count for this multiple of the time that counting took.
@@ -175,8 +175,18 @@ function countOf({ ownership }: Node, list: readonly PeerStatus[]): PeersSeen {
   const conditions = list.map(conditionOf)
   const number = (of: Condition): number => conditions.filter((each) => each === of).length
   const stored = number('stored')
-  const keyless = Math.min(stored, countersOf(ownership)['peers_without_keys'] ?? 0)
-  return { silent: number('silent'), unusable: stored - keyless, keyless, narrow: number('narrow') }
+  const counters = countersOf(ownership)
+  const keyless = Math.min(stored, counters['peers_without_keys'] ?? 0)
+  // Peers that are stored although their leases are usable: the kernel refused the route, or another program's route
+  // has its place.
+  const unusable = Math.min(stored - keyless, counters['peers_unusable'] ?? stored)
+  return {
+    silent: number('silent'),
+    unusable,
+    unset: stored - keyless - unusable,
+    keyless,
+    narrow: number('narrow'),
+  }
 }
 
 const iso = (ms: number): string => new Date(ms).toISOString()

@@ -35,8 +35,10 @@ export interface Snapshot {
   readonly rules: string | undefined
   readonly peers: number
   readonly silent: number
-  /** The number of peers whose lease is in the store, but that are missing from the data path. */
+  /** The number of peers whose lease the data path cannot use. */
   readonly unusable: number
+  /** The number of peers that the data path lacks although it can use their leases, for example for want of a route. */
+  readonly unset: number
   /** The number of peers for which strongSwan's charon has no keys. `unusable` does not count these peers. */
   readonly keyless: number
   /**
@@ -124,7 +126,7 @@ const goneOf = (family: Family, why: string | undefined): Problem => ({
   why,
 })
 
-function peersText({ peers, silent, unusable, keyless, narrow }: Snapshot): readonly string[] {
+function peersText({ peers, silent, unusable, unset, keyless, narrow }: Snapshot): readonly string[] {
   const of = peers === 1 ? 'the only peer' : undefined
   const verb = (number: number, one: string, many: string): string => (number === 1 ? one : many)
   return [
@@ -132,6 +134,7 @@ function peersText({ peers, silent, unusable, keyless, narrow }: Snapshot): read
     ...(unusable > 0
       ? [`the ${verb(unusable, 'lease', 'leases')} of ${of ?? `${unusable} of ${peers} peers`} cannot be used`]
       : []),
+    ...(unset > 0 ? [`the data path lacks ${of ?? `${unset} of ${peers} peers`}`] : []),
     ...(keyless > 0 ? [`charon has no keys for ${of ?? `${keyless} of ${peers} peers`}`] : []),
     ...(narrow > 0 ? [`long packets do not reach ${of ?? `${narrow} of ${peers} peers`}`] : []),
   ]

@@ -18,6 +18,7 @@ export const wellNode: Snapshot = {
   peers: 2,
   silent: 0,
   unusable: 0,
+  unset: 0,
   keyless: 0,
   narrow: 0,
   held: 0,

@@ -148,10 +148,9 @@ export class RouteSync {
     let lost = this.#missing(routes, all)
     if (lost.length > 0 && (await this.#followDevices())) lost = this.#missing(routes, all)
     this.#noteTaken(routes, all)
-    const before = this.#refused
     this.#noteRefused(await this.#change([], 'replace route', lost), all)
     return lost
-      .filter(([destination, hop]) => !this.#refused.has(destination) || !isSame(before.get(destination), hop))
+      .filter(([destination]) => !this.#refused.has(destination))
       .map(([destination, hop]) => `the route to ${destination} via ${hop.gateway} was gone`)
   }
 

@@ -26,7 +26,7 @@ export const noNetAdmin = (what: string, cause?: unknown): WeftError =>
   new WeftError('PERMISSION', what, {
     remedy: isRoot()
       ? 'give it to the container: `docker run --cap-add NET_ADMIN --device /dev/net/tun`; in a unit, CapabilityBoundingSet=CAP_NET_ADMIN'
-      : 'run as root, as the unit does, or give it with `setpriv --ambient-caps +net_admin` or AmbientCapabilities= of a unit',
+      : 'run as root, as the unit does, or give it with `setpriv --inh-caps +net_admin --ambient-caps +net_admin` or AmbientCapabilities= of a unit',
     cause,
   })
 

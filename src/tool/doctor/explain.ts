@@ -22,7 +22,7 @@ import type { Facts } from './facts.ts'
 import { walkFilter } from './filter-walk.ts'
 import { portPacket, sentBack } from './firewall.ts'
 import { readRuleset } from './nft-walk.ts'
-import { hasOneRoute } from './routes.ts'
+import { hasOneRoute, isOnlyRouteMissing } from './routes.ts'
 import {
   bridgeOf,
   hostText,
@@ -211,7 +211,9 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
   // weftd makes no route to a peer whose lease it cannot use, so packets to that peer take the host's ordinary route.
   const whyNotRight =
     peer.state === 'stored' && !hasOneRoute(status)
-      ? 'weftd made no route to this node, because it cannot use its lease'
+      ? isOnlyRouteMissing(status)
+        ? 'the kernel refused the route of weftd to this node, or another route has its place: see the log of weftd'
+        : 'weftd made no route to this node, because it cannot use its lease'
       : 'another route has precedence'
   steps.push({
     step: 'route',
@@ -231,7 +233,9 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
         : !isCarried(status, family)
           ? `the ${status.config?.backendType} backend carries only IPv4 here, so IPv6 packets do not reach other nodes`
           : peer.state === 'stored'
-            ? 'this node cannot use the lease of that node: see the log of weftd'
+            ? isOnlyRouteMissing(status)
+              ? 'this node has no route of weftd to that node: see the log of weftd'
+              : 'this node cannot use the lease of that node: see the log of weftd'
             : sentBy(dataPath.engine, peer),
   })
   if (from.kind !== 'here') steps.push(...provenSource(question, from))

@@ -209,7 +209,7 @@ export const FINDINGS = {
     level: 'failure',
     means:
       'the route to the network, or to a peer, is missing: the kernel sends packets for these addresses to the default route',
-    fix: 'a running weftd restores the route within seconds; if weftd does not restore it, read the errors in its log',
+    fix: 'a running weftd restores the route within seconds; if weftd does not restore it, check that the external interface is up and has its address (`ip address`), and read the errors in the log of weftd (`Error adding route`)',
   },
   'policy-route': {
     check: 'routes',

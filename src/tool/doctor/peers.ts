@@ -16,6 +16,7 @@ import { isSendingOnly, placeIn, titleOf, type PeerStatus, type Status } from '.
 import type { Facts, Reach } from './facts.ts'
 import { each, type Finding, type FindingName } from './findings.ts'
 import { troubleOf } from './handshakes.ts'
+import { isOnlyRouteMissing } from './routes.ts'
 import { outerIn, seenSides, sideText, type SeenSide } from './sides.ts'
 
 /** At this percentage of lost probes or more, the doctor reports a peer as lossy. */
@@ -83,7 +84,11 @@ export function checkPeers(
   const isSilent = ({ answers: now, state, lossPercent }: SeenSide): boolean =>
     state !== 'stored' && (now ? !now.small : answering !== null && lossPercent !== null && state !== 'answering')
   const isUnusable = ({ state, peer }: SeenSide): boolean =>
-    state === 'stored' && status.dataPath?.open === true && sameAddress(node, peer) === undefined && !lacksKeys(peer)
+    state === 'stored' &&
+    status.dataPath?.open === true &&
+    sameAddress(node, peer) === undefined &&
+    !lacksKeys(peer) &&
+    !isOnlyRouteMissing(status) // the finding `no-route` or `foreign-route` reports these peers
   // With the backend ipsec, if charon lacks keys, the finding `peers-without-keys` already reports all peers with a
   // usable lease.
   const isLackingKeys = (status.dataPath?.counters['peers_without_keys'] ?? 0) > 0

@@ -40,6 +40,15 @@ export function checkRoutes({ status, routes, silence }: Facts): Finding[] | und
 export const hasOneRoute = ({ dataPath, config }: Status): boolean =>
   dataPath?.engine !== 'kernel' || kindOf(config?.backendType ?? '')?.routes === 'network'
 
+/**
+ * Returns true if all peers that are missing from the data path lack only a route, because weftd can use the leases of
+ * all peers. The kernel refused the route to such a peer, or another program's route has its place.
+ */
+export const isOnlyRouteMissing = (status: Status): boolean =>
+  !hasOneRoute(status) &&
+  status.dataPath?.counters['peers_unusable'] === 0 &&
+  kindOf(status.config?.backendType ?? '')?.probe !== 'nobody'
+
 function checkRoutesOf({ family, network, subnet }: OwnSide, status: Status, routes: readonly Route[]): Finding[] {
   const isOneRoute = hasOneRoute(status)
   const peers = (status.peers?.list ?? []).flatMap((peer) => {
@@ -65,7 +74,8 @@ function checkRoutesOf({ family, network, subnet }: OwnSide, status: Status, rou
     return metric <= USUAL_METRIC[family] && net !== undefined && netContains(network, net.address)
   })
   const there = new Set(first.map(({ destination }) => destination))
-  const wanted = isOneRoute ? [whole] : peers.filter(({ state }) => state !== 'stored').map(({ net }) => net)
+  const routed = peers.filter(({ state }) => state !== 'stored' || isOnlyRouteMissing(status))
+  const wanted = isOneRoute ? [whole] : routed.map(({ net }) => net)
   return [
     ...each(
       'foreign-route',

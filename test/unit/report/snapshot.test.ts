@@ -89,6 +89,12 @@ it.each<[string, Partial<Snapshot>, string | undefined, string]>([
     `impaired by its peers: ${OF_ALL.replace('2 peers', '5 peers')}`,
   ],
   [
+    'that has no route to a peer',
+    { peers: 5, unset: 1 },
+    'the data path lacks 1 of 5 peers',
+    `impaired by its peers: ${OF_ALL.replace('2 peers', '5 peers')}`,
+  ],
+  [
     'whose only peer has no keys',
     { peers: 1, keyless: 1 },
     'charon has no keys for the only peer',

@@ -144,6 +144,16 @@ describe('RouteSync', () => {
     expect(thirds.every((third) => sync.isSet(`10.5.${third}.0/24`))).toBe(true)
   })
 
+  it('does not count a lost route as repaired that the kernel refuses', async () => {
+    const { kernel, sync, hops } = open()
+    await sync.apply(hops(2))
+    kernel.act({ kind: 'delete route', destination: net('10.5.2.0/24'), device: { name: 'eth0' } })
+    kernel.refuses = () => 'EINVAL'
+    expect([await sync.resync(), sync.isSet('10.5.2.0/24')]).toEqual([[], false])
+    kernel.refuses = () => undefined
+    expect(await sync.resync()).toEqual(['the route to 10.5.2.0/24 via 192.0.2.2 was gone'])
+  })
+
   it('rejects if weftd may not change routes', async () => {
     const { kernel, sync, hops } = open()
     kernel.isPermitted = false

@@ -465,6 +465,32 @@ describe('the doctor', () => {
     expect(found(withPeers({ lossPercent }))).toEqual(names)
   })
 
+  it.each<[number, readonly FindingName[]]>([
+    [0, ['no-route']],
+    [1, ['peer-unusable']],
+  ])(
+    'finds the cause why a data path with a route for each peer lacks a peer: %d unusable leases',
+    (unusable, names) => {
+      const hostGw = {
+        ...withStatus({
+          config: { ...status.config!, backendType: 'host-gw' },
+          dataPath: {
+            ...status.dataPath!,
+            device: null,
+            devices: { ipv4: null, ipv6: null },
+            engine: 'kernel',
+            mtu: 1500,
+            counters: { peers_unusable: unusable },
+          },
+          peers: countPeers([{ ...peer, state: 'stored' }], null),
+        }),
+        routes: [],
+        subnetEnv: { FLANNEL_SUBNET: '10.5.1.1/24', FLANNEL_MTU: '1500' },
+      }
+      expect(found(hostGw)).toEqual(names)
+    },
+  )
+
   // The overhead is 20 (IPv4), 8 (UDP), 8 (VXLAN) and 14 (Ethernet); one IPv4 header for IPIP; 16 and a tag of 16 for WireGuard.
   it.each([
     ['udp', 28],

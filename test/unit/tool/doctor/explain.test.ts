@@ -210,6 +210,27 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
   ],
   [
     'route',
+    {
+      status: {
+        ...status,
+        config: { ...status.config!, backendType: 'vxlan' },
+        dataPath: {
+          ...path,
+          engine: 'kernel',
+          device: 'flannel.1',
+          devices: { ipv4: 'flannel.1', ipv6: null },
+          counters: { peers_unusable: 0 },
+        },
+        peers: countPeers([{ ...soundPeer, state: 'stored', type: 'vxlan' }], 10),
+      },
+    },
+    ['10.5.1.2', '10.5.2.2', by('eth0', '192.0.2.254')],
+    [
+      'route false: to eth0 via 192.0.2.254 instead of flannel.1: the kernel refused the route of weftd to this node, or another route has its place: see the log of weftd',
+    ],
+  ],
+  [
+    'route',
     withPeer({ state: 'stored' }),
     ['10.5.1.2', '10.5.2.2', by('eth0', '192.0.2.254')],
     ['route false: to eth0 via 192.0.2.254 instead of flannel0: another route has precedence'],
