@@ -12,7 +12,6 @@ import { eventually } from '../support/event.ts'
 import { statusOf } from '../support/hosts.ts'
 import { carriedByKernel, promoted, transfer } from '../support/kernel-way.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
-import { numberedFlows } from '../support/numbered-flows.ts'
 
 needs(HOSTS, ...ETCD, 'clang++', 'ethtool', 'python3', 'ping')
 
@@ -57,8 +56,6 @@ it('weftd itself carries the packets of flanneld, and does not promote it', asyn
     const before = await carriedByKernel(a)
     await transfer(podA, podOther, podOther.address, 4)
     await transfer(podOther, podA, podA.address, 4)
-    const [flow] = await numberedFlows(podOther, podA, [{ to: podA.address, port: 7001, sizes: [20, 1000] }], 1_000)
-    expect(flow).toMatchObject({ received: 1_000, late: 0, twice: 0 })
     const after = await carriedByKernel(a)
     // The probes between the first two hosts, of which there are some hundred on a slow machine. Each transfer has 2,900 packets.
     expect(after.sent - before.sent).toBeLessThan(1_000)

@@ -101,7 +101,10 @@ export class VxlanDevice {
     if (wrong.length === 0 && this.#state) wrong.push(...(await this.#state.wrong()))
     if (wrong.length > 0) await this.#state?.configure()
     const missing = await this.entries.putMissing(peers, await this.entries.read())
-    if (wrong.length === 0 && missing > 0) wrong.push(`${missing} entries of ${name} for peers were gone`)
+    if (wrong.length === 0 && missing > 0)
+      wrong.push(
+        missing === 1 ? `an entry of ${name} for a peer was gone` : `${missing} entries of ${name} for peers were gone`,
+      )
     return wrong
   }
 
@@ -113,6 +116,7 @@ export class VxlanDevice {
       await applyChange(this.#kernel, { kind: 'add link', link: { name, type: 'vxlan', mac: this.#mac, vxlan } })
     } catch (error) {
       if (!isWeftError(error, 'KERNEL')) throw error
+      await this.#needUnderlay()
       throw new WeftError('DEVICE', `failed to create the vxlan device ${name}: ${messageOf(error)}`, {
         remedy:
           'check whether another device has the same VNI (`ip -d link show type vxlan`); or set "DataPath": "userspace"',
@@ -141,13 +145,18 @@ export class VxlanDevice {
    * device, because a new device could not be created.
    */
   async #removeForAnother(): Promise<void> {
-    const { name } = this.link
-    if (!(await this.#underlay.find(this.#kernel)))
-      throw new WeftError('DEVICE', `cannot repair ${name}: the interface ${this.#underlay.name} is gone`, {
-        remedy: `restore ${this.#underlay.name}, or restart weftd so that it chooses another interface`,
-      })
+    await this.#needUnderlay()
     await applyChange(this.#kernel, { kind: 'delete link', device: this.link })
     this.link.forget()
+  }
+
+  /** Throws if the external interface is missing. */
+  async #needUnderlay(): Promise<void> {
+    if (await this.#underlay.find(this.#kernel)) return
+    const { name } = this.#underlay
+    throw new WeftError('DEVICE', `cannot repair ${this.link.name}: the interface ${name} is gone`, {
+      remedy: `restore ${name}, or restart weftd so that it chooses another interface`,
+    })
   }
 
   async #setMac(): Promise<void> {

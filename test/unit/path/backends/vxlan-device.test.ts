@@ -93,12 +93,19 @@ describe('the device of vxlan', () => {
     expect((await kernel.forwarding({ name: NAME })).map(({ host }) => host)).toEqual([peer.host])
   })
 
+  it('names the external interface if the device disappeared together with it', async () => {
+    const device = await open()
+    await device.configure(own, network)
+    kernel.act({ kind: 'delete link', device: { name: NAME } }, { kind: 'delete link', device: { name: 'eth0' } })
+    await expect(device.resync([])).rejects.toThrow(`cannot repair ${NAME}: the interface eth0 is gone`)
+  })
+
   it('does not count an entry as repaired that the kernel refused', async () => {
     const device = await open()
     await device.configure(own, network)
     const peer = { address: parseIpv6('fd00:5:0:2::')!, mac: '02:00:00:00:00:02', host: parseIpv6('fd00::2')! }
     kernel.refuses = (words) => (words.startsWith('bridge') ? 'ENOMEM' : undefined)
-    expect(await device.resync([peer])).toEqual([`1 entries of ${NAME} for peers were gone`])
+    expect(await device.resync([peer])).toEqual([`an entry of ${NAME} for a peer was gone`])
     expect(await device.resync([peer])).toEqual([])
   })
 

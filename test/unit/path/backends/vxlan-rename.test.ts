@@ -125,7 +125,7 @@ it('continues with a renamed device: its peers, its entries and its name in the 
   const [entry] = await kernel.neighbours('ipv4', { name: 'other0' })
   kernel.act({ kind: 'delete neighbour', device: { name: 'other0' }, address: entry!.address })
   kernel.changes.length = 0
-  expect(await dataPath.resync()).toEqual(['1 entries of other0 for peers were gone'])
+  expect(await dataPath.resync()).toEqual(['an entry of other0 for a peer was gone'])
   expect(lines).toEqual(['The interface flannel.1 is called other0 now; weftd goes on with it under the new name'])
   expect([linkChanges(kernel), dataPath.carrier().device, dataPath.peers().length]).toEqual([[], 'other0', 1])
   expect(dataPath.watched[0]?.matters?.(entryEvent('10.202.0.0 dev other0 FAILED', kernel.peek('other0')!.index))).toBe(
