@@ -184,6 +184,18 @@ it('the configuration switches the way off', async () => {
   await transfer(a, b, tunAddress(b), 2)
 })
 
+it('a hand-over that switches FastPath off loses no packet', async () => {
+  const { b, podA, podB, daemons } = await promotedPods()
+  const towards = numberedFlows(podA, podB, [{ to: podB.address, port: 7001, sizes: [200] }], 100_000)
+  const back = numberedFlows(podB, podA, [{ to: podA.address, port: 7002, sizes: [200] }], 100_000)
+  await start([b], { config: { ...CONFIG, Backend: { Type: 'udp', FastPath: 'off' } } })
+  await daemons[0]!.line(/carries the packets to .* again: the peer's weftd has ended/)
+  expect(await Promise.all([towards, back])).toMatchObject([
+    [{ received: 100_000, twice: 0 }],
+    [{ received: 100_000, twice: 0 }],
+  ])
+})
+
 it('a tc program in front ends the way', async () => {
   const { a, b, daemons } = await promotedHosts()
   const front = ['prio', '10', 'protocol', 'ip', 'u32', 'match', 'u8', '0', '0', 'flowid', '1:1']

@@ -6,7 +6,7 @@ import { seldom, type Log } from '../../base/log.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
 import { limited } from '../../host/bell.ts'
 import { publishersOf } from '../../path/catalog.ts'
-import { closeJoin, findPrograms } from '../../path/device/kernel-way-remains.ts'
+import { closeJoin, findPrograms, INGRESS_STAYS_MS } from '../../path/device/kernel-way-remains.ts'
 import {
   findDiverted,
   findLeftovers,
@@ -16,6 +16,7 @@ import {
   type Found,
   type Surroundings,
 } from '../../path/device/leftovers.ts'
+import type { Remains } from '../../path/remains.ts'
 import type { DataPaths } from '../data-paths.ts'
 import type { Node } from '../node.ts'
 import { handoverLock } from '../restart/rendezvous.ts'
@@ -71,7 +72,11 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
   return node.pastPath.length === 0
 }
 
-/** Detaches the eBPF programs of an earlier run, because the configuration does not allow a FastPath any longer. */
+/**
+ * Detaches the eBPF programs of an earlier run, because the configuration does not allow a FastPath any longer. The
+ * program that receives packets stays for INGRESS_STAYS_MS if the backend is still `udp`: another backend, such as
+ * `wireguard`, must not accept datagrams of `udp`.
+ */
 async function removePrograms(node: Node): Promise<void> {
   const { backend, ownership, leftovers } = node
   const { name, index } = backend.external
@@ -82,18 +87,30 @@ async function removePrograms(node: Node): Promise<void> {
   if (!external) return
   const names = ownership.dataPath?.tunNames ?? []
   const links = await Promise.all(names.map((each) => kernel.link(each)))
-  for (const { things, remove } of [external, ...findPrograms(links.flatMap((link) => link ?? []))]) {
-    const what = things.join(', ')
-    // An eBPF program that stays attached carries no packets after a minute, so it must not keep the node from being
-    // ready.
-    try {
-      await remove()
-      calm.info(`Removed ${what}, which an earlier run left`)
-    } catch (error) {
-      calm.warn(`A leftover of another backend cannot be removed: ${what}: ${messageOf(error)}`)
+  const remove = async (remains: readonly Remains[]): Promise<void> => {
+    for (const each of remains) {
+      const what = each.things.join(', ')
+      // An eBPF program that stays attached carries no packets after a minute, so it must not keep the node from being
+      // ready.
+      try {
+        await each.remove()
+        calm.info(`Removed ${what}, which an earlier run left`)
+      } catch (error) {
+        calm.warn(`A leftover of another backend cannot be removed: ${what}: ${messageOf(error)}`)
+      }
     }
   }
-  await closeJoin(kernel)
+  await remove(findPrograms(links.flatMap((link) => link ?? [])))
+  const removeLast = async (): Promise<void> => {
+    await remove([external])
+    await closeJoin(kernel)
+  }
+  if (backend.name !== 'udp') return removeLast()
+  const later = (): void => {
+    // After a hand-over the next weftd may use the programs.
+    if (!node.signal.aborted && ownership.dataPath) void removeLast()
+  }
+  setTimeout(later, INGRESS_STAYS_MS).unref()
 }
 
 /**

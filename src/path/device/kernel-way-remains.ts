@@ -17,6 +17,13 @@ export const isOwn = ({ name }: { readonly name: string }): boolean => name.star
 export const JOIN_DEVICES = ['weft-join', 'weft-joined'] as const
 
 /**
+ * How long in ms the eBPF program `ingress` of an earlier weftd stays attached after its program `egress` was detached.
+ * In this time the peers receive packets from this host's engine, and no longer send packets by their own eBPF
+ * programs. Datagrams of those programs are useless without `ingress` if their inner checksums are unfinished.
+ */
+export const INGRESS_STAYS_MS = 10_000
+
+/**
  * Returns true if an eBPF program of weft is attached. If the kernel cannot list tc filters, it does not support tc, so
  * no program is attached.
  */
@@ -37,7 +44,9 @@ export function findPrograms(links: readonly Pick<Link, 'name' | 'index'>[]): re
   return hooks.filter(hasOwn).map((hook) => ({
     things: [`the eBPF program on ${hook.name} (${hook.isEgress ? 'egress' : 'ingress'})`],
     stays: [],
-    remove: async () => addon.detachProgram(hook),
+    remove: async () => {
+      if (hasOwn(hook)) addon.detachProgram(hook)
+    },
   }))
 }
 

@@ -140,18 +140,18 @@ export const mapOf = ({ subnet }: Pick<Peer, 'subnet'>): 'peers4' | 'peers6' =>
   isIpv4Net(subnet) ? 'peers4' : 'peers6'
 
 /**
- * Returns the value of a peer's entry in its map. `limit` is the longest packet in bytes that reaches the peer. If
- * weftd reaches the peer over IPv6, the value has the address 0, so that the eBPF programs leave the peer's packets to
- * the engine.
+ * Returns the value of a peer's entry in its map. `limit` is the longest packet in bytes that reaches the peer. The
+ * program `ingress` accepts datagrams from the peer's IPv4 address even if weftd reaches the peer over IPv6, because
+ * the peer may still send over IPv4. `egress` then leaves the packets to the engine, because the value has no flags.
  */
 export function encodePeer(peer: Peer, limit: number, flags: number): Uint8Array {
   const value = new Uint8Array(PEER_BYTES)
   const view = new DataView(value.buffer)
-  view.setUint32(0, peer.outer === 'ipv4' ? (peer.hosts.ipv4 ?? 0) : 0)
+  view.setUint32(0, peer.hosts.ipv4 ?? 0)
   view.setUint16(4, peer.port)
   view.setUint16(6, limit, IS_LITTLE)
   view.setUint32(8, peer.slot ?? 0, IS_LITTLE)
-  view.setUint32(12, flags, IS_LITTLE)
+  view.setUint32(12, peer.outer === 'ipv4' ? flags : 0, IS_LITTLE)
   return value
 }
 

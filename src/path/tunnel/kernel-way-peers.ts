@@ -162,6 +162,12 @@ export class KernelWayPeers {
     return this.#byAddress.has(plain(address))
   }
 
+  /** Called when the peer with this tunnel address has tested this host, so that a test of the peer need not wait. */
+  hasTested(address: string): void {
+    const each = this.#byAddress.get(plain(address))
+    if (each) each.retryAt = 0
+  }
+
   /** Returns the number of packets that the eBPF programs have received from the peer with this tunnel address. */
   carriedFrom(address: string): number {
     const slot = this.#byAddress.get(plain(address))?.peer.slot ?? 0
@@ -265,6 +271,9 @@ export class KernelWayPeers {
         host: formatAddress(each.peer.subnet.address),
         port,
         localAddress: formatAddress(local.address),
+        left: () => {
+          if (each.connection === connection && each.state === 'kernel') this.#takeBack(each, FAILURES.left)
+        },
       })
       const failure = await connection.proven
       if (!this.#isCurrent(each)) return connection.close()
@@ -301,9 +310,9 @@ export class KernelWayPeers {
 
   #fail(each: WayPeer, reason: string): void {
     const { log } = this.#parts
+    if (each.state === 'kernel') return
     each.retryAt = performance.now() + Math.min(RETRY_MS * 2 ** each.failures, MOST_RETRY_MS)
     each.failures++
-    if (each.state === 'kernel') return
     this.#setState(each, 'engine')
     if (log.v(1)) log.info(`FastPath: weftd carries the packets to ${each.name}: ${reason}`)
   }
@@ -315,7 +324,6 @@ export class KernelWayPeers {
   #watch(each: WayPeer, now: number): void {
     const { connection } = each
     if (!connection) return
-    if (connection.hasLeft) return this.#takeBack(each, FAILURES.left)
     const numbers = this.#way.programs()?.traffic(each.peer.slot ?? 0, process.hrtime.bigint()) ?? new Float64Array()
     const carried = (numbers[0] ?? 0) + (numbers[2] ?? 0)
     if (carried !== each.carried) Object.assign(each, { carried, carriedAt: now })
@@ -336,13 +344,14 @@ export class KernelWayPeers {
 
   /**
    * Watches a peer whose daemon ended without sending `bye`. The peer's eBPF programs continue for a minute. Meanwhile
-   * the peer's next daemon must pass a test connection. If the next daemon's engine sends packets but the test fails,
-   * the next daemon has no FastPath, so this host's engine carries the packets again.
+   * the peer's next daemon must pass a test connection. If the test is refused, or the engine of the next daemon sends
+   * packets before a test succeeds, the next daemon may have no FastPath, so this host's engine carries the packets
+   * again.
    */
   #watchOrphan(each: WayPeer, silentMs: number): void {
     const received = this.#parts.engine.traffic(each.peer.slot ?? 0)[2] ?? 0
     each.receivedAtEnd ??= received
-    if (silentMs > ORPHANED_MS || (received > each.receivedAtEnd && each.failures > 0))
+    if (silentMs > ORPHANED_MS || received > each.receivedAtEnd)
       return this.#takeBack(each, "the peer's weftd has ended")
     const host = each.peer.hosts.ipv4
     // Open a test connection at each call, because the peer's next daemon may start at any time.
@@ -361,6 +370,7 @@ export class KernelWayPeers {
     this.#forgetProof(each)
     this.#takenBack++
     this.#lastTakenBack = { subnet: each.name, reason }
+    each.failures = 0
     each.retryAt = performance.now() + RETRY_MS
     this.#parts.log.info(`FastPath: weftd carries the packets to ${each.name} again: ${reason}`)
   }
@@ -395,6 +405,7 @@ export class KernelWayPeers {
       known.peer.outer !== peer.outer || known.peer.port !== peer.port || known.peer.hosts.ipv4 !== peer.hosts.ipv4
     if (isMoved) {
       // The test connection showed only that the peer's previous address works, so test the peer again.
+      if (known.state === 'kernel') this.#takeBack(known, 'weftd reaches it at another address')
       this.#remove(peer.subnet)
       return this.#set(peer)
     }

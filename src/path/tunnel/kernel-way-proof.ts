@@ -45,6 +45,8 @@ interface ProofServerOptions {
   readonly isPeer: (address: string) => boolean
   /** Returns the number of packets that the eBPF programs have received from the peer with this tunnel address. */
   readonly carriedFrom: (address: string) => number
+  /** Called when a test by the peer with this tunnel address showed that the eBPF programs carry its packets. */
+  readonly hasTested: (address: string) => void
 }
 
 /** Serves the test connections of peers. */
@@ -121,6 +123,7 @@ export class ProofServer {
         if (left > 0) return
         socket.setTimeout(UNASKED_MS)
         const carried = this.#options.carriedFrom(address) - before
+        if (carried > 0) this.#options.hasTested(address)
         socket.write(`${hash.digest('hex')} ${Math.max(carried, 0)}\n`)
       }
       // Send only one `!` for all `?` of a chunk, so that a peer that does not read the answers cannot fill this
@@ -143,6 +146,8 @@ interface ProofTarget {
   readonly host: string
   readonly port: number
   readonly localAddress: string
+  /** Called when the peer sends `bye`, because its eBPF programs will no longer carry packets. */
+  readonly left: () => void
 }
 
 /**
@@ -153,10 +158,9 @@ export class ProofConnection {
   readonly #socket: Socket
   readonly #proven: Promise<undefined | ProofFailure>
   #answeredAt = 0
-  #hasLeft = false
   #isClosed = false
 
-  constructor({ host, port, localAddress }: ProofTarget, now: () => number = () => performance.now()) {
+  constructor({ host, port, localAddress, left }: ProofTarget, now: () => number = () => performance.now()) {
     const data = randomBytes(PROOF_BYTES)
     const digest = createHash('sha256').update(data).digest('hex')
     const socket = connect({ host, port, localAddress, noDelay: true })
@@ -188,8 +192,8 @@ export class ProofConnection {
         for (const line of lines) {
           this.#answeredAt = now()
           if (line === 'bye') {
-            this.#hasLeft = true
             end('left')
+            left()
           } else if (line !== '!') {
             end(verdictOn(line, digest))
           }
@@ -209,11 +213,6 @@ export class ProofConnection {
   /** The time of the peer's last answer, in ms of the clock `now`. */
   get answeredAt(): number {
     return this.#answeredAt
-  }
-
-  /** True if the peer sent `bye`, because its eBPF programs no longer carry packets. */
-  get hasLeft(): boolean {
-    return this.#hasLeft
   }
 
   get isClosed(): boolean {

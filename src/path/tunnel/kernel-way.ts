@@ -9,7 +9,7 @@ import { FollowedLink } from '../../host/links.ts'
 import { formatAddress, listed, type Net } from '../../net/address.ts'
 import type { TunnelSettings } from '../catalog.ts'
 import type { FastPath } from '../contract.ts'
-import { closeJoin, isOwn } from '../device/kernel-way-remains.ts'
+import { closeJoin, INGRESS_STAYS_MS, isOwn } from '../device/kernel-way-remains.ts'
 import type { Peer } from '../engine/peers.ts'
 import { SLOT_NUMBERS } from '../engine/traffic.ts'
 import { JoinChoice, openJoin } from './kernel-way-join.ts'
@@ -208,7 +208,7 @@ export class KernelWay {
 
   /** Makes the engine carry all packets again, and detaches the eBPF programs. */
   async close(): Promise<void> {
-    if (this.#hooks && !this.#isPaused) await this.#end('weftd stops')
+    if (this.#hooks && !this.#isPaused) await this.#end('weftd closes its data path')
     else if (!this.#isPaused) await this.#ending
     this.#isPaused = true
     this.#server.close()
@@ -280,7 +280,8 @@ export class KernelWay {
 
   /**
    * Detaches the eBPF programs of an earlier process if this process does not replace them, because those programs do
-   * not know this process's peers and rules.
+   * not know this process's peers and rules. The program `ingress` stays for INGRESS_STAYS_MS, unless this host has
+   * IPsec policies, which `ingress` would bypass.
    */
   async #clear(uplink: Uplink): Promise<void> {
     if (this.#isCleared) return
@@ -288,13 +289,19 @@ export class KernelWay {
     const { bpf, kernel, engine } = this.#parts
     const tun = await kernel.link(engine.tunName)
     if (this.#isPaused) return
-    try {
-      for (const hook of hooksOf({ uplink: uplink.index, tunnel: tun?.index ?? 0 }))
-        if (bpf.listFilters(hook).some(isOwn)) bpf.detachProgram(hook)
-    } catch {
-      // Ignore the error: the kernel has no tc, or weftd lacks the capability to use it. eBPF programs that stay
-      // attached carry no packets after a minute.
+    const detach = (isEgress: boolean): void => {
+      if (this.#isPaused || this.#hooks) return
+      try {
+        for (const hook of hooksOf({ uplink: uplink.index, tunnel: tun?.index ?? 0 }))
+          if (hook.isEgress === isEgress && bpf.listFilters(hook).some(isOwn)) bpf.detachProgram(hook)
+      } catch {
+        // Ignore the error: the kernel has no tc, or weftd lacks the capability to use it. eBPF programs that stay
+        // attached carry no packets after a minute.
+      }
     }
+    detach(true)
+    if (this.#reason === IPSEC) detach(false)
+    else setTimeout(() => detach(false), INGRESS_STAYS_MS).unref()
   }
 
   /**

@@ -24,9 +24,9 @@ describe('the maps', () => {
     expect([mapOf(peer), mapOf({ subnet: parseIpv6Net('fd00:5::/64')! })]).toEqual(['peers4', 'peers6'])
   })
 
-  it('have no host of a peer that is reached over IPv6', () => {
-    const value = encodePeer({ ...peer, hosts: { ipv4: parseIpv4('192.0.2.2')!, ipv6: 1n }, outer: 'ipv6' }, 1472, 0)
-    expect([...value.subarray(0, 4)]).toEqual([0, 0, 0, 0])
+  it('have the host of a peer that is reached over IPv6, so that its datagrams over IPv4 arrive, but no flags', () => {
+    const value = encodePeer({ ...peer, hosts: { ipv4: parseIpv4('192.0.2.2')!, ipv6: 1n }, outer: 'ipv6' }, 1472, 1)
+    expect([...value.subarray(0, 4), ...value.subarray(12, 16)]).toEqual([192, 0, 2, 2, 0, 0, 0, 0])
     const other = encodePeer({ ...peer, ...hostsAt(parseIpv4('192.0.2.2')!) }, 1472, 1)
     expect([...other.subarray(0, 6)]).toEqual([192, 0, 2, 2, 0x20, 0x5d])
   })
@@ -74,24 +74,31 @@ describe('the joining of segments', () => {
 
 describe('the proof', () => {
   const PORT = 18_286
-  const target = { host: '127.5.2.0', port: PORT, localAddress: '127.5.1.0' }
+  const target = { host: '127.5.2.0', port: PORT, localAddress: '127.5.1.0', left: () => void (hasLeft = true) }
   let server: ProofServer
   let carried = 0
+  let tested: string[] = []
+  let hasLeft = false
   afterEach(() => server.close())
   async function serve(isPeer = (address: string): boolean => address === '127.5.1.0'): Promise<void> {
-    server = new ProofServer({ isPeer, carriedFrom: () => (carried += 100) })
+    server = new ProofServer({
+      isPeer,
+      carriedFrom: () => (carried += 100),
+      hasTested: (address) => tested.push(address),
+    })
     await server.listen('127.5.2.0', PORT)
   }
 
   it('succeeds if the bytes arrive and the kernel carried them', async () => {
     await serve()
+    tested = []
     const connection = new ProofConnection(target)
-    expect(await connection.proven).toBeUndefined()
+    expect([await connection.proven, tested]).toEqual([undefined, ['127.5.1.0']])
     const { answeredAt } = connection
     connection.ask()
     await eventually(() => expect(connection.answeredAt).toBeGreaterThan(answeredAt))
     server.leave()
-    await eventually(() => expect([connection.hasLeft, connection.isClosed]).toEqual([true, true]))
+    await eventually(() => expect([hasLeft, connection.isClosed]).toEqual([true, true]))
   })
 
   it('fails if no process listens, or if the peer does not know this node', async () => {

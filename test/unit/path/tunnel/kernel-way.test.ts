@@ -409,11 +409,24 @@ it('leaves the port to the next process if it is paused while it begins', async 
   await once(next, 'listening').finally(() => next.close())
 })
 
-it('detaches the programs of an earlier process if it cannot replace them', async () => {
+it('detaches the programs of an earlier process if it cannot replace them, the receiving one 10 s later', async () => {
+  vi.useFakeTimers({ toFake: ['setTimeout'] })
   const bpf = new FakeBpf()
   bpf.attachProgram({ index: UPLINK, isEgress: false }, 0, 'weft-ingress')
   bpf.attachProgram({ index: TUN, isEgress: true }, 0, 'weft-egress')
   const { way } = rig({ settings: { verifySource: 'off', clampMss: false, probePathMtu: false } }, bpf)
+  await way.check()
+  expect([...bpf.filters.keys()]).toEqual([`${UPLINK} false`])
+  vi.advanceTimersByTime(10_000)
+  vi.useRealTimers()
+  expect(bpf.filters.size).toBe(0)
+})
+
+it('detaches the programs of an earlier process at once beside IPsec policies', async () => {
+  const bpf = new FakeBpf()
+  bpf.attachProgram({ index: UPLINK, isEgress: false }, 0, 'weft-ingress')
+  const { way, kernel } = rig({}, bpf)
+  kernel.hasPolicies = true
   await way.check()
   expect(bpf.filters.size).toBe(0)
 })
