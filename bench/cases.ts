@@ -1,5 +1,5 @@
-// cases.ts - defines the measurements (cases) that compare paths between two hosts. A case takes one sample on one
-// path; measure.ts repeats the cases and alternates between the paths.
+// cases.ts - defines the measurements (cases) that compare data paths between two hosts, such as two backends of weft.
+// A case takes one sample on one data path. measure.ts repeats the cases and alternates between the data paths.
 
 import { readFileSync } from 'node:fs'
 import { setTimeout as delay } from 'node:timers/promises'
@@ -81,8 +81,8 @@ interface UdpTrial extends Trial {
 type Receiver = 'udp' | 'udp-polled'
 
 /**
- * Sends datagrams of `bytes` bytes for `seconds` seconds and counts them. `rate` is in datagrams per second; 0 means as
- * fast as the sender can.
+ * Sends datagrams of `bytes` bytes for `seconds` seconds and counts the datagrams that arrive. `rate` is the sending
+ * rate in datagrams per second; 0 means as fast as the sender can.
  */
 async function udp(to: Receiver, path: Path, bytes: number, seconds: number, rate: number): Promise<UdpTrial> {
   const busy = busyClock()

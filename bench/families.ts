@@ -48,7 +48,7 @@ const PATHS: Readonly<Record<string, Path>> = {
   'both, udp': { backend: 'udp', families: BOTH },
   'both, wireguard': { backend: 'wireguard', families: BOTH },
 }
-/** The backends' part of the network configuration. */
+/** The object `Backend` of the network configuration for each backend that is measured. */
 const BACKENDS: Readonly<Record<Path['backend'], object>> = {
   vxlan: { Type: 'vxlan', DataPath: 'kernel' },
   'host-gw': { Type: 'host-gw' },

@@ -88,7 +88,10 @@ async function openBed(hosts: number): Promise<Bed> {
   }
 }
 
-/** Runs leases.ts with the argument `put` in the network namespace of the switch, from which etcd can be reached. */
+/**
+ * Runs leases.ts with the argument `put` in the network namespace of the simulated switch, because etcd can be reached
+ * from there.
+ */
 async function openWriter({ lab, etcd }: Pick<Bed, 'lab' | 'etcd'>): Promise<Writer> {
   const program = join(packageRoot, 'dist/bench/leases.js')
   const child = spawn('ip', ['netns', 'exec', `${lab.id}-switch`, process.execPath, program, 'put', etcd.endpoint], {

@@ -139,8 +139,8 @@ function daemonsOf(
 }
 
 /**
- * Sends packets until both daemons have let the eBPF programs carry the packets to each other. weftd does this
- * (promotes a peer) only for peers to which packets flow.
+ * Sends packets until the eBPF programs of FastPath carry the packets between the two hosts in both directions. weftd
+ * hands a peer over to the eBPF programs (promotes the peer) only if packets flow to the peer.
  */
 async function promoted(from: Host, both: readonly Daemon[], address: string): Promise<void> {
   const pings = from.spawn(['ping', '-q', '-i', '0.05', address])
@@ -314,7 +314,8 @@ export const BY_BACKEND: Readonly<Record<string, Setup>> = {
   'wireguard-kernel': daemons({ Type: 'wireguard', DataPath: 'kernel' }),
   'wireguard-go': daemonsOf({ Backend: { Type: 'wireguard', DataPath: 'kernel' } }, { byWireguardGo: true }),
   nebula,
-  // Compared with `native`, this path shows what the eBPF programs of FastPath gain over the engine.
+  // Compared with `native`, this path shows how much faster the eBPF programs of FastPath are than weftd's forwarding
+  // threads.
   'native-bpf': daemonsOf({ Backend: { Type: 'udp', FastPath: 'auto' } }, { byKernel: true }),
   // Compared with `native`, this path shows the cost of the check of inner source addresses (VerifySource).
   'native-unfiltered': daemons({ Type: 'udp', VerifySource: 'off' }),

@@ -16,8 +16,8 @@ const ratioCell = (values: readonly number[] | undefined): string =>
   values ? `${number(median(values))} ${percent(values)}` : '-'
 
 /**
- * The reference paths: ratios are a path's value divided by theirs. A part of the result may name other reference
- * paths. A reference path that was not measured is left out.
+ * The reference paths: each ratio is the value of a path divided by the value of a reference path. A part of the result
+ * may name other reference paths. A reference path that was not measured is left out.
  */
 const REFERENCES: readonly string[] = ['vxlan', 'naive']
 

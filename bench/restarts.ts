@@ -165,8 +165,9 @@ export async function measureRestarts(rounds: number, progress: Progress): Promi
           metric,
           ...about,
           values: Object.fromEntries(
-            // Leave out the metric `engine` for the way `taken over`, in which the old weftd forwards until the new
-            // weftd does. So the pause does not depend on when the new engine started.
+            // Leave out the metric `engine` if the new weftd takes over from the running one (`taken over`). The old
+            // weftd then forwards until the new one does, so the pause does not depend on the start time of the new
+            // engine.
             [...samples]
               .filter(([name]) => metric !== 'engine' || name !== 'taken over')
               .map(([name, values]) => [name, values.map((value) => value[metric as keyof Sample])]),

@@ -36,8 +36,8 @@ const BURST = { packets: 100, pauseMs: 10 }
 const AGAIN_MS = 90_000
 
 /**
- * Starts the host of one peer. Returns the host's public key in base64. Calls `onKeyed` at the first packet that is
- * encrypted with new keys.
+ * Starts the host of one peer. Returns the host's public key in base64. Calls `onKeyed` when the first packet that is
+ * encrypted with new keys arrives.
  */
 async function host(number: number, onKeyed: () => void): Promise<string> {
   const own = keyPairOf(hash(`bench ${number}`))

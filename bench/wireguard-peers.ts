@@ -1,5 +1,5 @@
-// wireguard-peers.ts - `npm run bench -- wireguard-peers`: measures the CPU time and memory that weftd needs for 10,000
-// peers with its own WireGuard implementation, compared with the udp backend.
+// wireguard-peers.ts - `npm run bench -- wireguard-peers`: measures the CPU time and memory that weftd's own WireGuard
+// implementation needs for 10,000 peers, compared with the udp backend.
 //
 // The peers exist only as files in a lease directory. The program wireguard-far.ts in a second network namespace acts
 // as the hosts of all peers.

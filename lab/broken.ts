@@ -250,8 +250,8 @@ export const FAULTS = {
       ])
       return () => last.host.output(['nft', 'delete table inet firewalld'])
     },
-    // Only `doctor` and `explain` find this fault. The firewall rejects only forwarded packets, and the hosts
-    // themselves send the probes.
+    // Only `doctor` and `explain` find this fault. The firewall rejects only forwarded packets. The hosts themselves
+    // send the probes, so the probes pass.
     there: { doctor: 'forward-dropped', explain: 'out:firewall in:firewall' },
     here: {},
   },

@@ -208,7 +208,10 @@ export interface Mail {
 }
 
 export interface NativeEngine {
-  /** The names of the granted features, without features that have failed or that `ethtool -K` has turned off. */
+  /**
+   * The names of the kernel features (offloads) that the kernel granted, without those that have failed or that
+   * `ethtool -K` has turned off.
+   */
   readonly offloads: string[]
   /** The interface name that the TUN has now; undefined after `release` and `stop`. */
   readonly tunName: string | undefined
@@ -395,7 +398,7 @@ export const layout: {
 /** The names of the encapsulations (native/encap/all.h). */
 export const encapsulationNames: string[]
 
-/** The names of the features (native/core/features.h). */
+/** The names of the kernel features that the engine can request (native/core/features.h). */
 export const featureNames: string[]
 
 /** Opens the TUN and UDP sockets of one IP family. */

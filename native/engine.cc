@@ -1,4 +1,4 @@
-// engine.cc - creates the loops for an encapsulation.
+// engine.cc - creates an engine's loops (forwarding threads) for its encapsulation, and ends them.
 #include "engine.h"
 
 #include <errno.h>
@@ -45,8 +45,9 @@ std::vector<Source> make_sources(const Path& path, const OwnEnd& own, Sessions* 
   return sources;
 }
 
-/// Returns a random number for the limits on ICMP errors. If the kernel has no entropy yet, the number is weaker: it
-/// depends on the time and on an address in memory.
+/// Returns a random number for IcmpLimits, which assigns a rate-limit slot to each sender by a hash with this number.
+/// So a sender cannot guess which other senders share its slot. If the kernel has no entropy yet, the number is easier
+/// to guess: it depends on the time and on an address in memory.
 uint64_t secret() {
   uint64_t bits = static_cast<uint64_t>(monotonic_us()) ^ reinterpret_cast<uintptr_t>(&bits);
   [[maybe_unused]] const ssize_t got = getrandom(&bits, sizeof bits, GRND_NONBLOCK);

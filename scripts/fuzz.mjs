@@ -1,5 +1,5 @@
-// fuzz.mjs - runs the native core under libFuzzer with the address and undefined behavior sanitizers: `npm run
-// test:fuzz -- SECONDS`.
+// fuzz.mjs - feeds random input to weft's C++ packet code (test/native/core_fuzz.cc): `npm run test:fuzz -- SECONDS`.
+// The code runs under libFuzzer with the address and undefined behavior sanitizers.
 //
 // The first inputs are the corpus in test/native/corpus and random packets (test/support/packet-model.ts). One process
 // runs on each core. libFuzzer keeps inputs that reach new code in build/fuzz/corpus for the next run. `--keep`

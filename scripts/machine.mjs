@@ -165,8 +165,8 @@ export const NEEDS = [
   },
   goLibrary('github.com/modern-go/reflect2', 'golang-github-modern-go-reflect2-dev'),
   goLibrary('github.com/json-iterator/go', 'golang-github-json-iterator-go-dev'),
-  // The entry HOSTS must be the last entry, because its check runs programs of the entries before it. The kind `test`
-  // does not require the entry: tests that need hosts are skipped.
+  // The entry HOSTS must come after the entries of programs, because its check runs some of these programs. The kind
+  // `test` does not require HOSTS: `npm test` skips tests that need simulated hosts.
   {
     name: HOSTS,
     isThere: () => whyNoHosts() === undefined,

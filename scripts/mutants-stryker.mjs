@@ -81,7 +81,7 @@ export const strykerPlugins = [
 ]
 
 /**
- * A sample consists of blocks of this number of lines. Stryker mutates an expression only if it is inside one block, so
+ * The number of lines in each block of a sample. Stryker mutates an expression only if it is inside one block, so
  * longer expressions are mutated only in a run without sampling.
  */
 const LINES_TOGETHER = 8

@@ -34,8 +34,8 @@
 
 namespace weft {
 
-/// Which packets may be merged, and the maximum number of UDP packets in a superpacket. The kernel's limit for UDP
-/// (UDP_MAX_SEGMENTS) is 64 before Linux 6.9 and 128 since.
+/// The kinds of packets that may be merged, and the maximum number of UDP packets in a superpacket. The kernel's limit
+/// for UDP (UDP_MAX_SEGMENTS) is 64 before Linux 6.9 and 128 since.
 struct CoalesceLimits {
   bool tcp = true;
   bool udp = true;

@@ -23,8 +23,8 @@
 namespace weft {
 
 constexpr size_t kOuterBytes = kIpv4HeaderBytes + kUdpHeaderBytes;
-/// The maximum length in bytes of a datagram's payload, and of all datagrams together in one message. IPv6 would allow
-/// 20 bytes more, which weft does not use.
+/// The maximum length in bytes of a datagram's payload, and of the payloads of all datagrams in one message together.
+/// IPv6 would allow 20 bytes more, which weft does not use.
 constexpr size_t kMaxDatagramBytes = 65535 - kOuterBytes;
 
 struct OwnEnd {

@@ -44,13 +44,13 @@ class Filter {
     table_ = &table;
     forget();
   }
-  /// Begins a message: the packets checked from now on came in datagrams of `sender`.
+  /// Begins a received message: all packets up to the next call of begin_message() came in datagrams of `sender`.
   void begin_message(const SocketAddress& sender) {
     // Most messages of a batch come from the same sender, for which the results of earlier checks are still valid.
     if (sender.first_word() != sender_) change_sender(sender);
   }
 
-  /// Sets the session from which the packets checked from now on provably came; 0 if there is no proof.
+  /// Names the session that provably sent the next packets to check; 0 if no session is proven.
   void prove(uint32_t session) {
     if (session == session_) return;
     forget();

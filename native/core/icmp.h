@@ -75,7 +75,8 @@ class IcmpLimit {
   explicit IcmpLimit(uint64_t secret) : secret_(secret) {}
 
   /// Takes one token for an ICMP error about a packet of `sender`. `is_ours` is true if the sender is in this node's
-  /// subnet. Returns false if the sender's limit or the common limit is reached.
+  /// subnet. Returns false if the sender has reached its limit, or if all senders outside this node's subnet have
+  /// together reached theirs.
   bool allows(const Address& sender, bool is_ours, int64_t now_ms) {
     return takes(name_of(sender, is_ours), static_cast<uint32_t>(now_ms)) &&
            (is_ours || others_.take(now_ms, kEveryMs, kBurst));

@@ -28,8 +28,8 @@ constexpr size_t kTrafficNumbers = 5;
 
 class TrafficRows {
  public:
-  /// The limit of slots: a slot is less than kMaxSlots. Slot 0 belongs to no peer: it counts the traffic of endpoints
-  /// that have no slot of their own.
+  /// All slot numbers are less than kMaxSlots. Slot 0 belongs to no peer: it counts the traffic of endpoints that have
+  /// no slot of their own.
   static constexpr uint32_t kMaxSlots = 1 << 24;
 
   /// Allocates memory for the slots below `count`. Called by JavaScript's thread before it publishes the first peer

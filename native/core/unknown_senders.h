@@ -38,8 +38,8 @@ class UnknownSenders {
     store(slot.turn, turn_ | reason);
   }
 
-  /// Calls `each` with each entry, and removes the entry. Only one thread at a time may call take(), while another
-  /// thread calls note().
+  /// Calls `each` with each entry, and removes the entry. Only one thread may call take(). The loop's thread may call
+  /// note() at the same time.
   template <typename Each>
   void take(Each each) {
     for (Slot& slot : slots_) {

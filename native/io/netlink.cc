@@ -20,11 +20,12 @@ constexpr timeval kPatience = {10, 0};
 /// the answers into the smallest receive buffer (twice that). An acknowledgement takes about 800 bytes of the buffer,
 /// an answer with an object up to 10,000 bytes.
 constexpr size_t kMostBytes = 64 << 10, kMostChanges = 128, kMostGets = 32;
-/// How often weft repeats a listing that was interrupted by changes of the listed objects.
+/// The maximum number of times that weft repeats a listing, if changes of the listed objects interrupt the listing each
+/// time.
 constexpr int kRepeats = 4;
 /// The initial size of the buffer for recv(2). The kernel fills up to 32 KiB with each part of a listing.
 constexpr size_t kBufferBytes = 32 << 10;
-/// The limits of one call of NetlinkReports::receive().
+/// NetlinkReports::receive() receives no further reports after it has this number of bytes.
 constexpr size_t kMostReportBytes = 1 << 20;
 
 void set_option(int fd, int level, int option, int value) { setsockopt(fd, level, option, &value, sizeof value); }
@@ -208,8 +209,9 @@ Failure NetlinkSocket::exchange_some(std::span<const std::span<uint8_t>> request
       nlmsghdr header = header_of(request);
       header.nlmsg_seq = ++sequence_;
       const bool is_last = request.data() == requests.back().data();
-      // Request an acknowledgement (NLM_F_ACK) only for the last change. The kernel answers in order, so it has then
-      // made the changes before the last one, too. The kernel reports the error of a change even without NLM_F_ACK.
+      // Request an acknowledgement (NLM_F_ACK) only for the last change. The kernel handles requests in order, so this
+      // acknowledgement also covers all earlier changes. If a change fails, the kernel reports the error even without
+      // NLM_F_ACK.
       const bool is_covered = !is_last && !is_get(protocol_, header.nlmsg_type);
       if (!lists) set_flag(header, NLM_F_ACK, !is_covered);
       std::memcpy(request.data(), &header, sizeof header);

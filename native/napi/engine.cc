@@ -1,4 +1,4 @@
-// engine.cc - the JavaScript interface of the engine: its arguments, its methods, and its end.
+// engine.cc - the JavaScript interface of the engine: its arguments, its methods, and how it is stopped.
 //
 // The engine's threads never call JavaScript. They signal an eventfd, which the event loop watches. JavaScript owns
 // descriptors, which it has as numbers, until it passes them to runEngine().

@@ -20,9 +20,9 @@ export interface Log {
   v(level: number): boolean
 }
 
-/** A task that is retried logs the same line at most once in SAME_LINE_MS milliseconds. */
+/** A retried task logs the same line at most once in SAME_LINE_MS milliseconds. */
 const SAME_LINE_MS = 30_000
-/** The maximum number of warnings and errors that a task that is retried logs per minute. */
+/** The maximum number of warnings and errors per minute in the log of a retried task. */
 const FAILURES_A_MINUTE = 4
 
 type Level = 'info' | 'warn' | 'error'

@@ -101,8 +101,8 @@ export function requireFamily({ ipv4, ipv6 }: NetworkConfig): void {
 }
 
 /**
- * Returns the IPv4 value, for a backend that supports only IPv4. Throws WeftError CONFIG, which names the backend
- * `who`, if there is no IPv4 value.
+ * Returns the IPv4 value of `{ ipv4, ipv6 }`, for a backend that supports only IPv4. Throws WeftError CONFIG, which
+ * names the backend `who`, if there is no IPv4 value.
  */
 export function ipv4For<T>(who: string, { ipv4 }: ByFamily<T, unknown>): T {
   if (ipv4 === undefined)
