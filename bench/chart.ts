@@ -13,7 +13,7 @@ interface Chart {
   readonly title: string
   readonly subtitle: string
   readonly path: string
-  /** The rows of the chart from top to bottom. Each row is a measurement, as `case metric`. */
+  /** The rows of the chart from top to bottom. Each row is a metric of a case, such as `tcp throughput`. */
   readonly rows: readonly string[]
   /**
    * The panels of the chart: for each panel, the reference path by whose values all values are divided, and the name of

@@ -22,8 +22,8 @@ export const FAMILIES_SECONDS_A_ROUND = 600
 const NODES = [5_000, 10_000] as const
 const CHANGES = 20
 /**
- * How long after weftd's start the measurement of a changed lease begins, in ms. Until then weftd writes its state to
- * files.
+ * The delay in ms from weftd's start to the measurement of a changed lease. During this delay weftd writes its state to
+ * files, which would disturb the measurement.
  */
 const SETTLE_MS = 10_000
 

@@ -9,7 +9,7 @@ import { chart } from './chart.ts'
 import { describeRun, number, pathTable, summaryTable, times, type Summary } from './report.ts'
 import { findSeries, ratio, type Part, type Result } from './result.ts'
 
-/** The rows of the chart from top to bottom. Each row is a measurement, as `case metric`. */
+/** The rows of the chart from top to bottom. Each row is a metric of a case, such as `tcp throughput`. */
 const HEADLINES = [
   'tcp throughput',
   'tcp8 throughput',

@@ -57,8 +57,8 @@ const linesOf = (stream: Readable | null): Interface => createInterface({ input:
 
 interface Writer {
   /**
-   * Writes `count` leases that name the host address `address` to etcd, beginning with lease number `from`. When etcd
-   * has stored all of them, resolves with the time of the start of the first write, in ms of CLOCK_MONOTONIC.
+   * Writes `count` leases with the host address `address` to etcd, beginning with lease number `from`. Resolves when
+   * etcd has stored all leases. The result is the time when the first write began, in ms of CLOCK_MONOTONIC.
    */
   put(from: number, count: number, address: string): Promise<number>
   close(): Promise<void>

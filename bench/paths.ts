@@ -303,8 +303,8 @@ const SETUPS: Readonly<Record<string, Setup>> = {
 
 export const PATH_NAMES: readonly string[] = Object.keys(SETUPS)
 /**
- * The paths that differ in the backend. weftd runs on all of them except `nebula`. The path of the udp backend is named
- * `native`.
+ * The data paths of the benchmark that differ in the backend. weftd runs on all of them except `nebula`. The path of
+ * the udp backend is named `native`.
  */
 export const BY_BACKEND: Readonly<Record<string, Setup>> = {
   'host-gw': daemons({ Type: 'host-gw' }),
@@ -323,8 +323,8 @@ export const BY_BACKEND: Readonly<Record<string, Setup>> = {
   'native-udp-joined': daemonsOf({ Backend: { Type: 'udp' } }, { joinsUdp: true }),
 }
 /**
- * The paths that differ in the IP families. A name INNER-in-OUTER has the families of the inner packet and of the
- * underlay, with the udp backend. `vxlan-ipv6` is the kernel's vxlan with IPv6 over IPv6.
+ * The data paths of the benchmark that differ in the IP families. A name INNER-in-OUTER has the families of the inner
+ * packet and of the underlay, with the udp backend. `vxlan-ipv6` is the kernel's vxlan with IPv6 over IPv6.
  */
 export const BY_FAMILY: Readonly<Record<string, Setup>> = {
   'ipv6-in-ipv4': daemonsOfBoth({ Type: 'udp', Underlay: 'ipv4' }, 'ipv6'),

@@ -126,7 +126,7 @@ export function textTable(result: Result): string {
 }
 
 export interface Summary {
-  /** The metrics that have a row in the table, each as `case metric`. */
+  /** The metrics that have a row in the table, each with its case, such as `tcp throughput`. */
   readonly rows: readonly string[]
   /** The paths that have a column with their median, if they were measured. */
   readonly paths: readonly string[]

@@ -86,8 +86,8 @@ export async function whyNoVxlan(): Promise<string | undefined> {
 }
 
 /**
- * The underlay's address of the switch. The switch is also the default router of the hosts, but forwards to no other
- * network.
+ * The address of the simulated switch in the underlay. The switch is also the default router of the hosts, but forwards
+ * to no other network.
  */
 export const SWITCH_ADDRESS = '192.168.77.254'
 
@@ -129,7 +129,7 @@ export interface DaemonArgs {
    * folder with this name.
    */
   readonly network?: string
-  /** The flags for weftd, except those that the lab adds: --subnet-file and the flags in `iface`. */
+  /** The flags for weftd, without the flags that the lab adds itself: --subnet-file and the flags in `iface`. */
   readonly args: readonly string[]
   readonly iface?: readonly string[]
   readonly env?: Readonly<Record<string, string>>

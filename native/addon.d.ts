@@ -42,15 +42,15 @@ export interface Descriptors {
 
 export interface LoopDescriptors {
   readonly tun: number
-  /** The loop's sockets, by the IP family of the datagrams that the loop sends and receives with them. */
+  /** The UDP sockets of this forwarding thread (loop), by the IP family of the datagrams that they carry. */
   readonly sockets: ByFamily<LoopSockets>
 }
 
-/** The UDP sockets of one loop in one IP family. */
+/** The UDP sockets of one forwarding thread (loop) in one IP family. */
 export interface LoopSockets {
   /** The socket that receives on weft's well-known port (`SocketOptions.port`). */
   readonly receiver: number
-  /** The socket that sends datagrams; absent if the loop sends from `receiver`. */
+  /** The socket that sends datagrams; absent if the forwarding thread (loop) sends from `receiver`. */
   readonly sender?: number
 }
 
@@ -123,7 +123,7 @@ export interface DroppedPacket {
  * these.
  */
 export interface Drops {
-  /** The position for the next call of `drops`: one number for each loop and direction. */
+  /** The position for the next call of `drops`: for each forwarding thread (loop) one number per direction. */
   readonly next: readonly number[]
   readonly packets: readonly DroppedPacket[]
 }
@@ -161,7 +161,7 @@ export interface RunOptions {
    * stay in order (native/io/steering.h).
    */
   steers?: boolean
-  /** True if the engine continues the sessions in `Descriptors.handoverState`; false if it discards them. */
+  /** True if the engine continues the WireGuard sessions in `Descriptors.handoverState`; false if it discards them. */
   keepsSessions: boolean
   /** True if the TUN keeps existing, with its addresses and routes, after all of its queues are closed. */
   persistent: boolean
@@ -199,11 +199,11 @@ export interface Mail {
    * sessions. The sender of a data message for an unknown session may use a session that this host lost in a restart.
    */
   readonly controlMessages: readonly (UdpEndpoint & { readonly bytes: Buffer })[]
-  /** The numbers of the sessions that need a handshake. */
+  /** The numbers of the WireGuard sessions that need a handshake. */
   readonly wanted: readonly number[]
-  /** The numbers of the sessions whose peer has used the newest keys for the first time. */
+  /** The numbers of the WireGuard sessions whose peer has now used the newest keys for the first time. */
   readonly confirmed: readonly number[]
-  /** The sessions whose peer has sent an authenticated packet from a new address. */
+  /** The WireGuard sessions whose peer has sent an authenticated packet from a new address. */
   readonly moved: readonly (UdpEndpoint & { readonly session: number })[]
 }
 
@@ -225,7 +225,7 @@ export interface NativeEngine {
    * so on. JavaScript must not write to this array.
    */
   readonly counters: BigUint64Array
-  /** True if the engine continues the sessions of the previous engine. */
+  /** True if the engine continues the WireGuard sessions of the previous engine. */
   readonly hasKeptSessions: boolean
   /** The error with which the kernel rejected `RunOptions.steers`; undefined if the kernel accepted it. */
   readonly steeringRefused?: string
@@ -361,8 +361,8 @@ export const layout: {
     >
   >
   /**
-   * The limits of `traffic`. `slots`: the maximum number of traffic slots. `numbers`: how many numbers `traffic`
-   * returns for a slot.
+   * The limits of `traffic`. `slots`: the maximum number of traffic slots (a slot has the traffic counters of one
+   * peer). `numbers`: how many numbers `traffic` returns for a slot.
    */
   readonly traffic: { readonly slots: number; readonly numbers: number }
   /**
@@ -409,8 +409,8 @@ export function openDescriptors(options: OpenOptions): Descriptors & {
 }
 
 /**
- * Opens UDP sockets of one more IP family, for loops that already have a TUN queue. `loops` has the sockets of each
- * loop.
+ * Opens UDP sockets of one more IP family, for forwarding threads (loops) that already have a TUN queue. `loops` has
+ * the sockets of each thread.
  */
 export function openSockets(options: SocketOptions): {
   readonly features: readonly string[]

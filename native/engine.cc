@@ -110,7 +110,7 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
   for (auto& loop : engine->loops_) {
     if (Failure failure = loop->start()) return failure;
   }
-  // Wake the first thread, because packets that waited for keys in the previous engine may be sent now.
+  // Wake the first thread, because packets that waited for WireGuard keys in the previous engine may be sent now.
   if (engine->has_kept_sessions_) engine->loops_.front()->wake();
   result = std::move(engine);
   return {};
@@ -166,7 +166,8 @@ void Engine::steer(bool steers) {
   if (!steering_refused_) features_.add(kTunSteering);
 }
 
-/// Takes the saved sessions, even if they cannot be used, so that no other process can encrypt with their keys.
+/// Takes the WireGuard sessions that the previous engine saved. Takes them even if this engine cannot use them, so that
+/// no other process can encrypt with their keys.
 bool Engine::take_sessions(const RunOptions& options) {
   const Fd handover_state = std::move(descriptors_.handover_state);
   const std::optional<SecretBytes> saved = handover_state ? take_handover_state(handover_state.get()) : std::nullopt;

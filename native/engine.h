@@ -33,8 +33,8 @@ struct RunOptions {
   /// True if weft, and not the kernel, chooses the TUN queue of each packet, so that flows with fragmented packets stay
   /// in order (io/steering.h).
   bool steers = false;
-  /// True if the engine continues the sessions that the previous engine saved with the descriptors; false if it
-  /// discards them.
+  /// True if the engine continues the WireGuard sessions that the previous engine saved with the descriptors; false if
+  /// it discards them.
   bool keeps_sessions = false;
   LoopOptions loops;
 };
@@ -59,7 +59,7 @@ class Engine {
   void set_peers(std::span<const uint8_t> records);
   void change_peers(std::span<const uint8_t> records);
   Traffic traffic(uint32_t slot) const;
-  /// One more than the highest traffic slot that any peer record has named.
+  /// One more than the highest traffic slot (number of a peer's traffic counters) that any peer record has named.
   uint32_t traffic_slots() const { return traffic_slots_; }
   /// The error with which the kernel rejected weft's rule for choosing TUN queues (RunOptions::steers); empty without
   /// an error.
@@ -81,7 +81,7 @@ class Engine {
   const Event& mail_event() const { return mail_; }
   /// Sends one datagram from weft's well-known port, without blocking. Returns false if the system call failed.
   bool send(const SocketAddress& to, std::span<const uint8_t> datagram) const;
-  /// True if the engine took over the sessions that the previous engine saved.
+  /// True if the engine took over the WireGuard sessions that the previous engine saved.
   bool has_kept_sessions() const { return has_kept_sessions_; }
   /// Ends the threads and returns the descriptors, still open, for the next engine. With WireGuard one of the
   /// descriptors is a memfd with the saved sessions and `head`, which the next engine can read before it takes the

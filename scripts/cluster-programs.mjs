@@ -160,9 +160,10 @@ function corednsMain(plugins) {
 }
 
 /**
- * Returns the text of a go.mod that requires the module of a set. Go ignores the `replace` lines of a required module.
- * So the new go.mod replaces the modules that Kubernetes develops in its folder `staging` by their published versions,
- * which have the same minor and patch number. It copies each `replace` line that names a version of another module.
+ * Returns the text of a go.mod that requires the Go module of `set`. Go ignores the `replace` lines of a required
+ * module. So the new go.mod replaces the modules that Kubernetes develops in its folder `staging` by their published
+ * versions, which have the same minor and patch number. It copies each `replace` line that names a version of another
+ * module.
  * @param {GoSet} set
  * @param {string} own The text of the module's own go.mod.
  */
@@ -197,8 +198,8 @@ export function downloadOf({ module, version }, cwd) {
 }
 
 /**
- * Builds the programs of a set one after another, and puts each into the cache of weft. Go's own cache keeps the packages that the programs
- * share.
+ * Builds the named programs of a Go module (`set`) one after another, and puts each into the cache of weft. Go's own
+ * cache keeps the packages that the programs share.
  * @param {GoSet} set
  * @param {readonly string[]} names
  * @param {typeof EMULATED} [emulated] The settings for an emulated node.

@@ -46,7 +46,8 @@ const KERNELS = new Map([
   ['5.10', 'bullseye'],
 ])
 /**
- * Debian's mirrors delete the security updates of its old releases, so only the packages of the release itself are used.
+ * The server with Debian's packages. It does not keep the security updates of old Debian releases, so the script uses
+ * only the packages of the release itself.
  */
 const MIRROR = 'http://deb.debian.org/debian'
 const KEYRING = '/usr/share/keyrings/debian-archive-keyring.gpg'

@@ -46,8 +46,8 @@ constexpr size_t kBatch = 64;
 /// a queue, and long enough to cost little CPU time.
 constexpr uint64_t kTickNs = 50'000;
 /// If the kernel schedules the sender late, by at most this time in ns, the sender sends all datagrams that were due.
-/// After a longer delay it sends only the datagrams of this time, because more would form a burst. The sender reports
-/// how many datagrams it sent, so a rate that is too low is visible.
+/// After a longer delay it sends only the datagrams that were due in kCatchUpNs, because more datagrams would form a
+/// burst. The sender reports how many datagrams it sent, so a rate that is too low is visible.
 constexpr uint64_t kCatchUpNs = 500'000;
 /// The interval, in ns, at which a receiver in the mode udp-polled reads its socket. No datagram wakes the receiver, so
 /// it costs almost no CPU time.

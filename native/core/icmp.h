@@ -85,9 +85,10 @@ class IcmpLimit {
  private:
   static constexpr size_t kSlotBits = 12;
   static constexpr uint32_t kLongestMs = kSenderBurst * kSenderEveryMs;
-  /// How far in ms one thread's clock reading may be ahead of another's: threads read the clock before they call
-  /// allows(), and may call it in another order. The value is small because times have 32 bits and
-  /// wrap around after 49.7 days: after a wrap, an old rate-limit entry looks current during this time.
+  /// The maximum difference in ms by which the clock reading of an earlier call may be ahead of the reading of a later
+  /// call. Threads read the clock before they call allows(), so the calls may come in a different order than the
+  /// readings. The value is small because times have 32 bits and wrap around after 49.7 days: after a wrap, an old
+  /// rate-limit entry looks current during this time.
   static constexpr uint32_t kAheadMs = 1'024;
   /// Reduces a sender address to 32 bits: an IPv4 address itself, or a secret hash of an IPv6 address, which two
   /// addresses may share. For IPv6 senders outside this node's subnet the hash uses only the upper 64 bits, because a

@@ -71,8 +71,9 @@ class TrafficRows {
   };
   using Chunk = std::unique_ptr<Traffic[], Free>;
 
-  /// Allocates zeroed counters that use no physical memory until a thread writes to them, because a loop has traffic
-  /// with few of a million peers. calloc gets blocks of this size from the kernel (mallopt(3), M_MMAP_THRESHOLD).
+  /// Allocates zeroed counters that use no physical memory until a thread writes to them, because even in a network of
+  /// a million peers a loop has traffic with only a few of them. calloc gets blocks of this size from the kernel
+  /// (mallopt(3), M_MMAP_THRESHOLD).
   static Chunk new_chunk() { return Chunk(static_cast<Traffic*>(std::calloc(kChunk, sizeof(Traffic)))); }
 
   Traffic& row_of(uint32_t slot) {

@@ -16,9 +16,10 @@ namespace {
 constexpr int kReceiveBytes = 4 << 20;
 /// The longest wait for a message of the kernel, which answers immediately unless it hangs.
 constexpr timeval kPatience = {10, 0};
-/// The limits of one send: its bytes must fit into the default send buffer (net.core.wmem_default, 212,992 bytes), and
-/// the answers into the smallest receive buffer (twice that). An acknowledgement takes about 800 bytes of the buffer,
-/// an answer with an object up to 10,000 bytes.
+/// The maximum number of bytes, of changes and of reading requests in one send. The bytes must fit into the default
+/// send buffer (net.core.wmem_default, 212,992 bytes). The answers must fit into the smallest receive buffer, which is
+/// twice as large. The answer to a change takes about 800 bytes of that buffer, the answer to a reading request up to
+/// 10,000 bytes.
 constexpr size_t kMostBytes = 64 << 10, kMostChanges = 128, kMostGets = 32;
 /// The maximum number of times that weft repeats a listing, if changes of the listed objects interrupt the listing each
 /// time.
@@ -188,8 +189,8 @@ Failure NetlinkSocket::exchange(std::span<uint8_t> bytes, std::vector<NetlinkAns
     const size_t count = batch_size(protocol_, left);
     const Failure failure = exchange_some(left.first(count), std::span(answers).subspan(at, count));
     if (failure) {
-      // After this failure, answers may still arrive on this socket, and a listing may still run. So the next exchange
-      // needs a new socket.
+      // After a failed exchange, its answers may still arrive on this socket, and its listing may still run. So the
+      // next exchange needs a new socket.
       close();
       for (NetlinkAnswer& answer : std::span(answers).subspan(at))
         if (!answer.is_complete) answer.error = failure->number;

@@ -23,7 +23,8 @@ import { dirname, isAbsolute, join, relative } from 'node:path'
 import { NODE_VERSION, ZIG_INTEGRITY, ZIG_VERSION } from './architectures.mjs'
 
 /**
- * Debian's mirrors have deleted the updates of its old releases, so only the packages of the release itself are used.
+ * The server with Debian's packages. It no longer has the updates of old Debian releases, so the build uses only the
+ * packages of the release itself.
  */
 const MIRROR = 'http://deb.debian.org/debian'
 /** The oldest Debian release on which the executables run; it has glibc 2.31. */

@@ -11,8 +11,8 @@ import { printable } from './text.ts'
 export interface Log {
   info(message: string): void
   /**
-   * Logs a warning. `normal` marks a warning that means no fault, and that flanneld logs in the same case. The status
-   * report does not list a warning with this mark.
+   * Logs a warning. `normal` marks a warning that does not mean a fault, and that flanneld logs too. The status report
+   * does not list warnings with this mark.
    */
   warn(message: string, what?: 'normal'): void
   error(message: string): void

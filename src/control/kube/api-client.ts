@@ -155,8 +155,8 @@ export class KubeApiClient implements KubeClient {
   }
 
   /**
-   * Waits as long as the API server has asked clients to pause requests like this one. The limit ANSWER_MS does not
-   * include the wait.
+   * Waits as long as the API server demands a pause for this kind of request (Retry-After). The time limit ANSWER_MS
+   * starts only after the wait.
    */
   async #waitFor(ask: Ask, signal: AbortSignal): Promise<void> {
     const now = performance.now()

@@ -183,8 +183,8 @@ class LeaseFollower<Cursor> {
   readonly #calm: Log
   readonly #tasks: Tasks
   /**
-   * The cursor at which the next watch starts; undefined before the first listing and after the watch missed changes (a
-   * gap).
+   * The cursor (position in the source's history of changes) at which the next watch starts; undefined before the first
+   * listing and after the watch missed changes (a gap).
    */
   #after: { readonly cursor: Cursor } | undefined
   /** The running listing; undefined between two listings. */

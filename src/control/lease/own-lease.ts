@@ -228,8 +228,8 @@ async function allocate(round: Round, acquiring: Acquiring): Promise<OwnLease | 
   if (before) return giveUp(before)
   const there = entries.find((entry) => entry.key === key)
   if (there) {
-    // If the other node's key is not settled, it loses against the older lease of this node, so this node overwrites
-    // the key. The other node may have crashed before it deleted that key.
+    // If the other node has not yet confirmed its key by a second write (isSettled), the older lease of this node wins,
+    // so this node overwrites the key. The other node may have crashed before it deleted that key.
     if (isSettled(there)) refused.push(...listed(subnet))
     else if (await store.update(key, value, { ...there, isReservation: false }, signal)) sayWrittenOver(there, log)
     return undefined
@@ -244,8 +244,8 @@ async function allocate(round: Round, acquiring: Acquiring): Promise<OwnLease | 
   let { written } = created
   const old = own.filter((lease) => netsOverlap(lease.subnet, subnet))
   if (old.length > 0) {
-    // Write the new key again, which settles it, before the old key is deleted, because the old key proves that this
-    // node held the subnet first.
+    // Write the new key a second time, which confirms it (isSettled), before the old key is deleted. Until then the old
+    // key proves that this node held the subnet first.
     const isReservation = old.some(({ entry }) => entry.isReservation)
     const settled = await store.update(key, value, { ...written, value, isReservation }, signal)
     const last = settled && (await replaceOthers(old, { key, value, isReservation }, settled, acquiring))
