@@ -40,8 +40,8 @@ function busyClock(): () => number {
 }
 
 /**
- * Returns the name of the TCP congestion control for the cases: BBR if the kernel has loaded it, else the system's
- * default.
+ * Returns the name of the TCP congestion control for the measurements (cases): BBR if the kernel has loaded it, else
+ * the system's default.
  */
 function usual(): string {
   const folder = '/proc/sys/net/ipv4'

@@ -118,8 +118,8 @@ async function openWriter({ lab, etcd }: Pick<Bed, 'lab' | 'etcd'>): Promise<Wri
 }
 
 /**
- * Reads lines `FROM COUNT ADDRESS` from stdin. For each line writes these leases to etcd, and prints when the first
- * write began, in ms of CLOCK_MONOTONIC.
+ * Reads lines `FROM COUNT ADDRESS` from stdin. For each line writes COUNT leases with the host address ADDRESS to etcd,
+ * beginning with lease number FROM. Prints the time when the first write began, in ms of CLOCK_MONOTONIC.
  */
 async function putHere(endpoint: string): Promise<void> {
   const client = new Etcd3({ hosts: endpoint })

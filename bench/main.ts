@@ -300,7 +300,8 @@ async function main(): Promise<void> {
 try {
   await main()
 } catch (error) {
-  // For a wrong option parseArgs throws a TypeError with a field `code`; other TypeErrors are bugs in the benchmark.
+  // For a wrong option parseArgs throws a TypeError with a field `code`. A TypeError without `code` is a bug in the
+  // benchmark.
   const mistake = isWeftError(error) || (error instanceof TypeError && 'code' in error)
   process.stderr.write(
     `bench: ${mistake && !isWeftError(error) ? `${messageOf(error)}; see --help` : describeError(error)}\n`,

@@ -30,8 +30,8 @@ const DATA_HEAD = 16
  */
 const BURST = { packets: 100, pauseMs: 10 }
 /**
- * The pause in ms before the next packet to the same peer. WireGuard retries a handshake for this time
- * (REKEY_ATTEMPT_MS), so the previous handshake has ended before the next packet requests a new one.
+ * The pause in ms before the next packet to the same peer. It equals the time for which WireGuard retries a handshake
+ * (REKEY_ATTEMPT_MS). So a handshake has succeeded or failed before the next packet requests a new handshake.
  */
 const AGAIN_MS = 90_000
 

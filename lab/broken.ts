@@ -137,8 +137,8 @@ const PEER_SILENT: Expected = {
  */
 const PEER_SENDS: Expected = { ...PEER_SILENT, explain: 'out:peer?' }
 /**
- * The expected reports on a host that no other host reaches. Prometheus shows one alert for this host instead of an
- * alert for each other host.
+ * The expected reports on a host that no other host reaches. Prometheus shows one alert for this host instead of one
+ * alert for each host that does not reach it.
  */
 const UNREACHED: Expected = { ...PEER_SILENT, alerts: 'WeftNodeUnreached' }
 

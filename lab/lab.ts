@@ -138,9 +138,7 @@ export interface DaemonArgs {
    * weftds start together. Before that the log gets the line `waiting`.
    */
   readonly gate?: string
-  /**
-   * A command with arguments that runs weftd, such as setpriv; the lab puts the command before weftd's command line.
-   */
+  /** A command prefix, such as `setpriv` with its arguments, that the lab puts before weftd's command line. */
   readonly before?: readonly string[]
   readonly checkout?: string
 }
@@ -220,8 +218,8 @@ export interface Lab {
   /** Returns a command prefix with which a user can run a command in the namespace `namespace` of the lab. */
   enter(namespace: string): string
   /**
-   * Names a network namespace that another program made, such as a container runtime, so that the lab can run commands in it. `path` is the
-   * namespace's file. The lab removes the name when it is closed.
+   * Gives a name to a network namespace that another program, such as a container runtime, has made, so that the lab
+   * can run commands in the namespace. `path` is the namespace's file. The lab removes the name when the lab is closed.
    */
   adopt(name: string, path: string): Promise<Place>
   /**

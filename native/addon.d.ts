@@ -120,7 +120,7 @@ export interface DroppedPacket {
 
 /**
  * The dropped packets that the engine has kept. A later call `drops(next)` returns only packets that were dropped after
- * these.
+ * the packets in `packets`.
  */
 export interface Drops {
   /** The position for the next call of `drops`: for each forwarding thread (loop) one number per direction. */
@@ -498,8 +498,8 @@ export function watchNetlink(
 export function lockFile(fd: number): Promise<void>
 
 /**
- * Takes the same lock as `lockFile`, but does not wait for it (F_OFD_SETLK). Returns false if another process has the
- * lock.
+ * Takes an exclusive lock on the whole file, as `lockFile` does, but without waiting for the lock (F_OFD_SETLK).
+ * Returns false if another process has the lock.
  */
 export function tryLockFile(fd: number): boolean
 

@@ -90,7 +90,8 @@ class SocketAddress {
   }
 
   sa_family_t family() const { return any_.sin6_family; }
-  /// The port in network order. It is at the same offset in sockaddr_in and sockaddr_in6.
+  /// The port in network order. The port has the same offset in sockaddr_in and sockaddr_in6, so sin6_port serves for
+  /// IPv4 too.
   uint16_t port() const { return any_.sin6_port; }
   void set_port(uint16_t port_be) { any_.sin6_port = port_be; }
   /// Returns the IP address; :: if the kernel stored an address of a family other than IPv4 and IPv6.

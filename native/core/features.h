@@ -1,8 +1,8 @@
-// features.h - the kernel offloads that the engine uses. The kernel may lack each of them.
+// features.h - the kernel offloads that the engine uses. The kernel may lack any of these offloads.
 //
-// A feature is on if weftd requested it and the kernel granted it. A feature goes off at run time if a call that uses
-// the feature then fails. Merging packets also needs the TUN's switches (io/tun.h), which an operator may change at any
-// time. The loop threads read the features once per batch, JavaScript reads them at any time.
+// A feature is on if weftd requested it and the kernel granted it. A feature is turned off at run time if a system call
+// that uses the feature fails. Merging packets also needs the TUN's switches (io/tun.h), which an operator may change
+// at any time. The loop threads read the features once per batch, JavaScript reads them at any time.
 #pragma once
 
 #include <array>

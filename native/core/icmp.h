@@ -1,4 +1,4 @@
-// icmp.h - the ICMP errors that a router sends, for both families (RFC 792, RFC 1812 section 4.3, RFC 4443).
+// icmp.h - the ICMP errors that a router sends, for IPv4 and IPv6 (RFC 792, RFC 1812 section 4.3, RFC 4443).
 #pragma once
 
 #include <array>

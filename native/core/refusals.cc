@@ -1,5 +1,5 @@
-// refusals.cc - the table of weft's reactions to each errno with which the kernel rejects packets, and the record of
-// these errors.
+// refusals.cc - the table of weft's reactions to the errors with which the kernel rejects packets, and the code that
+// remembers these errors.
 #include "refusals.h"
 
 #include <errno.h>

@@ -46,7 +46,8 @@ export function isWeftError(error: unknown, code?: ErrorCode): error is WeftErro
 }
 
 /**
- * Waits for `work`. If `work` rejects with a WeftError, rejects with the same error whose message begins with `prefix`.
+ * Waits for `work`. If `work` rejects with a WeftError, rejects with a copy of that error, in which `prefix` precedes
+ * the message.
  */
 export async function prefixed<T>(prefix: string, work: Promise<T>): Promise<T> {
   try {

@@ -156,8 +156,8 @@ interface Rules<N extends Net> {
   readonly parseNet: (text: string) => N | undefined
   readonly at: (address: bigint) => N['address']
   /**
-   * Address ranges that cannot be routed between hosts, each with its purpose. weft refuses a configuration whose
-   * network is in one of these ranges.
+   * Address ranges that cannot be routed between hosts, each with the purpose for which it is reserved. weft refuses a
+   * configuration whose network is in one of these ranges.
    */
   readonly useless: readonly (readonly [range: string, what: string])[]
   /** The words with which flannel's error message begins if the network is too small for four subnets. */

@@ -68,8 +68,8 @@ export class OwnNode {
   /** The uid of this node's object as it was last read. */
   #seenUid: string | undefined
   /**
-   * The uid of the node object whose condition weftd has set. A node that is deleted and created again has a new uid
-   * and lacks the condition.
+   * The uid of the node object whose condition NetworkUnavailable weftd has set. If the node is deleted and created
+   * again, it has a new uid, and weftd must set the condition again.
    */
   #readyUid: string | undefined
   /** For each message, the time in ms of performance.now() when weftd last created an Event with this message. */

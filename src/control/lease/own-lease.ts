@@ -171,8 +171,8 @@ async function tryAcquire(acquiring: Acquiring): Promise<OwnLease | undefined> {
 }
 
 /**
- * Renews a lease that this node already has. Returns undefined if the store has changed and the caller must read it
- * again.
+ * Renews a lease that this node already has. Returns undefined if the store has changed, so that the caller must read
+ * the store again.
  */
 async function reuse(lease: FoundLease, { entries, own }: Round, acquiring: Acquiring): Promise<OwnLease | undefined> {
   const { store, attrs, refused, log, signal } = acquiring
