@@ -36,7 +36,10 @@ const METHOD =
 interface Path {
   readonly backend: 'vxlan' | 'host-gw' | 'udp' | 'wireguard'
   readonly families: readonly Family[]
-  /** The folder of the checkout of weft to measure; if it is missing, this checkout is measured. */
+  /**
+   * The folder of the checkout of weft to measure; if `checkout` is absent, the benchmark measures the checkout that it
+   * runs from.
+   */
   readonly checkout?: string
 }
 

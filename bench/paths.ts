@@ -39,8 +39,8 @@ export interface Path {
   readonly payloadBytes?: number | undefined
   readonly iperf: (seconds: number, args: readonly string[]) => Promise<IperfResult>
   /**
-   * Runs bench/native/traffic.cc on the first host against its server on the second host. Returns the numbers that it
-   * prints, by name.
+   * Runs bench/native/traffic.cc on the first host as the client of the traffic.cc server on the second host. Returns
+   * the numbers that the client prints, by name.
    */
   traffic(...args: readonly (string | number)[]): Promise<Readonly<Record<string, number>>>
   close(): Promise<void>
@@ -400,8 +400,8 @@ export interface PathOptions {
 }
 
 /**
- * Makes two hosts, the named path between them, and the measuring servers on the second host. Resolves when the second
- * host answers over the path.
+ * Makes two hosts, the named path between them, and the servers for the measurements on the second host. Resolves when
+ * the second host answers over the path.
  */
 export async function openPath(name: string, options: PathOptions): Promise<Path> {
   const { link, ends } = options

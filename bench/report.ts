@@ -128,7 +128,7 @@ export function textTable(result: Result): string {
 export interface Summary {
   /** The metrics that have a row in the table, each with its case, such as `tcp throughput`. */
   readonly rows: readonly string[]
-  /** The paths that have a column with their median, if they were measured. */
+  /** The data paths whose medians get a column. A data path that was not measured gets no column. */
   readonly paths: readonly string[]
   /** The path for which the last column shows the ratio to the path `reference`, with the spread. */
   readonly path: string

@@ -119,8 +119,8 @@ export function ratio(a: readonly number[] | undefined, b: readonly number[] | u
 type Verdict = 'more' | 'less' | 'unresolved'
 
 /**
- * Compares the values of two runs. The verdict is that they differ by more than chance only if their confidence
- * intervals do not overlap.
+ * Compares the values of two runs. The values count as different only if their confidence intervals do not overlap,
+ * because a smaller difference may be chance.
  */
 export function verdict(before: readonly number[], after: readonly number[]): Verdict {
   const [a, b] = [interval(before), interval(after)]

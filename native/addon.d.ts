@@ -272,8 +272,8 @@ export interface NativeEngine {
   drops(after: readonly number[]): Drops
   /**
    * Ends the threads, each after at most one batch, and returns the open descriptors for the next engine. Until the
-   * next engine starts, arriving packets wait in the kernel's buffers. The sessions are saved in `handoverState`,
-   * together with `head`. Rejects with EBADF if the engine has already ended.
+   * next engine starts, arriving packets wait in the kernel's buffers. The WireGuard sessions are saved in
+   * `handoverState`, together with `head`. Rejects with EBADF if the engine has already ended.
    */
   release(head?: Uint8Array): Promise<Descriptors>
   /**
@@ -418,8 +418,8 @@ export function openSockets(options: SocketOptions): {
 }
 
 /**
- * Reads the `head` that `release` saved in `Descriptors.handoverState`, without taking the keys. Returns undefined if
- * the memfd has a format that this version does not know.
+ * Reads the `head` that `release` saved in `Descriptors.handoverState`, without taking the keys of the WireGuard
+ * sessions out of the memfd. Returns undefined if the memfd has a format that this version does not know.
  */
 export function handoverHead(fd: number): Buffer | undefined
 

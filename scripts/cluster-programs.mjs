@@ -150,7 +150,7 @@ export function goSets(kubernetes) {
 
 /**
  * Returns the text of CoreDNS's main package with only the plugins `plugins`. The build of all plugins takes much
- * longer, because some of them use the libraries of clouds.
+ * longer, because some plugins use the libraries of cloud providers.
  * @param {readonly string[]} plugins
  */
 function corednsMain(plugins) {
@@ -262,7 +262,8 @@ export async function download(server, name, set) {
 }
 
 /**
- * Gets all programs for a version of Kubernetes, and returns the path of a folder that has each of them by its name.
+ * Gets all programs for a version of Kubernetes, and returns the path of a folder that contains each program under its
+ * name.
  * @param {string} kubernetes
  */
 async function programs(kubernetes) {

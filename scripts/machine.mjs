@@ -293,8 +293,8 @@ export function whyNoDemo({
     openTun()
   } catch (error) {
     const { code } = /** @type {NodeJS.ErrnoException} */ (error)
-    // The kernel lets every user open /dev/net/tun, but its file mode may forbid it. The remedy changes the mode, which
-    // is safe, because users can make TUN devices only in namespaces of their own.
+    // The kernel lets every user open /dev/net/tun, unless the mode of the device file forbids it. The remedy changes
+    // the mode. This is safe, because users can make TUN devices only in namespaces of their own.
     if (!isRoot && code === 'EACCES')
       return 'this user may not open /dev/net/tun; run it as root, or allow it, as root: chmod 0666 /dev/net/tun'
     return `/dev/net/tun cannot be opened (${code}); as root \`modprobe tun\`; a container needs --device /dev/net/tun, or --privileged`

@@ -44,7 +44,7 @@ const times = counted ? Number(first) : files.length > 0 ? 20 : 4
 if (times < 1) fail('the number of runs must be 1 or more')
 const MODES =
   files.length > 0 ? ['quiet', 'busy', 'half a core', 'busy'] : ['busy', 'busy', 'busy', 'a quarter of a core']
-/** The modes in which a run may use only a share of one CPU core. The value is that share. */
+/** The modes that limit a test run to a share of one CPU core, with this share. */
 const SHARES = { 'half a core': 0.5, 'a quarter of a core': 0.25 }
 
 /** Starts an endless loop on each CPU core, to make the machine busy. Returns a function that ends the loops. */

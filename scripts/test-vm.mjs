@@ -40,7 +40,7 @@ const LIMIT_MS = 20 * 60_000
  */
 const ROOT_MODULES = ['virtio_pci', '9pnet_virtio', '9p', 'overlay']
 
-/** The versions of Linux, each with the Debian release that it is from. */
+/** The versions of Linux on which the tests can run, each with the Debian release that contains it. */
 const KERNELS = new Map([
   ['6.1', 'bookworm'],
   ['5.10', 'bullseye'],

@@ -53,7 +53,7 @@ struct Opened {
   What what;
   Counter reason = {};  ///< set if `what` is kDrop
   /// The packet inside the datagram, or the control message for JavaScript. The bytes are part of the received message,
-  /// and valid as long as its buffer.
+  /// and stay valid as long as the message's buffer.
   std::span<uint8_t> bytes = {};
   /// The work that the sender's kernel left undone: computing a checksum, or segmenting a superpacket.
   VirtioHeader undone = {};

@@ -136,7 +136,7 @@ class IcmpLimit {
 /// The rate limit of each kind of ICMP error.
 class IcmpLimits {
  public:
-  /// `secret` hides which senders share a slot, so senders must not be able to guess it.
+  /// `secret` decides which senders share a slot. Senders must not be able to guess `secret`.
   explicit IcmpLimits(uint64_t secret) : limits_{IcmpLimit(secret), IcmpLimit(secret), IcmpLimit(secret)} {}
   IcmpLimit& operator[](IcmpKind kind) { return limits_[static_cast<size_t>(kind)]; }
 

@@ -27,8 +27,8 @@ class Mailbox {
   /// of WireGuard.
   static constexpr size_t kMessageBytes = 148;
   static constexpr size_t kPlaces = 256;
-  /// The maximum number of waiting answers of one kind to one session. The session's peer could forge them from any
-  /// address.
+  /// The maximum number of waiting answers of one kind to one session. The limit is needed because the session's peer
+  /// could send forged answers from any number of addresses.
   static constexpr size_t kPlacesOfSession = 4;
 
   struct ControlMessage {

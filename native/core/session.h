@@ -52,8 +52,8 @@ struct SessionLimits {
   /// The age in ms at which a pair of keys is erased, so that it neither encrypts nor decrypts (Reject-After-Time;
   /// WireGuard's white paper, sections 6.1 and 6.2).
   static constexpr int64_t kRejectAfterMs = 180'000;
-  /// The number of packets that a pair of keys may encrypt, and the limit of the counters that it decrypts
-  /// (Reject-After-Messages; WireGuard's white paper, sections 6.1 and 6.2).
+  /// The number of packets that a pair of keys may encrypt. A received packet is dropped if its counter is not less
+  /// than this number (Reject-After-Messages; WireGuard's white paper, sections 6.1 and 6.2).
   static constexpr uint64_t kRejectAfterMessages = UINT64_MAX - 8192;
   /// If a pair of keys has this age in ms or more and its initiator sends a packet, the initiator requests new keys
   /// (Rekey-After-Time; WireGuard's white paper, section 6.2). The responder requests no keys, so that the two ends do

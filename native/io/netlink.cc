@@ -12,7 +12,8 @@ namespace weft {
 
 namespace {
 
-/// The size of the receive buffers in the kernel. With CAP_NET_ADMIN it may exceed the limit net.core.rmem_max.
+/// The size in bytes of the receive buffer of a netlink socket. With CAP_NET_ADMIN the size may exceed the limit
+/// net.core.rmem_max.
 constexpr int kReceiveBytes = 4 << 20;
 /// The longest wait for a message of the kernel, which answers immediately unless it hangs.
 constexpr timeval kPatience = {10, 0};
@@ -80,7 +81,7 @@ nlmsghdr header_of(std::span<const uint8_t> message) {
 /// order NEW, DEL, GET, SET. For all other netlink protocols the result is always true.
 bool is_get(int protocol, uint16_t type) { return protocol != NETLINK_ROUTE || (type & 3) == (RTM_GETLINK & 3); }
 
-/// Returns how many of the requests, from the first one on, one send may contain.
+/// Returns the number of requests, from the beginning of `requests`, that one send may contain.
 size_t batch_size(int protocol, std::span<const std::span<uint8_t>> requests) {
   size_t count = 0, bytes = 0, gets = 0;
   for (const auto request : requests) {

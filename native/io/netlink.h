@@ -31,7 +31,8 @@ bool each_netlink_message(std::span<const uint8_t> bytes, Each each) {
   return bytes.empty();
 }
 
-/// The kernel's answer to one request. An answer about a WireGuard device contains its keys.
+/// The kernel's answer to one request. An answer about a WireGuard device contains the device's keys, so the memory of
+/// `messages` is wiped when it is freed.
 struct NetlinkAnswer {
   SecretBytes messages;         ///< one after another, each padded to 4 bytes, without the acknowledgement
   int error = 0;                ///< errno; 0 if the kernel accepted the request

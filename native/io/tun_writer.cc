@@ -63,8 +63,8 @@ void TunWriter::refused(Coalescer& packets, size_t index, int error, Failure& fa
   }
   counters_.add(consequence.counted);
   const bool taken = write_singly(packets, index);
-  // weft learns from the rejection of a write that weft itself merged, but not from that of a superpacket that a vxlan
-  // device of this machine made.
+  // weft merges less in later writes if the kernel rejected a superpacket that weft itself merged. The rejection of a
+  // superpacket that a vxlan device of this machine made has no effect on later writes.
   if (!packets.is_uncut(index)) learnt_.learn(consequence, attempt, taken);
 }
 

@@ -16,7 +16,7 @@ export interface Log {
    */
   warn(message: string, what?: 'normal'): void
   error(message: string): void
-  /** Returns true if messages of this verbosity are logged, as set by klog's flag -v. */
+  /** Returns true if messages with the verbosity `level` are logged, as set by klog's flag -v. */
   v(level: number): boolean
 }
 

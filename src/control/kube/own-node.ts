@@ -224,8 +224,8 @@ export class OwnNode {
   }
 
   /**
-   * Creates a Kubernetes Event about this node. A failure is ignored, because flannel's RBAC rules do not allow weftd
-   * to create Events.
+   * Creates a Kubernetes Event about this node. A failure is ignored, because weftd may run with flannel's RBAC rules,
+   * which do not allow it to create Events.
    */
   async #tell(reason: string, message: string, signal: AbortSignal): Promise<void> {
     const now = performance.now()

@@ -29,7 +29,10 @@ const RESCAN_MS = 5_000
  * The interval of scans, in ms, if weftd cannot use inotify because the kernel has no free inotify instance or watch.
  */
 const RESCAN_UNTOLD_MS = 1_000
-/** The maximum share of its time that weftd spends on scans. So it scans a large directory less often. */
+/**
+ * The maximum share of its time that weftd spends on scans. Because of this limit weftd scans a large directory less
+ * often.
+ */
 const RESCAN_SHARE = 0.05
 /**
  * The time in ms between a lease's expiry and the deletion of the lease's file. A daemon deletes expired files when it
