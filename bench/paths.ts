@@ -49,7 +49,7 @@ export interface Path {
 /** The address at which the far end of a path can be reached, and for each host the subnet of its containers. */
 interface Reach {
   readonly address: string
-  /** The family of the packets that containers send, by default IPv4. */
+  /** The IP family of the packets that containers send; IPv4 by default. */
   readonly inner?: Family
   readonly subnets?: readonly [Subnet, Subnet]
 }

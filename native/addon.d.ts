@@ -30,7 +30,7 @@ export interface OpenOptions extends SocketOptions {
 export interface Descriptors {
   /** The interface name that the kernel chose for the TUN. */
   readonly tunName: string
-  /** The names of the features that the kernel granted and that have not failed since. */
+  /** The names of the kernel features that the kernel granted and that have not failed since then. */
   readonly features: readonly string[]
   readonly loops: readonly LoopDescriptors[]
   /**
@@ -263,7 +263,10 @@ export interface NativeEngine {
    * unknown hosts. Discards all other messages from unknown hosts.
    */
   takeMail(mostOfOthers: number): Mail
-  /** Returns the senders whose packets the filter dropped since the last call: at most a few dozen for each loop. */
+  /**
+   * Returns the senders whose packets the filter dropped since the last call: at most a few dozen for each forwarding
+   * thread (loop).
+   */
   takeUnknownSenders(): UnknownSender[]
   /**
    * Returns the dropped packets that the engine kept since the call that returned `after` as `next`; all kept packets
@@ -523,7 +526,8 @@ export function listenUnix(path: string): number
 export function connectUnix(path: string): number
 
 /**
- * Returns the descriptor of the next waiting connection, which the caller must close; undefined if no connection waits.
+ * Returns the descriptor of the next connection that waits at the listening Unix socket `listener`, which the caller
+ * must close; undefined if no connection waits.
  */
 export function acceptUnix(listener: number): number | undefined
 

@@ -67,7 +67,7 @@ class Engine {
   /// The error with which the kernel rejected the nice value of the threads; empty without an error.
   Failure priority_refused() const { return loops_.empty() ? Failure{} : loops_.front()->priority_refused(); }
   std::vector<ThreadRounds> ask_threads() const;
-  /// Calls `each` with each host of which the filter has dropped packets since the last call.
+  /// Calls `each` with each host whose packets the filter has dropped since the last call.
   template <typename Each>
   void take_unknown_senders(Each each) {
     for (UnknownSenders& unknown_senders : unknown_senders_) unknown_senders.take(each);

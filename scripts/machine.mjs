@@ -349,7 +349,7 @@ export function missingFor(kinds, mustBuild) {
 }
 
 /**
- * Lists the Debian packages that provide the prerequisites, each once.
+ * Lists the Debian packages that provide the prerequisites, each package only once.
  * @param {readonly Need[]} needs
  */
 export const packagesOf = (needs) => [

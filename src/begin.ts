@@ -149,7 +149,7 @@ async function resume(
   } catch (error) {
     signal.throwIfAborted()
     // The file of the last known state has a placeholder in place of a pre-shared key, and the backend rejects the
-    // placeholder.
+    // placeholder. So weftd cannot forward before the store answers.
     if (isWeftError(error, 'CONFIG') && known.config.includes(HIDDEN)) {
       log.info(
         'The network configuration has a secret, which is only in the store; no packets pass until the store answers',

@@ -1,4 +1,4 @@
-// coalesce.cc - decides which packets may be merged, and writes the header of the result.
+// coalesce.cc - decides which packets may be merged, and writes the header of the merged packet.
 #include "coalesce.h"
 
 #include <algorithm>

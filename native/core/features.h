@@ -57,7 +57,8 @@ class Features {
   uint32_t bits() const { return bits_.load(std::memory_order_relaxed); }
   /// The granted features that have neither failed nor been suspended.
   uint32_t in_use() const { return bits() & ~held_.load(std::memory_order_relaxed); }
-  /// Adds features that the kernel granted after the construction. Must be called before the loop threads run.
+  /// Adds features that the kernel granted after this object was constructed. Must be called before the loop threads
+  /// run.
   void add(uint32_t features) { bits_.fetch_or(features, std::memory_order_relaxed); }
   void drop(uint32_t features) { bits_.fetch_and(~features, std::memory_order_relaxed); }
   /// Suspends the features in `features` and resumes all others.

@@ -124,7 +124,7 @@ class Filter {
   /// accepted. `at` points to the source address in the packet.
   std::optional<Counter> reason_against(uint8_t version, const Address& source, const uint8_t* at) {
     peer_ = nullptr;
-    // An IPv4-mapped source in an IPv6 packet belongs to no host.
+    // Drop an IPv6 packet with an IPv4-mapped source address, because no host has such an address.
     if (source.is_v4() != (version == 4) || !is_one_host(source)) return k_rx_drop_spoofed_source;
     if (options_.verify != VerifySource::kOff && options_.subnet.of(version).contains(source)) {
       return k_rx_drop_spoofed_source;

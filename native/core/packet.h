@@ -10,7 +10,7 @@ constexpr size_t kIpv4HeaderBytes = 20;
 constexpr size_t kIpv6HeaderBytes = 40;
 constexpr size_t kTcpHeaderBytes = 20;
 constexpr size_t kUdpHeaderBytes = 8;
-/// The longest IPv4 header (60 bytes) and the longest TCP header (60 bytes) together.
+/// The length in bytes of the longest IPv4 header (60) and the longest TCP header (60) together.
 constexpr size_t kMaxHeadersBytes = 120;
 /// The maximum length in bytes of all extension headers of an IPv6 packet together. No sender has a reason for longer
 /// extension headers (extensions.h).

@@ -32,8 +32,9 @@ using enum Off;
 // clang-format off
 /// The first rule that matches an attempt and its errno applies.
 constexpr Rule kRules[] = {
-    // The columns are the failed call, its errno, the features that merged the packets, and the number of packets above
-    // which the rule applies. The reaction follows: the next attempt, the counter, and the feature that is turned off.
+    // The columns of this table are the failed call, its errno, the features that merged the packets, and the number of
+    // packets above which the rule applies. The reaction follows: the next attempt, the counter, and the feature that
+    // is turned off.
     //
     // EIO: the route's device computes no checksums, or there is an xfrm policy (Linux 6.18, net/ipv4/udp.c,
     // udp_send_skb).

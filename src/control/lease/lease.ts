@@ -57,8 +57,8 @@ export interface OwnLease extends Lease {
    */
   readonly revision: bigint
   /**
-   * Why the last renewal only extended the lease and did not write the lease's value, for example because the store is
-   * full. Undefined if the value was written.
+   * The reason why the last renewal only extended the lease and did not write the lease's value, for example that the
+   * store is full. Undefined if the value was written.
    */
   readonly unwritten?: string | undefined
   /** True if `obtain` created this lease because the node had none. */
