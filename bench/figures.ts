@@ -101,8 +101,8 @@ export function figureBlocks(result: Result): Readonly<Record<string, string>> {
 }
 
 /**
- * Returns the text of a document with its blocks replaced. Throws a RangeError if the document has a block whose name
- * is not in `blocks`.
+ * Returns the text of a document with new text in its blocks, which are the parts between markers. Throws a RangeError
+ * if the document has a block whose name is not in `blocks`.
  */
 export function fillFigures(text: string, blocks: Readonly<Record<string, string>>): string {
   return text.replaceAll(

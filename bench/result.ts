@@ -28,8 +28,8 @@ export interface Series extends Metric {
 }
 
 /**
- * Measurements that were made in the same rounds. Values of different parts come from different rounds, so they must
- * not be compared round by round.
+ * A part of a result: measurements that were made in the same rounds. Values of different parts come from different
+ * rounds, so they must not be compared round by round.
  */
 export interface Part {
   readonly name: string

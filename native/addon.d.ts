@@ -81,7 +81,7 @@ export interface FilterOptions {
   readonly subnet: ByFamily<Net>
 }
 
-/** The sender of a packet that the filter dropped. */
+/** The sender of a packet that the packet filter of the engine dropped (native/core/filter.h). */
 export interface UnknownSender {
   readonly from: Address
   /** The source and the destination address of the inner packet. */

@@ -5,8 +5,8 @@
 // do no I/O (test/support/pure-files.ts) and runs the unit tests of the same area. mutants-native.mjs does the same for
 // native/core and native/encap. A mutant that no test notices survives. test/mutants.json lists the known survivors
 // with reasons. The command fails if a mutant survives without an entry in test/mutants.json, if the tests of an area
-// notice less than LEAST_PERCENT of its mutants, or if an entry matches no survivor. An area that has not changed is
-// not run again; its result is kept in build/mutants.
+// notice less than LEAST_PERCENT of its mutants, or if an entry matches no survivor. If an area has not changed, its
+// mutants are not tested again, because build/mutants has the previous result.
 
 import { existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -78,7 +78,7 @@ const isOver = () => performance.now() >= endsAt
 /** @typedef {import('./mutants-score.mjs').Mutant} Mutant */
 
 /**
- * Runs the mutants of a folder of src/ with Stryker.
+ * Tests the mutants (small mistakes) of a folder of src/ with Stryker.
  * @param {string} area
  * @returns {Promise<Mutant[]>}
  */
@@ -113,12 +113,12 @@ async function tryTypescript(area) {
 }
 
 /**
- * The build of the unchanged C++ code; undefined until the first C++ area runs.
+ * The build of the unchanged C++ code; undefined until mutants of C++ code are tested for the first time.
  * @type {Awaited<ReturnType<typeof createNativeTrials>> | undefined}
  */
 let trials
 /**
- * Runs the mutants of a folder of native/.
+ * Tests the mutants (small mistakes) of a folder of native/.
  * @param {string} area
  * @returns {Promise<Mutant[]>}
  */

@@ -53,8 +53,8 @@ const MIRROR = 'http://deb.debian.org/debian'
 const KEYRING = '/usr/share/keyrings/debian-archive-keyring.gpg'
 
 /**
- * The arguments of vitest for the tests that run on each kernel. These tests cover every netlink request that weft
- * sends to the kernel.
+ * The arguments of vitest for the tests that run on each kernel of KERNELS. These tests cover every netlink request
+ * that weft sends to the kernel.
  */
 const ON_EACH_KERNEL = [
   ['test/netns/netlink.test.ts'],
@@ -64,8 +64,8 @@ const ON_EACH_KERNEL = [
   ['test/netns/privileges.test.ts', '-t', 'carry packets by (wireguard by the kernel|ipip)'],
 ]
 /**
- * The arguments of vitest for the tests that run only on the first kernel. These tests cover the packet engine on a
- * kernel that lacks newer features, and backends whose devices some kernels lack.
+ * The arguments of vitest for the tests that run only on the first kernel of KERNELS. These tests cover the packet
+ * engine on a kernel that lacks newer features, and backends whose devices some kernels lack.
  */
 const ON_FIRST_KERNEL = [
   ['test/native/engines.test.ts'],

@@ -78,7 +78,7 @@ concept Encapsulation = requires(E& encapsulation, const Endpoint& peer, const P
   { E::kTrailerBytes } -> std::convertible_to<size_t>;
   /// True if both ends of the tunnel act as routers, which decrement the TTL. False if the tunnel acts as one link.
   { E::kRoutes } -> std::convertible_to<bool>;
-  /// True if congestion marks are copied between the inner and the outer header (core/ecn.h).
+  /// True if the engine copies congestion marks between the inner and the outer header (core/ecn.h).
   { E::kCopiesEcn } -> std::convertible_to<bool>;
   /// Seals a packet for `peer`. The first span has kHeaderBytes of free space, then the packet, then kTrailerBytes of
   /// free space. For a segment of a superpacket, the second span has the rest of the segment's payload, and `packet`

@@ -206,7 +206,8 @@ class PeerTables {
 
   explicit PeerTables(size_t readers, std::span<const uint8_t> records = {});
 
-  /// Returns the reader with the number `index`. Only one thread at a time may use it.
+  /// Returns the object with the number `index` through which a thread reads peer tables. Only one thread at a time may
+  /// use an object.
   Reader reader(size_t index) { return {this, &hazards_[index]}; }
 
   /// Replaces all peers by the records `records`. If two records have the same subnet, the last record counts. A peer
@@ -220,7 +221,7 @@ class PeerTables {
 
   const PeerTable& current() const { return *tables_.back().table; }
   size_t size() const;
-  /// Returns the highest traffic slot in the records `records`, plus one.
+  /// Returns the highest traffic slot (number of a peer's traffic counters) in the records `records`, plus one.
   static uint32_t traffic_slots(std::span<const uint8_t> records);
   /// The number of earlier tables that are not freed yet, because a reader still uses one of these tables.
   size_t kept() const { return tables_.size() - 1; }

@@ -68,8 +68,8 @@ void TunWriter::refused(Coalescer& packets, size_t index, int error, Failure& fa
   if (!packets.is_uncut(index)) learnt_.learn(consequence, attempt, taken);
 }
 
-/// False if the TUN cannot accept write `index`, because its packet has no complete checksum or is an unsegmented
-/// superpacket.
+/// False if the TUN cannot accept the write with the number `index`, because it is a packet without a complete checksum
+/// or an unsegmented superpacket.
 bool TunWriter::takes(const Coalescer& packets, size_t index) const {
   if (packets.is_uncut(index)) return features_->has(packets.is_udp(index) ? kCoalesceUdp : kCoalesceTcp);
   return header_ || !packets.is_open(index);

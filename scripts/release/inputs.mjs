@@ -34,7 +34,7 @@ const OLDEST = 'bullseye'
 const { XDG_CACHE_HOME = '' } = process.env
 const cache = join(isAbsolute(XDG_CACHE_HOME) ? XDG_CACHE_HOME : join(homedir(), '.cache'), 'weft')
 
-/** Removes from the cache the unfinished folders of runs that were killed. */
+/** Removes from the cache the unfinished folders of release builds that were killed. */
 function removeUnfinished() {
   for (const name of readdirSync(cache)) {
     const pid = /^new-(\d+)-/.exec(name)?.[1]

@@ -29,7 +29,7 @@ const KEEPALIVE_MS = 5_000
  */
 const LONGEST_RETRY_AFTER_S = 30
 /**
- * The maximum number of characters of an error answer that a message quotes, if the answer is not a Status object of
+ * The maximum number of characters that a message quotes from an error answer, if the answer is not a Status object of
  * the Kubernetes API.
  */
 const SHOWN_BODY = 200

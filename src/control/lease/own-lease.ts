@@ -66,7 +66,7 @@ export interface AcquireOptions {
   readonly signal: AbortSignal
 }
 
-/** The maximum number of characters of an invalid lease value that are logged. */
+/** The maximum number of characters that weftd logs of an invalid lease value. */
 const SHOWN_VALUE = 200
 
 /** Deletes this node's lease from the store, unless the key belongs to another node now. */
