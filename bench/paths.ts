@@ -75,15 +75,15 @@ const weft = (engine: string, ...flags: string[]): Setup => daemons({ Type: 'udp
 const daemons = (backend: object, ...flags: string[]): Setup => daemonsOf({ Backend: backend }, { flags })
 
 /**
- * Returns a setup with a weftd on each of two hosts, in a dual-stack network whose containers send packets of the
- * family `inner`.
+ * Returns a function that starts a weftd on each of two hosts, in a dual-stack network whose containers send packets of
+ * the family `inner`.
  */
 const daemonsOfBoth = (backend: object, inner: Family): Setup =>
   daemonsOf({ EnableIPv6: true, IPv6Network: 'fd00:5::/48', Backend: backend }, { inner })
 
 /**
- * Returns a setup with a weftd on each of two hosts, with the network configuration `config`. If `checkout` is given,
- * the weftds run from that folder, which has another version of weft.
+ * Returns a function that starts a weftd with the network configuration `config` on each of two hosts. If `checkout` is
+ * given, the weftds run from that folder, which has another version of weft.
  */
 function daemonsOf(
   config: object,

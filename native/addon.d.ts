@@ -475,12 +475,15 @@ export function watchReadable(fd: number, onReadable: () => void): ReadWatcher
 export function openNetlink(protocol: number): NetlinkSocket
 
 /**
- * Returns the index of the interface with a name (if_nametoindex(3)); 0 if there is none. Throws any other error, such
- * as EMFILE.
+ * Returns the index of the interface called `name` (if_nametoindex(3)); 0 if there is no such interface. Throws any
+ * other error, such as EMFILE.
  */
 export function interfaceIndex(name: string): number
 
-/** Returns the name of the interface with an index (if_indextoname(3)); an empty text if there is none. */
+/**
+ * Returns the name of the interface with the index `index` (if_indextoname(3)); an empty text if there is no such
+ * interface.
+ */
 export function interfaceName(index: number): string
 
 /**

@@ -26,7 +26,7 @@ namespace {
 constexpr size_t kReadersPerLoop = 3;
 using Readers = std::array<PeerTables::Reader, kReadersPerLoop>;
 
-/// Creates the directions of a loop: the egress, then an ingress for each IP family in which the path has a socket.
+/// Creates the directions of a loop: the egress, then an ingress for each IP family in which the loop has a socket.
 template <Encapsulation Encap>
 std::vector<Source> make_sources(const Path& path, const OwnEnd& own, Sessions* sessions, const Readers& readers) {
   const auto make = [&] {

@@ -1,4 +1,4 @@
-// fragment.cc - writes the header of each fragment.
+// fragment.cc - splits an IPv4 packet, and writes the header of each fragment.
 #include "fragment.h"
 
 #include <algorithm>

@@ -30,8 +30,8 @@ namespace weft {
 struct PeerRecord {
   /// Flag in `flags`: the peer is removed. All fields except family, length and subnet are 0.
   static constexpr uint8_t kGone = 1;
-  /// Flag in `flags`: datagrams to the peer must leave from weft's well-known port, because the peer replies to their
-  /// source port.
+  /// Flag in `flags`: datagrams to the peer must leave from weft's well-known port, because the peer replies to the
+  /// source port of the datagrams.
   static constexpr uint8_t kFromKnownPort = 2;
 
   uint8_t subnet_family;  ///< 4 or 6
@@ -48,8 +48,8 @@ struct PeerRecord {
 
   bool is_gone() const { return flags & kGone; }
   bool is_from_known_port() const { return flags & kFromKnownPort; }
-  /// Returns the address and the port of the peer's host in an IP version; an empty address if the host has no address
-  /// of that version.
+  /// Returns the address and the port of the peer's host for the IP version `version`; an empty address if the host has
+  /// no address of that version.
   SocketAddress host(uint8_t version) const {
     const auto v4 = load<uint32_t>(ipv4);
     const Address address = version == 6 ? Address::v6(ipv6) : v4 != 0 ? Address::v4(v4) : Address();
@@ -132,7 +132,7 @@ class PeerTable {
   }
 
   bool has_endpoint_at(const Address& address) const { return hosts_->find(address) != 0; }
-  /// True if the host of a peer with a subnet of this version has this address.
+  /// True if `address` is the address of a peer's host, and this peer has a subnet of the IP version `version`.
   bool has_endpoint_at(const Address& address, uint8_t version) const {
     return static_cast<uint32_t>(hosts_->find(address) / one_of(version)) != 0;
   }

@@ -88,7 +88,8 @@ class ReplayWindow {
  private:
   static constexpr uint64_t kFirstWords = 16, kMostWords = kBits / 64, kFull = ~uint64_t{0};
 
-  /// The number of words that may contain a counter: all words of the window once the counters have filled it.
+  /// The number of words of the window that may record an arrived counter: all words, once the counters have filled the
+  /// window.
   uint64_t used_words() const { return next_ / 64 < size_ ? (next_ + 63) / 64 : size_; }
 
   uint64_t* words() { return more_ ? more_.get() : first_.data(); }

@@ -95,7 +95,8 @@ class NetlinkSocket {
 /// Receives the kernel's reports to multicast groups. The socket does not block.
 class NetlinkReports {
  public:
-  /// Joins the groups with these numbers of a protocol, such as RTNLGRP_* of NETLINK_ROUTE (linux/rtnetlink.h).
+  /// Joins the multicast groups of a netlink protocol whose numbers are in `groups`, such as RTNLGRP_* of NETLINK_ROUTE
+  /// (linux/rtnetlink.h).
   Failure open(int protocol, std::span<const int> groups);
   int fd() const { return fd_.get(); }
   /// Appends the reports that have arrived, at most about 1 MB of them, to `messages`. Returns false if reports were

@@ -1,4 +1,4 @@
-// tun_writer.cc - calls writev, and handles the errors of a write.
+// tun_writer.cc - writes packets to the TUN with writev, and handles the errors of these writes.
 #include "tun_writer.h"
 
 #include <errno.h>
