@@ -1,6 +1,7 @@
-// families.ts - `npm run bench -- families`: measures the time, CPU time and memory that a dual-stack network
-// costs a node in a network of thousands of nodes, compared with an IPv4 network. The backends are the kernel's vxlan,
-// host-gw, udp and weft's own wireguard. With `--old FOLDER` another checkout of weft is measured in turn with this one.
+// families.ts - `npm run bench -- families`: measures the time, CPU time and memory that a dual-stack network costs a
+// node in a network of thousands of nodes, compared with an IPv4 network. The backends are the kernel's vxlan, host-gw,
+// udp and weft's own wireguard. With `--old FOLDER` the benchmark also measures the checkout of weft in FOLDER, and
+// alternates between the two checkouts.
 //
 // All nodes but one exist only as files in a lease directory. To count the calls of `ip` and `bridge`, weftd's PATH
 // begins with a folder of programs with these names, which log the call and run the real program.

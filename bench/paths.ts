@@ -6,7 +6,8 @@
 // - wire: the veth passes only frames of at most the MTU, like a network card without segmentation. The kernel segments
 //   superpackets in software, for TCP, vxlan and UDP_SEGMENT alike, and GRO merges frames at the receiver. Checksums
 //   stay offloaded, because every card can do that and UDP_SEGMENT needs it.
-// - shaped: a wire with 1 Gbit/s and a queue of 20 ms (tc-tbf), so that packets queue in the link and not in the path.
+// - shaped: a wire with 1 Gbit/s and a queue of 20 ms (tc-tbf), so that packets queue in the link and not in the data
+//   path that is measured.
 //
 // The ends of a path are the hosts, or a container on each host. A container's packets go through its veth, a bridge
 // and the path. bench/README.md explains `--peer` and `--old`.

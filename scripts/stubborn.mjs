@@ -1,10 +1,10 @@
 // stubborn.mjs - runs the tests repeatedly, with and without CPU load and CPU limits: `npm run test:stubborn -- [N]
 // [FILE...]`.
 //
-// Without FILE it runs `npm test` N times (default 4): three times while an endless loop occupies each core, then once
-// limited to a quarter of a core. With FILE it runs these test files N times (default 20), and changes the mode after
-// each run: idle machine, busy machine, half a core, busy machine. At the end the script lists the failed runs and the
-// files that have their output.
+// Without FILE it runs `npm test` N times (default 4). Of each four runs, three run while an endless loop occupies each
+// core, and the fourth is limited to a quarter of a core. With FILE it runs these test files N times (default 20), and
+// changes the mode after each run: idle machine, busy machine, half a core, busy machine. At the end the script lists
+// the failed runs and the files that have their output.
 
 import { spawn } from 'node:child_process'
 import {

@@ -1,8 +1,8 @@
 // traffic.cc - the two ends of measurements that iperf3 cannot make: UDP at an even rate, and requests and answers of
 // one byte.
 // - `traffic serve` serves all other modes, and prints `ready`.
-// - `traffic udp ADDRESS SECONDS BYTES RATE` sends datagrams with BYTES bytes of payload, RATE a second or (0) as fast
-//   as it can, to a receiver that each datagram may wake.
+// - `traffic udp ADDRESS SECONDS BYTES RATE` sends datagrams with BYTES bytes of payload to a receiver that each
+//   datagram may wake. It sends RATE datagrams a second; RATE 0 means as fast as it can.
 // - `traffic udp-polled ADDRESS SECONDS BYTES RATE` sends as `udp` does, to a receiver that checks its socket at
 //   intervals.
 // - `traffic rr ADDRESS SECONDS PAUSE_US` opens one connection, and repeats: a byte, its answer, a pause.

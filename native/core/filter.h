@@ -4,7 +4,8 @@
 // Without encryption, the filter looks up the inner source address in the peer table, and compares the datagram's outer
 // source with that peer's address. The filter ignores ports, because peers may send from any port. This check stops
 // hosts that cannot use a peer's address, but not hosts on an underlay that lets them forge addresses. If encryption
-// proves the sender's identity, the filter compares the session instead of the outer address.
+// proves the sender's identity, the filter compares the datagram's session with that of the peer instead of the outer
+// address.
 #pragma once
 
 #include <optional>

@@ -38,9 +38,9 @@ class Mailbox {
     uint32_t session;  ///< the session whose handshake the message answers; 0 if it answers none
   };
   /// The origin of a message. kAsked: an answer to this host's last handshake message to a peer. The answer names a
-  /// 32-bit index that this host sent only to that peer, so it is hard to forge. The other origins rest on the sender's
-  /// address, which may be forged. kPeer: an initiation from a peer's address. kPeerWithoutSession: a data message
-  /// without a known session, from a peer's address. kOther: an initiation from any other address.
+  /// 32-bit index that this host sent only to that peer, so it is hard to forge. The other origins depend on the
+  /// sender's address, which may be forged. kPeer: an initiation from a peer's address. kPeerWithoutSession: a data
+  /// message without a known session, from a peer's address. kOther: an initiation from any other address.
   enum class Origin : uint8_t { kAsked, kPeer, kPeerWithoutSession, kOther };
   static constexpr size_t kOrigins = 4;
   /// A session, and the address from which its peer now sends. When JavaScript reads this report, `session` may already

@@ -183,9 +183,10 @@ class PeerTables {
     /// Returns the newest table, valid until the next acquire() or release() of this reader.
     ///
     /// The store to the hazard pointer and the load after it must both be seq_cst, and so must the store in publish()
-    /// and the loads in free_unheld(). Then at least one of the two threads sees the other thread's store. With a
-    /// weaker order the load may happen before the store, and a table in use is freed. Tests cannot show this on
-    /// processors that do not reorder these accesses (test/native/orders.test.ts).
+    /// and the loads in free_unheld(). Then the reader sees the store of the publishing thread, or the publishing
+    /// thread sees the store of the reader. With a weaker order the load may happen before the store, and a table in
+    /// use is freed. Tests cannot show this on processors that do not reorder these accesses
+    /// (test/native/orders.test.ts).
     const PeerTable& acquire() {
       const PeerTable* table = tables_->current_.load(std::memory_order_acquire);
       for (;;) {

@@ -1,5 +1,5 @@
-// unknown_senders.h - a small table, one per loop, of senders whose packets the filter dropped, for JavaScript to
-// report.
+// unknown_senders.h - a small table, one per forwarding thread (loop), of senders whose packets the packet filter
+// dropped. JavaScript reports these senders.
 //
 // The loop's thread writes the table and JavaScript's thread empties it, without a lock. A hash of the sender's address
 // selects one of 64 slots, and a new sender overwrites the previous sender. So every sender that keeps sending is

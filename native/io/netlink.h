@@ -68,10 +68,10 @@ class NetlinkSocket {
   explicit NetlinkSocket(int protocol) : protocol_(protocol) {}
 
   /// Sends the requests and returns their answers in the same order. Fills in the sequence numbers. A request with the
-  /// flag NLM_F_DUMP and without NLM_F_ACK is a listing, which is repeated a few times if it was interrupted. If the
-  /// kernel does not answer a request, that request and all later requests get answers with the error ETIMEDOUT. If the
-  /// socket cannot be opened, each answer has the errno of that failure. Fails, and sends nothing, only if the bytes
-  /// are not a list of requests.
+  /// flag NLM_F_DUMP and without NLM_F_ACK is a listing, which is repeated a few times if changes of the listed objects
+  /// interrupt it. If the kernel does not answer a request, that request and all later requests get answers with the
+  /// error ETIMEDOUT. If the socket cannot be opened, each answer has the errno of that failure. Fails, and sends
+  /// nothing, only if the bytes are not a list of requests.
   Failure exchange(std::span<uint8_t> requests, std::vector<NetlinkAnswer>& answers);
   /// The port number of the socket, which no other socket of the network namespace and protocol has; 0 if the socket is
   /// not open. The kernel's report of a change has the port of the socket that requested the change (nlmsg_pid). Any
