@@ -88,7 +88,8 @@ async function udp(to: Receiver, path: Path, bytes: number, seconds: number, rat
   const busy = busyClock()
   const run = await path.traffic(to, path.address, seconds, bytes, Math.round(rate))
   const { sent = 0, seconds: took = 1 } = run
-  // Datagrams that the receiver's full socket dropped count as received, because the path delivered them.
+  // Datagrams that the receiver's full socket buffer dropped count as received, because the measured path delivered
+  // them.
   const received = (run['received'] ?? 0) + (run['sinkDrops'] ?? 0)
   const spent = busy()
   return {

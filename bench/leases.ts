@@ -247,7 +247,8 @@ async function churn(bed: Bed, ends: Ends, daemon: Daemon, leases: number, addre
   const before = cpuSeconds(daemon)
   const ticks = (CHURN_S * 1000) / CHURN_TICK_MS
   for (let tick = 0; tick < ticks; tick++) {
-    // Do not change lease 0, because the largest pause (`gap`) is measured on a stream of packets to its subnet.
+    // Do not change lease 0, because the largest pause (`gap`) is measured on a stream of packets to the subnet of
+    // lease 0.
     await bed.writer.put(1 + tick * part, part, NO_HOST)
     if (tick % 5 === 0) times.push(...(await changes(bed, ends, leases + tick, 1, address)))
     await delay(began + (tick + 1) * CHURN_TICK_MS - now())

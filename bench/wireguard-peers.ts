@@ -18,8 +18,8 @@ import { hostOf, PORT, subnetOf } from './wireguard-far.ts'
 
 const PEERS = 10_000
 /**
- * The pause in ms after the last handshake. This pause exceeds WireGuard's timers after a handshake (10 s), so that no
- * timer ends during the next measurement.
+ * The pause in ms after the last handshake. This pause exceeds WireGuard's timers after a handshake (10 s), so that
+ * none of these timers expires during the next measurement.
  */
 const SETTLE_MS = 12_000
 const IDLE_MS = 20_000

@@ -25,8 +25,8 @@ process.chdir(root)
 /** Areas whose unit tests have other paths than their source files, each with the paths of its tests in test/unit/. */
 const TESTS = { net: ['net/nets'] }
 /**
- * Areas with many sentences for people. Stryker does not change sentences in these areas, because no test checks their
- * wording.
+ * Folders of src/ whose code contains many sentences for users. Stryker does not change sentences in these areas,
+ * because no test checks their wording.
  */
 const PROSE = new Set(['options', 'report', 'report/page', 'tool/doctor', 'tool/measure', 'tool/weft'])
 const NATIVE = ['core', 'encap']

@@ -50,7 +50,7 @@ constexpr uint64_t kTickNs = 50'000;
 /// burst. The sender reports how many datagrams it sent, so a rate that is too low is visible.
 constexpr uint64_t kCatchUpNs = 500'000;
 /// The interval, in ns, at which a receiver in the mode udp-polled reads its socket. No datagram wakes the receiver, so
-/// it costs almost no CPU time.
+/// this receiver uses almost no CPU time.
 constexpr uint64_t kSinkTickNs = 500'000;
 /// How long, in ns, a receiver waits for late datagrams after the sender has finished.
 constexpr uint64_t kPatienceNs = 50'000'000;
@@ -269,7 +269,8 @@ class Sender {
       std::memcpy(iovecs_[i].iov_base, &sequence, sizeof sequence);
     }
     const int taken = sendmmsg(fd_.get(), messages_, static_cast<unsigned>(count), 0);
-    // After ENOBUFS or EAGAIN (a full queue) the datagram counts as lost, as in a program that ignores these errors.
+    // If sendmmsg fails with ENOBUFS or EAGAIN (a full queue), the datagram counts as lost, as for a program that
+    // ignores these errors.
     if (taken < 0 && errno != ENOBUFS && errno != EAGAIN) fail("sendmmsg");
     sent_ += taken < 0 ? 1 : static_cast<uint64_t>(taken);
     return taken < 0 ? 1 : static_cast<size_t>(taken);

@@ -29,8 +29,8 @@ constexpr size_t kMaxDatagramBytes = 65535 - kOuterBytes;
 
 struct OwnEnd {
   static constexpr size_t kEncapBytes = 72;
-  /// This host's parameters, such as MAC and VNI: the same fields as in a peer's record (core/peers.h), then fields
-  /// that only this host has.
+  /// This host's parameters, such as MAC and VNI: first the fields that a peer's record has too (core/peers.h), then
+  /// fields that only this host has.
   std::array<uint8_t, kEncapBytes> encap{};
   size_t mtu = 0;  ///< The MTU of the TUN, in bytes.
 };

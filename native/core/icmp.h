@@ -101,8 +101,9 @@ class IcmpLimit {
     return static_cast<uint32_t>((mixed ^ secret_ >> 32) * 0x9e3779b97f4a7c15ull >> 32);
   }
 
-  /// Returns how many milliseconds remain until the bucket is full again. A value beyond the longest possible time
-  /// means that the entry is weeks old, so its bucket is full. kAheadMs allows for a thread whose clock was ahead.
+  /// Returns the time in ms until the bucket of a slot (`word`) is full again. If this time is longer than the time in
+  /// which an empty bucket fills, the slot was last used weeks ago, so its bucket is full. kAheadMs allows for a thread
+  /// whose clock reading was ahead.
   static uint32_t left_ms(uint64_t word, uint32_t now_ms) {
     const uint32_t left = static_cast<uint32_t>(word) - now_ms;
     return word == 0 || left > kLongestMs + kAheadMs ? 0 : left;

@@ -86,7 +86,8 @@ struct Endpoint {
   /// The length in bytes of the longest packet that reaches the peer, as weft's probes found; 0 if the probes found no
   /// limit. The kernel's path MTU applies in addition.
   uint16_t limit;
-  /// The number of the last complete set of records (set()) that contained the peer. Readers do not use this number.
+  /// The serial number of the last complete set of records (set()) that contained the peer. Readers do not use this
+  /// number.
   uint16_t round;
   /// The IP version of datagrams to the peer, 4 or 6. `hosts` has an address of this version.
   uint8_t outer;

@@ -47,7 +47,8 @@ class UnknownSenders {
       if (turn == 0) continue;
       const UnknownSender sender{slot.from.read(), slot.source.read(), slot.destination.read(),
                                  static_cast<Counter>((turn & kReason) - 1)};
-      // If the loop's thread overwrote the slot at the same time, leave the new entry for the next call.
+      // If the loop's thread has overwritten the slot since it was read, leave the new entry for the next call of
+      // take().
       if (!slot.turn.compare_exchange_strong(turn, 0, std::memory_order_acq_rel, std::memory_order_relaxed)) continue;
       each(sender);
     }

@@ -142,7 +142,7 @@ async function silence(endpoint: Endpoint, others: readonly Endpoint[], scope: A
 export class EndpointChoice {
   readonly #hosts: Hosts
   readonly #options: EndpointOptions
-  /** Called before connections are closed, to end the caller's streams on them. */
+  /** Called before this object closes connections, so that the caller can end its streams on these connections. */
   readonly #onClose: () => void
   /** One entry for each endpoint of `hosts`. */
   #endpoints: Endpoint[]
