@@ -277,7 +277,7 @@ export const CASES: Readonly<Record<string, Case>> = {
   'rr-loaded8': rrLoaded(8),
 }
 
-/** The cases that `npm run bench` measures if the command line names no case. */
+/** The measurements (cases) that `npm run bench` takes if the command line names no case. */
 export const SHORT: readonly string[] = ['tcp', 'udp64', 'rr', 'ping']
 export const SUITE: readonly string[] =
   'tcp tcp8 tcp-cubic tcp8-cubic udp64 udp1400 rr crr ping ping-loaded ping-loaded8 rr-loaded'.split(' ')

@@ -97,7 +97,7 @@ async function sample(way: Way, lab: Lab, [from, to]: Pods, beside: boolean): Pr
   const start = (...more: string[]): Daemon => {
     const began = performance.now()
     const daemon = host.startDaemon({ args: [...args, ...more] })
-    // Ignore a failure of this wait, because `ready` waits for the same weftd and reports its failure.
+    // Ignore it if the wait for this log line fails, because `ready` waits for the same weftd and reports its failure.
     daemon.line(/Forwarding between/).then(
       () => (forwarding = performance.now() - began),
       () => {},

@@ -142,7 +142,10 @@ async function reachAll(members: readonly Member[], addressOf: (to: Member) => s
   await Promise.allSettled(pairs.map(({ from, to }) => reach(from.pod.namespace, addressOf(to), REACH_MS)))
 }
 
-/** The median round-trip times in ms, by the indices of sender and target; undefined if no ping was answered. */
+/**
+ * The median round-trip times in ms. The first index is the number of the sending container, the second the number of
+ * the pinged container. Undefined if no ping was answered.
+ */
 type Pings = readonly (readonly (number | undefined)[])[]
 
 async function pingAll(members: readonly Member[], addressOf: (to: Member) => string): Promise<Pings> {

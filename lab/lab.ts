@@ -115,8 +115,8 @@ export interface Daemon {
   readonly logFile: string
   readonly lines: readonly string[]
   /**
-   * Resolves with the first log line that matches, including lines already logged. Rejects when weftd ends or after
-   * `timeoutMs`.
+   * Resolves with the first log line that matches `pattern`, including lines already logged. Rejects when weftd ends or
+   * after `timeoutMs`.
    */
   line(pattern: RegExp, timeoutMs?: number): Promise<string>
   /** Sends `signal`, by default SIGTERM. Resolves with the exit code, or the signal that ended the process. */

@@ -221,8 +221,8 @@ export interface NativeEngine {
    */
   followSwitches(): void
   /**
-   * The current values of all counters: `counterNames.length` values for the first loop, then for the second loop, and
-   * so on. JavaScript must not write to this array.
+   * The current values of all counters: `counterNames.length` values for the first forwarding thread (loop), then for
+   * the second one, and so on. JavaScript must not write to this array.
    */
   readonly counters: BigUint64Array
   /** True if the engine continues the WireGuard sessions of the previous engine. */
@@ -269,8 +269,8 @@ export interface NativeEngine {
    */
   takeUnknownSenders(): UnknownSender[]
   /**
-   * Returns the dropped packets that the engine kept since the call that returned `after` as `next`; all kept packets
-   * if `after` is empty.
+   * Returns the dropped packets that the engine has kept since an earlier call, which returned `after` in its field
+   * `next`. Returns all kept packets if `after` is empty.
    */
   drops(after: readonly number[]): Drops
   /**
@@ -369,9 +369,9 @@ export const layout: {
    */
   readonly traffic: { readonly slots: number; readonly numbers: number }
   /**
-   * The limits of `drops`. `kept`: how many dropped packets the engine keeps per loop and direction. `everyUs`: the
-   * interval, in microseconds, at which it keeps further drops after a burst. `headerBytes`: the maximum number of
-   * bytes of each kept packet.
+   * The limits of `drops`. `kept`: how many dropped packets the engine keeps per forwarding thread (loop) and
+   * direction. `everyUs`: the interval, in microseconds, at which it keeps further drops after a burst. `headerBytes`:
+   * the maximum number of bytes of each kept packet.
    */
   readonly drops: { readonly kept: number; readonly everyUs: number; readonly headerBytes: number }
   /**

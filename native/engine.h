@@ -72,8 +72,8 @@ class Engine {
   void take_unknown_senders(Each each) {
     for (UnknownSenders& unknown_senders : unknown_senders_) unknown_senders.take(each);
   }
-  /// The dropped packets of each loop in two elements: egress of the first loop, ingress of the first loop, egress of
-  /// the second loop, and so on.
+  /// The dropped packets of all loops, in two elements per loop: egress of the first loop, ingress of the first loop,
+  /// egress of the second loop, and so on.
   const std::deque<Drops>& drops() const { return drops_; }
   /// The WireGuard sessions, or null if the encapsulation has none. When their mailbox has something new, mail_event()
   /// is readable.

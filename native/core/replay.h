@@ -46,7 +46,7 @@ class ReplayWindow {
     return true;
   }
 
-  /// The number of bytes allocated in addition to the object itself.
+  /// The number of bytes that the window has allocated in addition to the object itself.
   size_t grown_bytes() const { return more_ ? size_ * sizeof(uint64_t) : 0; }
 
   /// Saves the window. Consecutive words in which all bits are set are saved as their number only, because nearly all
