@@ -43,8 +43,8 @@ function message(...parts) {
 }
 
 /**
- * Returns a VXLAN frame that contains `packet`. The frame's VNI and MAC addresses are 0, as those of the host in
- * core_fuzz.cc (RFC 7348 section 5).
+ * Returns a VXLAN frame that contains `packet`. The frame's VNI and MAC addresses are 0, because the host in
+ * core_fuzz.cc has the VNI 0 and the MAC address 0 (RFC 7348 section 5).
  */
 function frame(packet) {
   const header = Buffer.alloc(22)

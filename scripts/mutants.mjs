@@ -22,7 +22,10 @@ const folder = join(root, 'build/mutants')
 const knownPath = join(root, 'test/mutants.json')
 process.chdir(root)
 
-/** Areas whose unit tests have other paths than their source files, each with the paths of its tests in test/unit/. */
+/**
+ * Areas of the code whose unit tests are not at the same paths as the source files, each with the paths of its tests in
+ * test/unit/.
+ */
 const TESTS = { net: ['net/nets'] }
 /**
  * Folders of src/ whose code contains many sentences for users. Stryker does not change sentences in these areas,

@@ -110,7 +110,7 @@ class Sender {
   bool waited_ = false;  // true if this batch has already waited for a full socket buffer
   size_t room_size_;
   // The memory for headers and trailers. A thread writes to these buffers only when it uses them, so an idle thread
-  // uses no memory.
+  // uses no physical memory for them.
   std::unique_ptr<uint8_t[]> room_;
   size_t room_used_ = 0;
   std::unique_ptr<iovec[]> iovecs_;

@@ -55,7 +55,8 @@ enum class Share : uint8_t {
   kJoin,
 };
 
-/// Opens and binds a UDP socket. The caller must use MSG_DONTWAIT to send and receive without blocking.
+/// Opens and binds a UDP socket. The socket is in blocking mode, so the caller must pass MSG_DONTWAIT to each call that
+/// sends or receives.
 Failure open_udp(const SocketAddress& address, Share share, int receive_buffer_bytes, uint32_t wanted,
                  UdpSocket& socket);
 

@@ -166,7 +166,7 @@ class Ingress final : public Direction {
     }
     CoalesceLimits limits = limits_;
     // Do not merge UDP packets whose destination is this host: the kernel passes a superpacket only to sockets that
-    // requested UDP_GRO, which weftd cannot see.
+    // requested UDP_GRO, and weftd cannot see whether a socket requested it.
     limits.udp = limits.udp && packet.protocol == IPPROTO_UDP && !is_for_host(bytes.data(), packet);
     coalescer_.add(bytes.data(), packet, limits, undone);
     return true;
