@@ -260,7 +260,10 @@ function countsOf({ code, output }) {
 
 const sentence = ({ passed, failed, skipped }) => `${passed} passed, ${failed} failed, ${skipped} skipped`
 
-/** Runs any command, and exits with the exit code of the command. */
+/**
+ * Runs the command of the user in a virtual machine with the kernel `version`, and exits with the exit code of the
+ * command.
+ */
 async function runCommand(version, command) {
   const { code, kernel, seconds } = await runThere(version, command, join(runs, 'command'))
   process.stdout.write(`ended with ${code ?? 'the machine'} on Linux ${kernel}, emulated, after ${seconds} s\n`)

@@ -15,8 +15,8 @@ const PARTS = ['bin', 'dist', 'node_modules', 'package.json']
 const TO_BUILD = ['node-addon-api', '@types', 'undici-types'].map((name) => join('node_modules', name))
 
 /**
- * Returns the path of an addon in the npm package. It depends on the architecture and the C library, as node-gyp-build
- * requires.
+ * Returns the path of an addon in the npm package. The path contains the architecture and the C library, as
+ * node-gyp-build requires.
  */
 export const prebuiltAddon = ({ name }, libc = 'glibc') => `prebuilds/linux-${name}/weft.napi.${libc}.node`
 

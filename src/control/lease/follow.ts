@@ -205,7 +205,7 @@ class LeaseFollower<Cursor> {
    * expensive.
    */
   #goodUntil = 0
-  /** True if the cursor of the watch advanced within the last minute. */
+  /** True if the watch made progress within the last minute, that is, if its cursor advanced. */
   #hasGoneForward = false
   /** True if the source has answered the request for the watch. */
   #isWatching = false

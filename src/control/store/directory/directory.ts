@@ -192,7 +192,9 @@ export class DirectoryStore implements Store {
     return file.isReservation || now - file.writtenAt < this.#ttlMs
   }
 
-  /** Lists the directory, and reads the files that differ from `known`, the files of an earlier scan. */
+  /**
+   * Lists the directory, and reads the files that have changed since an earlier scan, which found the files `known`.
+   */
   async #scan(known: ReadonlyMap<string, LeaseFile>): Promise<Scan> {
     const now = await this.#files.now()
     const names = await this.#files.keys()
