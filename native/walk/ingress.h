@@ -112,7 +112,7 @@ class Ingress final : public Direction {
 
   /// True if the address `from` is reached through the tunnel and belongs to no peer (Message::is_from_inside). If this
   /// host's own underlay address is in the cluster's network, other hosts may also have addresses in the network that
-  /// are in no subnet.
+  /// are in no subnet. Then only addresses in a subnet count as reached through the tunnel.
   bool is_from_inside(const Address& from) const {
     const Net& network = path_.filter.network.of(from);
     const bool is_inside = table_->find(from) || path_.filter.subnet.of(from).contains(from) ||
