@@ -52,8 +52,9 @@ class Engine {
   /// Reads the TUN's switches (io/tun.h), which say whether received packets may be merged. Each loop uses the new
   /// values from its next batch on.
   void follow_switches();
-  /// The interface name that the TUN has now or, if the TUN was deleted, the last name that it had. Changes the engine,
-  /// so only one thread may call it at a time: JavaScript's thread, or the thread that ends the engine.
+  /// The interface name that the TUN has now or, if the TUN was deleted, the last name that it had. tun_name() stores
+  /// the name in the engine, so only one thread may call it at a time: JavaScript's thread, or the thread that ends the
+  /// engine.
   const std::string& tun_name();
   Fault& fault() { return fault_; }
   void set_peers(std::span<const uint8_t> records);

@@ -34,10 +34,10 @@ const { XDG_CACHE_HOME = '' } = process.env
 const cache = join(isAbsolute(XDG_CACHE_HOME) ? XDG_CACHE_HOME : join(homedir(), '.cache'), 'weft')
 
 /**
- * The programs of a simulated node whose architecture is not this machine's, in the test of a release's manifest. The
- * node runs them in an emulator. The programs are built only if WEFT_RELEASE_DIR names a release. qemu-user reports
- * that the kernel cannot filter system calls. But runc, which is not emulated, does filter them, so this script
- * replaces containerd's check of the kernel.
+ * The programs of a simulated node whose architecture is not this machine's. Such a node is part of the test of a
+ * release's manifest. The node runs them in an emulator. The programs are built only if WEFT_RELEASE_DIR names a
+ * release. qemu-user reports that the kernel cannot filter system calls. But runc, which is not emulated, does filter
+ * them, so this script replaces containerd's check of the kernel.
  */
 const EMULATED = {
   architecture: 'arm64',

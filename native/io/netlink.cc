@@ -111,8 +111,9 @@ std::string explanation_in(std::span<const uint8_t> attributes) {
   return {};
 }
 
-/// Reads the end of an answer, NLMSG_ERROR or NLMSG_DONE: an error number, for NLMSG_ERROR the request's header and,
-/// unless NLM_F_CAPPED is set, the request's body, then attributes.
+/// Reads the last message of an answer (NLMSG_ERROR or NLMSG_DONE). The message begins with an error number and ends
+/// with attributes. In between, NLMSG_ERROR has the request's header and, unless NLM_F_CAPPED is set, the request's
+/// body.
 void read_end(const nlmsghdr& header, std::span<const uint8_t> body, NetlinkAnswer& answer) {
   int32_t error = 0;
   if (body.size() >= sizeof error) std::memcpy(&error, body.data(), sizeof error);

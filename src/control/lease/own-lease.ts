@@ -134,8 +134,8 @@ interface Round {
   readonly entries: readonly StoreEntry[]
   readonly leases: readonly FoundLease[]
   /**
-   * The leases of this node, in order of preference: first those with the most previous subnets of the node, then those
-   * that fit the configuration.
+   * The leases of this node, in order of preference. A lease with more of the node's previous subnets comes earlier.
+   * Among leases with equally many, a lease that fits the configuration comes earlier.
    */
   readonly own: readonly FoundLease[]
 }
@@ -312,7 +312,8 @@ async function formerLeases(
 }
 
 /**
- * Returns the leases of this node for Round.own, including `former`, the leases with an earlier address of the node.
+ * Returns the leases of this node, the preferred lease first (Round.own). They include `former`, the leases with an
+ * earlier address of the node.
  */
 function ownLeases(
   entries: readonly StoreEntry[],
