@@ -1,5 +1,5 @@
-// cases.ts - defines the measurements (cases) that compare paths between two hosts. A case takes one sample on one
-// path; measure.ts repeats the cases and alternates between the paths.
+// cases.ts - defines the measurements (cases) that compare data paths between two hosts, such as two backends of weft.
+// A case takes one sample on one data path. measure.ts repeats the cases and alternates between the data paths.
 
 import { readFileSync } from 'node:fs'
 import { setTimeout as delay } from 'node:timers/promises'
@@ -40,8 +40,8 @@ function busyClock(): () => number {
 }
 
 /**
- * Returns the name of the TCP congestion control for the cases: BBR if the kernel has loaded it, else the system's
- * default.
+ * Returns the name of the TCP congestion control for the measurements (cases): BBR if the kernel has loaded it, else
+ * the system's default.
  */
 function usual(): string {
   const folder = '/proc/sys/net/ipv4'
@@ -81,14 +81,15 @@ interface UdpTrial extends Trial {
 type Receiver = 'udp' | 'udp-polled'
 
 /**
- * Sends datagrams of `bytes` bytes for `seconds` seconds and counts them. `rate` is in datagrams per second; 0 means as
- * fast as the sender can.
+ * Sends datagrams of `bytes` bytes for `seconds` seconds and counts the datagrams that arrive. `rate` is the sending
+ * rate in datagrams per second; 0 means as fast as the sender can.
  */
 async function udp(to: Receiver, path: Path, bytes: number, seconds: number, rate: number): Promise<UdpTrial> {
   const busy = busyClock()
   const run = await path.traffic(to, path.address, seconds, bytes, Math.round(rate))
   const { sent = 0, seconds: took = 1 } = run
-  // Datagrams that the receiver's full socket dropped count as received, because the path delivered them.
+  // Datagrams that the receiver's full socket buffer dropped count as received, because the measured path delivered
+  // them.
   const received = (run['received'] ?? 0) + (run['sinkDrops'] ?? 0)
   const spent = busy()
   return {
@@ -276,7 +277,7 @@ export const CASES: Readonly<Record<string, Case>> = {
   'rr-loaded8': rrLoaded(8),
 }
 
-/** The cases that `npm run bench` measures if the command line names no case. */
+/** The measurements (cases) that `npm run bench` takes if the command line names no case. */
 export const SHORT: readonly string[] = ['tcp', 'udp64', 'rr', 'ping']
 export const SUITE: readonly string[] =
   'tcp tcp8 tcp-cubic tcp8-cubic udp64 udp1400 rr crr ping ping-loaded ping-loaded8 rr-loaded'.split(' ')

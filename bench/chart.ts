@@ -2,9 +2,9 @@
 // weft's udp backend, is than the reference paths. Does no I/O.
 //
 // Bars start at 1 x (equally fast) on a logarithmic axis. So the bars of a path that is twice as fast and of a path
-// that is half as fast have the same length. A bar to the right means that the path is faster; for this the chart
-// inverts ratios of latencies. A thin line on a bar shows the confidence interval of the median. The colours follow the
-// light or dark scheme of the reader's browser.
+// that is half as fast have the same length. A bar to the right means that the path is faster. For latencies, of which
+// lower values are better, the chart therefore inverts the ratios. A thin line on a bar shows the confidence interval
+// of the median. The colours follow the light or dark scheme of the reader's browser.
 
 import { median } from '../lab/measure.ts'
 import { findSeries, interval, ratios, type Part, type Series } from './result.ts'
@@ -13,7 +13,7 @@ interface Chart {
   readonly title: string
   readonly subtitle: string
   readonly path: string
-  /** The rows of the chart from top to bottom. Each row is a measurement, as `case metric`. */
+  /** The rows of the chart from top to bottom. Each row is a metric of a case, such as `tcp throughput`. */
   readonly rows: readonly string[]
   /**
    * The panels of the chart: for each panel, the reference path by whose values all values are divided, and the name of

@@ -1,6 +1,7 @@
-// families.ts - `npm run bench -- families`: measures the time, CPU time and memory that a dual-stack network
-// costs a node in a network of thousands of nodes, compared with an IPv4 network. The backends are the kernel's vxlan,
-// host-gw, udp and weft's own wireguard. With `--old FOLDER` another checkout of weft is measured in turn with this one.
+// families.ts - `npm run bench -- families`: measures the time, CPU time and memory that a dual-stack network costs a
+// node in a network of thousands of nodes, compared with an IPv4 network. The backends are the kernel's vxlan, host-gw,
+// udp and weft's own wireguard. With `--old FOLDER` the benchmark also measures the checkout of weft in FOLDER, and
+// alternates between the two checkouts.
 //
 // All nodes but one exist only as files in a lease directory. To count the calls of `ip` and `bridge`, weftd's PATH
 // begins with a folder of programs with these names, which log the call and run the real program.
@@ -22,8 +23,8 @@ export const FAMILIES_SECONDS_A_ROUND = 600
 const NODES = [5_000, 10_000] as const
 const CHANGES = 20
 /**
- * How long after weftd's start the measurement of a changed lease begins, in ms. Until then weftd writes its state to
- * files.
+ * The delay in ms from weftd's start to the measurement of a changed lease. During this delay weftd writes its state to
+ * files, which would disturb the measurement.
  */
 const SETTLE_MS = 10_000
 
@@ -36,7 +37,10 @@ const METHOD =
 interface Path {
   readonly backend: 'vxlan' | 'host-gw' | 'udp' | 'wireguard'
   readonly families: readonly Family[]
-  /** The folder of the checkout of weft to measure; if it is missing, this checkout is measured. */
+  /**
+   * The folder of the checkout of weft to measure; if `checkout` is absent, the benchmark measures the checkout that it
+   * runs from.
+   */
   readonly checkout?: string
 }
 
@@ -48,7 +52,7 @@ const PATHS: Readonly<Record<string, Path>> = {
   'both, udp': { backend: 'udp', families: BOTH },
   'both, wireguard': { backend: 'wireguard', families: BOTH },
 }
-/** The backends' part of the network configuration. */
+/** The object `Backend` of the network configuration for each backend that is measured. */
 const BACKENDS: Readonly<Record<Path['backend'], object>> = {
   vxlan: { Type: 'vxlan', DataPath: 'kernel' },
   'host-gw': { Type: 'host-gw' },

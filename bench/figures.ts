@@ -9,7 +9,7 @@ import { chart } from './chart.ts'
 import { describeRun, number, pathTable, summaryTable, times, type Summary } from './report.ts'
 import { findSeries, ratio, type Part, type Result } from './result.ts'
 
-/** The rows of the chart from top to bottom. Each row is a measurement, as `case metric`. */
+/** The rows of the chart from top to bottom. Each row is a metric of a case, such as `tcp throughput`. */
 const HEADLINES = [
   'tcp throughput',
   'tcp8 throughput',
@@ -101,8 +101,8 @@ export function figureBlocks(result: Result): Readonly<Record<string, string>> {
 }
 
 /**
- * Returns the text of a document with its blocks replaced. Throws a RangeError if the document has a block whose name
- * is not in `blocks`.
+ * Returns the text of a document with new text in its blocks, which are the parts between markers. Throws a RangeError
+ * if the document has a block whose name is not in `blocks`.
  */
 export function fillFigures(text: string, blocks: Readonly<Record<string, string>>): string {
   return text.replaceAll(

@@ -1,7 +1,8 @@
-// kernel-peers.ts - measures the CPU time that a data path in the kernel needs to set PEERS dual-stack peers, to change
-// one of them, and to remove or add one peer. The last figure includes the check of all peers, which the kernel's
-// netlink reports of the change may trigger. Run it in an empty network namespace, which it fills: `unshare --net node
-// dist/bench/kernel-peers.js vxlan|host-gw PEERS` prints one line of JSON.
+// kernel-peers.ts - measures the CPU time that a data path in the kernel needs to set up PEERS dual-stack peers, to
+// change one of the peers, and to remove or add one peer. The figure for removing or adding includes the check of all
+// peers, which the kernel's netlink reports of the change may trigger. Run the program in an empty network namespace,
+// because it adds all peers to the kernel's tables: `unshare --net node dist/bench/kernel-peers.js vxlan|host-gw PEERS`
+// prints one line of JSON.
 //
 // The CPU time includes the kernel's work and the commands that weftd runs; `systemS` is the CPU time of this process
 // in the kernel, without the commands. Other programs that share the caches of the CPU raise both figures.

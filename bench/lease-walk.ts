@@ -1,6 +1,6 @@
 // lease-walk.ts - measures the CPU time that weftd's TypeScript code spends on one changed lease in a network of COUNT
-// leases: from the store's event until the engine gets the new peers. All loops that use peers run; stubs replace the
-// store, the engine and commands such as `ip`. `lease-walk.js COUNT` prints one line of JSON.
+// leases: from the store's event until the engine gets the new peers. All of weftd's loops that use peers run. Stubs
+// replace the store, the engine and commands such as `ip`. `lease-walk.js COUNT` prints one line of JSON.
 //
 // The result is the CPU time of the process, including garbage collection, so other programs on the machine do not
 // affect it.

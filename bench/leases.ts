@@ -57,8 +57,8 @@ const linesOf = (stream: Readable | null): Interface => createInterface({ input:
 
 interface Writer {
   /**
-   * Writes `count` leases that name the host address `address` to etcd, beginning with lease number `from`. When etcd
-   * has stored all of them, resolves with the time of the start of the first write, in ms of CLOCK_MONOTONIC.
+   * Writes `count` leases with the host address `address` to etcd, beginning with lease number `from`. Resolves when
+   * etcd has stored all leases. The result is the time when the first write began, in ms of CLOCK_MONOTONIC.
    */
   put(from: number, count: number, address: string): Promise<number>
   close(): Promise<void>
@@ -88,7 +88,10 @@ async function openBed(hosts: number): Promise<Bed> {
   }
 }
 
-/** Runs leases.ts with the argument `put` in the network namespace of the switch, from which etcd can be reached. */
+/**
+ * Runs leases.ts with the argument `put` in the network namespace of the simulated switch, because etcd can be reached
+ * from there.
+ */
 async function openWriter({ lab, etcd }: Pick<Bed, 'lab' | 'etcd'>): Promise<Writer> {
   const program = join(packageRoot, 'dist/bench/leases.js')
   const child = spawn('ip', ['netns', 'exec', `${lab.id}-switch`, process.execPath, program, 'put', etcd.endpoint], {
@@ -115,8 +118,8 @@ async function openWriter({ lab, etcd }: Pick<Bed, 'lab' | 'etcd'>): Promise<Wri
 }
 
 /**
- * Reads lines `FROM COUNT ADDRESS` from stdin. For each line writes these leases to etcd, and prints when the first
- * write began, in ms of CLOCK_MONOTONIC.
+ * Reads lines `FROM COUNT ADDRESS` from stdin. For each line writes COUNT leases with the host address ADDRESS to etcd,
+ * beginning with lease number FROM. Prints the time when the first write began, in ms of CLOCK_MONOTONIC.
  */
 async function putHere(endpoint: string): Promise<void> {
   const client = new Etcd3({ hosts: endpoint })
@@ -244,7 +247,8 @@ async function churn(bed: Bed, ends: Ends, daemon: Daemon, leases: number, addre
   const before = cpuSeconds(daemon)
   const ticks = (CHURN_S * 1000) / CHURN_TICK_MS
   for (let tick = 0; tick < ticks; tick++) {
-    // Do not change lease 0, because the largest pause (`gap`) is measured on a stream of packets to its subnet.
+    // Do not change lease 0, because the largest pause (`gap`) is measured on a stream of packets to the subnet of
+    // lease 0.
     await bed.writer.put(1 + tick * part, part, NO_HOST)
     if (tick % 5 === 0) times.push(...(await changes(bed, ends, leases + tick, 1, address)))
     await delay(began + (tick + 1) * CHURN_TICK_MS - now())

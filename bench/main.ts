@@ -93,8 +93,8 @@ function readResult(file: string | undefined): Result {
 }
 
 /**
- * The benchmarks that do not compare paths. Each has a function that estimates its duration in seconds for a number of
- * rounds, and the function that measures.
+ * The benchmarks that do not compare data paths between two hosts. Each has a function that estimates its duration in
+ * seconds for a number of rounds, and the function that measures.
  */
 const OTHERS: Readonly<
   Record<
@@ -117,8 +117,8 @@ const OTHERS: Readonly<
 }
 
 /**
- * The benchmarks that compare paths between containers, over the links `plain` and `wire`. Each benchmark has the cases
- * that it measures if the command line names none.
+ * The benchmarks that compare data paths between containers, over the two simulated links `plain` and `wire`
+ * (paths.ts). `cases` lists the measurements that a benchmark takes if the command line names no case.
  */
 const BESIDE: Readonly<
   Record<
@@ -300,7 +300,8 @@ async function main(): Promise<void> {
 try {
   await main()
 } catch (error) {
-  // For a wrong option parseArgs throws a TypeError with a field `code`; other TypeErrors are bugs in the benchmark.
+  // For a wrong option parseArgs throws a TypeError with a field `code`. A TypeError without `code` is a bug in the
+  // benchmark.
   const mistake = isWeftError(error) || (error instanceof TypeError && 'code' in error)
   process.stderr.write(
     `bench: ${mistake && !isWeftError(error) ? `${messageOf(error)}; see --help` : describeError(error)}\n`,

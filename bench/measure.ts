@@ -1,4 +1,4 @@
-// measure.ts - measures every case on every path, and alternates between the paths.
+// measure.ts - takes each measurement (case) of a benchmark on each data path, and alternates between the data paths.
 //
 // All paths exist during the whole run, and only one path carries traffic at a time. In each round a case is measured
 // on all paths before the next case begins, and each round begins with another path. So if a shared machine becomes

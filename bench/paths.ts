@@ -6,7 +6,8 @@
 // - wire: the veth passes only frames of at most the MTU, like a network card without segmentation. The kernel segments
 //   superpackets in software, for TCP, vxlan and UDP_SEGMENT alike, and GRO merges frames at the receiver. Checksums
 //   stay offloaded, because every card can do that and UDP_SEGMENT needs it.
-// - shaped: a wire with 1 Gbit/s and a queue of 20 ms (tc-tbf), so that packets queue in the link and not in the path.
+// - shaped: a wire with 1 Gbit/s and a queue of 20 ms (tc-tbf), so that packets queue in the link and not in the data
+//   path that is measured.
 //
 // The ends of a path are the hosts, or a container on each host. A container's packets go through its veth, a bridge
 // and the path. bench/README.md explains `--peer` and `--old`.
@@ -39,8 +40,8 @@ export interface Path {
   readonly payloadBytes?: number | undefined
   readonly iperf: (seconds: number, args: readonly string[]) => Promise<IperfResult>
   /**
-   * Runs bench/native/traffic.cc on the first host against its server on the second host. Returns the numbers that it
-   * prints, by name.
+   * Runs bench/native/traffic.cc on the first host as the client of the traffic.cc server on the second host. Returns
+   * the numbers that the client prints, by name.
    */
   traffic(...args: readonly (string | number)[]): Promise<Readonly<Record<string, number>>>
   close(): Promise<void>
@@ -49,7 +50,7 @@ export interface Path {
 /** The address at which the far end of a path can be reached, and for each host the subnet of its containers. */
 interface Reach {
   readonly address: string
-  /** The family of the packets that containers send, by default IPv4. */
+  /** The IP family of the packets that containers send; IPv4 by default. */
   readonly inner?: Family
   readonly subnets?: readonly [Subnet, Subnet]
 }
@@ -75,15 +76,15 @@ const weft = (engine: string, ...flags: string[]): Setup => daemons({ Type: 'udp
 const daemons = (backend: object, ...flags: string[]): Setup => daemonsOf({ Backend: backend }, { flags })
 
 /**
- * Returns a setup with a weftd on each of two hosts, in a dual-stack network whose containers send packets of the
- * family `inner`.
+ * Returns a function that starts a weftd on each of two hosts, in a dual-stack network whose containers send packets of
+ * the family `inner`.
  */
 const daemonsOfBoth = (backend: object, inner: Family): Setup =>
   daemonsOf({ EnableIPv6: true, IPv6Network: 'fd00:5::/48', Backend: backend }, { inner })
 
 /**
- * Returns a setup with a weftd on each of two hosts, with the network configuration `config`. If `checkout` is given,
- * the weftds run from that folder, which has another version of weft.
+ * Returns a function that starts a weftd with the network configuration `config` on each of two hosts. If `checkout` is
+ * given, the weftds run from that folder, which has another version of weft.
  */
 function daemonsOf(
   config: object,
@@ -139,8 +140,8 @@ function daemonsOf(
 }
 
 /**
- * Sends packets until both daemons have let the eBPF programs carry the packets to each other. weftd does this
- * (promotes a peer) only for peers to which packets flow.
+ * Sends packets until the eBPF programs of FastPath carry the packets between the two hosts in both directions. weftd
+ * hands a peer over to the eBPF programs (promotes the peer) only if packets flow to the peer.
  */
 async function promoted(from: Host, both: readonly Daemon[], address: string): Promise<void> {
   const pings = from.spawn(['ping', '-q', '-i', '0.05', address])
@@ -303,8 +304,8 @@ const SETUPS: Readonly<Record<string, Setup>> = {
 
 export const PATH_NAMES: readonly string[] = Object.keys(SETUPS)
 /**
- * The paths that differ in the backend. weftd runs on all of them except `nebula`. The path of the udp backend is named
- * `native`.
+ * The data paths of the benchmark that differ in the backend. weftd runs on all of them except `nebula`. The path of
+ * the udp backend is named `native`.
  */
 export const BY_BACKEND: Readonly<Record<string, Setup>> = {
   'host-gw': daemons({ Type: 'host-gw' }),
@@ -314,7 +315,8 @@ export const BY_BACKEND: Readonly<Record<string, Setup>> = {
   'wireguard-kernel': daemons({ Type: 'wireguard', DataPath: 'kernel' }),
   'wireguard-go': daemonsOf({ Backend: { Type: 'wireguard', DataPath: 'kernel' } }, { byWireguardGo: true }),
   nebula,
-  // Compared with `native`, this path shows what the eBPF programs of FastPath gain over the engine.
+  // Compared with `native`, this path shows how much faster the eBPF programs of FastPath are than weftd's forwarding
+  // threads.
   'native-bpf': daemonsOf({ Backend: { Type: 'udp', FastPath: 'auto' } }, { byKernel: true }),
   // Compared with `native`, this path shows the cost of the check of inner source addresses (VerifySource).
   'native-unfiltered': daemons({ Type: 'udp', VerifySource: 'off' }),
@@ -322,8 +324,8 @@ export const BY_BACKEND: Readonly<Record<string, Setup>> = {
   'native-udp-joined': daemonsOf({ Backend: { Type: 'udp' } }, { joinsUdp: true }),
 }
 /**
- * The paths that differ in the IP families. A name INNER-in-OUTER has the families of the inner packet and of the
- * underlay, with the udp backend. `vxlan-ipv6` is the kernel's vxlan with IPv6 over IPv6.
+ * The data paths of the benchmark that differ in the IP families. A name INNER-in-OUTER has the families of the inner
+ * packet and of the underlay, with the udp backend. `vxlan-ipv6` is the kernel's vxlan with IPv6 over IPv6.
  */
 export const BY_FAMILY: Readonly<Record<string, Setup>> = {
   'ipv6-in-ipv4': daemonsOfBoth({ Type: 'udp', Underlay: 'ipv4' }, 'ipv6'),
@@ -399,8 +401,8 @@ export interface PathOptions {
 }
 
 /**
- * Makes two hosts, the named path between them, and the measuring servers on the second host. Resolves when the second
- * host answers over the path.
+ * Makes two hosts, the named path between them, and the servers for the measurements on the second host. Resolves when
+ * the second host answers over the path.
  */
 export async function openPath(name: string, options: PathOptions): Promise<Path> {
   const { link, ends } = options

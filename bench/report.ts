@@ -16,8 +16,8 @@ const ratioCell = (values: readonly number[] | undefined): string =>
   values ? `${number(median(values))} ${percent(values)}` : '-'
 
 /**
- * The reference paths: ratios are a path's value divided by theirs. A part of the result may name other reference
- * paths. A reference path that was not measured is left out.
+ * The reference paths: each ratio is the value of a path divided by the value of a reference path. A part of the result
+ * may name other reference paths. A reference path that was not measured is left out.
  */
 const REFERENCES: readonly string[] = ['vxlan', 'naive']
 
@@ -126,9 +126,9 @@ export function textTable(result: Result): string {
 }
 
 export interface Summary {
-  /** The metrics that have a row in the table, each as `case metric`. */
+  /** The metrics that have a row in the table, each with its case, such as `tcp throughput`. */
   readonly rows: readonly string[]
-  /** The paths that have a column with their median, if they were measured. */
+  /** The data paths whose medians get a column. A data path that was not measured gets no column. */
   readonly paths: readonly string[]
   /** The path for which the last column shows the ratio to the path `reference`, with the spread. */
   readonly path: string

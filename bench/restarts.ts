@@ -97,7 +97,7 @@ async function sample(way: Way, lab: Lab, [from, to]: Pods, beside: boolean): Pr
   const start = (...more: string[]): Daemon => {
     const began = performance.now()
     const daemon = host.startDaemon({ args: [...args, ...more] })
-    // Ignore a failure of this wait, because `ready` waits for the same weftd and reports its failure.
+    // Ignore it if the wait for this log line fails, because `ready` waits for the same weftd and reports its failure.
     daemon.line(/Forwarding between/).then(
       () => (forwarding = performance.now() - began),
       () => {},
@@ -165,8 +165,9 @@ export async function measureRestarts(rounds: number, progress: Progress): Promi
           metric,
           ...about,
           values: Object.fromEntries(
-            // Leave out the metric `engine` for the way `taken over`, in which the old weftd forwards until the new
-            // weftd does. So the pause does not depend on when the new engine started.
+            // Leave out the metric `engine` if the new weftd takes over from the running one (`taken over`). The old
+            // weftd then forwards until the new one does, so the pause does not depend on the start time of the new
+            // engine.
             [...samples]
               .filter(([name]) => metric !== 'engine' || name !== 'taken over')
               .map(([name, values]) => [name, values.map((value) => value[metric as keyof Sample])]),

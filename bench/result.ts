@@ -28,8 +28,8 @@ export interface Series extends Metric {
 }
 
 /**
- * Measurements that were made in the same rounds. Values of different parts come from different rounds, so they must
- * not be compared round by round.
+ * A part of a result: measurements that were made in the same rounds. Values of different parts come from different
+ * rounds, so they must not be compared round by round.
  */
 export interface Part {
   readonly name: string
@@ -119,8 +119,8 @@ export function ratio(a: readonly number[] | undefined, b: readonly number[] | u
 type Verdict = 'more' | 'less' | 'unresolved'
 
 /**
- * Compares the values of two runs. The verdict is that they differ by more than chance only if their confidence
- * intervals do not overlap.
+ * Compares the values of two runs. The values count as different only if their confidence intervals do not overlap,
+ * because a smaller difference may be chance.
  */
 export function verdict(before: readonly number[], after: readonly number[]): Verdict {
   const [a, b] = [interval(before), interval(after)]

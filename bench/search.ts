@@ -14,8 +14,9 @@ export const MAX_LOSS = 0.01
 /** The factor between two neighbouring rates that the search can try. */
 const STEP = 1.05
 /**
- * The limit below which no rate is tried: a fraction of the rate that arrived while the sender sent as fast as it can
- * (the flood) or, if almost nothing arrived, of the rate that it sent.
+ * The lowest rate that the search tries, as a fraction of a rate in the first trial, in which the sender sends as fast
+ * as it can. `ofReceived` applies to the rate that arrived. If almost nothing arrived, `ofSent` applies to the rate
+ * that was sent.
  */
 const LOWEST = { ofReceived: 1 / 16, ofSent: 1 / 1000 }
 

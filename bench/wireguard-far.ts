@@ -30,14 +30,14 @@ const DATA_HEAD = 16
  */
 const BURST = { packets: 100, pauseMs: 10 }
 /**
- * The pause in ms before the next packet to the same peer. WireGuard retries a handshake for this time
- * (REKEY_ATTEMPT_MS), so the previous handshake has ended before the next packet requests a new one.
+ * The pause in ms before the next packet to the same peer. It equals the time for which WireGuard retries a handshake
+ * (REKEY_ATTEMPT_MS). So a handshake has succeeded or failed before the next packet requests a new handshake.
  */
 const AGAIN_MS = 90_000
 
 /**
- * Starts the host of one peer. Returns the host's public key in base64. Calls `onKeyed` at the first packet that is
- * encrypted with new keys.
+ * Starts the host of one peer. Returns the host's public key in base64. Calls `onKeyed` when the first packet that is
+ * encrypted with new keys arrives.
  */
 async function host(number: number, onKeyed: () => void): Promise<string> {
   const own = keyPairOf(hash(`bench ${number}`))

@@ -1,5 +1,5 @@
-// wireguard-peers.ts - `npm run bench -- wireguard-peers`: measures the CPU time and memory that weftd needs for 10,000
-// peers with its own WireGuard implementation, compared with the udp backend.
+// wireguard-peers.ts - `npm run bench -- wireguard-peers`: measures the CPU time and memory that weftd's own WireGuard
+// implementation needs for 10,000 peers, compared with the udp backend.
 //
 // The peers exist only as files in a lease directory. The program wireguard-far.ts in a second network namespace acts
 // as the hosts of all peers.
@@ -18,8 +18,8 @@ import { hostOf, PORT, subnetOf } from './wireguard-far.ts'
 
 const PEERS = 10_000
 /**
- * The pause in ms after the last handshake. This pause exceeds WireGuard's timers after a handshake (10 s), so that no
- * timer ends during the next measurement.
+ * The pause in ms after the last handshake. This pause exceeds WireGuard's timers after a handshake (10 s), so that
+ * none of these timers expires during the next measurement.
  */
 const SETTLE_MS = 12_000
 const IDLE_MS = 20_000

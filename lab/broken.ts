@@ -137,8 +137,8 @@ const PEER_SILENT: Expected = {
  */
 const PEER_SENDS: Expected = { ...PEER_SILENT, explain: 'out:peer?' }
 /**
- * The expected reports on a host that no other host reaches. Prometheus shows one alert for this host instead of an
- * alert for each other host.
+ * The expected reports on a host that no other host reaches. Prometheus shows one alert for this host instead of one
+ * alert for each host that does not reach it.
  */
 const UNREACHED: Expected = { ...PEER_SILENT, alerts: 'WeftNodeUnreached' }
 
@@ -250,8 +250,8 @@ export const FAULTS = {
       ])
       return () => last.host.output(['nft', 'delete table inet firewalld'])
     },
-    // Only `doctor` and `explain` find this fault. The firewall rejects only forwarded packets, and the hosts
-    // themselves send the probes.
+    // Only `doctor` and `explain` find this fault. The firewall rejects only forwarded packets. The hosts themselves
+    // send the probes, so the probes pass.
     there: { doctor: 'forward-dropped', explain: 'out:firewall in:firewall' },
     here: {},
   },

@@ -1,4 +1,5 @@
-// causes.ts - summarises the errors that the weftds of a lab logged, and lists each error once.
+// causes.ts - collects the errors that the weftds of a lab (a set of simulated hosts) logged, and lists each error
+// once.
 
 const MOST = 3
 

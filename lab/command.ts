@@ -44,8 +44,8 @@ export async function output(
 }
 
 /**
- * Runs a program synchronously and returns its stdout, because cleanup while this process exits cannot wait for
- * promises. Ignores failures of the program.
+ * Runs a program synchronously and returns its stdout, for cleanup while this process exits, when the process can no
+ * longer wait for promises. Ignores failures of the program.
  */
 export function executeSync(command: readonly string[]): string {
   const [file = '', ...args] = command

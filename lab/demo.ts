@@ -134,15 +134,18 @@ const ipv4Of = ({ pod }: Member): string => pod.address
 const ipv6Of = ({ pod }: Member): string => pod.ipv6 ?? ''
 
 /**
- * Waits until every container reaches every other container, at most until the time limit. After that the demo prints a
- * table that shows which pairs fail.
+ * Waits until every container reaches every other container, or until the time limit has passed. Does not fail at the
+ * time limit, because the demo then prints a table that shows which pairs of containers fail.
  */
 async function reachAll(members: readonly Member[], addressOf: (to: Member) => string): Promise<void> {
   const pairs = members.flatMap((from) => members.filter((to) => to !== from).map((to) => ({ from, to })))
   await Promise.allSettled(pairs.map(({ from, to }) => reach(from.pod.namespace, addressOf(to), REACH_MS)))
 }
 
-/** The median round-trip times in ms, by the indices of sender and target; undefined if no ping was answered. */
+/**
+ * The median round-trip times in ms. The first index is the number of the sending container, the second the number of
+ * the pinged container. Undefined if no ping was answered.
+ */
 type Pings = readonly (readonly (number | undefined)[])[]
 
 async function pingAll(members: readonly Member[], addressOf: (to: Member) => string): Promise<Pings> {

@@ -12,8 +12,8 @@ export const TEXT = 'nobody reads it.'
 const PINGS = 10
 const PAYLOAD = 1_000
 /**
- * The length in bytes of an IPv4 packet with the ping. UDP_LENGTH is the UDP length of the WireGuard message that
- * carries the packet. Neither length includes padding.
+ * The length in bytes of an IPv4 packet that contains one ping. UDP_LENGTH is the UDP length of the WireGuard message
+ * that carries the packet. Neither length includes padding.
  */
 const INNER = PAYLOAD + 28
 const UDP_LENGTH = INNER + 8 + 32

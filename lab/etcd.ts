@@ -51,8 +51,8 @@ export interface Etcd {
  */
 const OWN_ADDRESS = `127.${64 + (process.pid >> 16)}.${(process.pid >> 8) & 255}.${process.pid & 255}`
 /**
- * The first port that is tried. FIRST_PORT is below 32768, the default start of the range from which the kernel assigns
- * ports to clients.
+ * The first port that the search for a free port tries. FIRST_PORT is below 32768, the default start of the range from
+ * which the kernel assigns ports to clients.
  */
 const FIRST_PORT = 20_000
 let portsGiven = 0

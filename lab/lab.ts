@@ -86,8 +86,8 @@ export async function whyNoVxlan(): Promise<string | undefined> {
 }
 
 /**
- * The underlay's address of the switch. The switch is also the default router of the hosts, but forwards to no other
- * network.
+ * The address of the simulated switch in the underlay. The switch is also the default router of the hosts, but forwards
+ * to no other network.
  */
 export const SWITCH_ADDRESS = '192.168.77.254'
 
@@ -115,8 +115,8 @@ export interface Daemon {
   readonly logFile: string
   readonly lines: readonly string[]
   /**
-   * Resolves with the first log line that matches, including lines already logged. Rejects when weftd ends or after
-   * `timeoutMs`.
+   * Resolves with the first log line that matches `pattern`, including lines already logged. Rejects when weftd ends or
+   * after `timeoutMs`.
    */
   line(pattern: RegExp, timeoutMs?: number): Promise<string>
   /** Sends `signal`, by default SIGTERM. Resolves with the exit code, or the signal that ended the process. */
@@ -129,7 +129,7 @@ export interface DaemonArgs {
    * folder with this name.
    */
   readonly network?: string
-  /** The flags for weftd, except those that the lab adds: --subnet-file and the flags in `iface`. */
+  /** The flags for weftd, without the flags that the lab adds itself: --subnet-file and the flags in `iface`. */
   readonly args: readonly string[]
   readonly iface?: readonly string[]
   readonly env?: Readonly<Record<string, string>>
@@ -138,9 +138,7 @@ export interface DaemonArgs {
    * weftds start together. Before that the log gets the line `waiting`.
    */
   readonly gate?: string
-  /**
-   * A command with arguments that runs weftd, such as setpriv; the lab puts the command before weftd's command line.
-   */
+  /** A command prefix, such as `setpriv` with its arguments, that the lab puts before weftd's command line. */
   readonly before?: readonly string[]
   readonly checkout?: string
 }
@@ -220,8 +218,8 @@ export interface Lab {
   /** Returns a command prefix with which a user can run a command in the namespace `namespace` of the lab. */
   enter(namespace: string): string
   /**
-   * Names a network namespace that another program made, such as a container runtime, so that the lab can run commands in it. `path` is the
-   * namespace's file. The lab removes the name when it is closed.
+   * Gives a name to a network namespace that another program, such as a container runtime, has made, so that the lab
+   * can run commands in the namespace. `path` is the namespace's file. The lab removes the name when the lab is closed.
    */
   adopt(name: string, path: string): Promise<Place>
   /**

@@ -44,8 +44,8 @@ export async function reach(namespace: string, address: string, timeoutMs = EVEN
 
 interface IperfServer {
   /**
-   * Runs an iperf3 client in a network namespace against the server. `args` are more arguments, such as ['--udp',
-   * '--length', '64'].
+   * Runs an iperf3 client in a network namespace, which connects to this iperf3 server. `args` are more arguments, such
+   * as ['--udp', '--length', '64'].
    */
   run(namespace: string, address: string, seconds: number, args?: readonly string[]): Promise<IperfResult>
   stop(): Promise<void>

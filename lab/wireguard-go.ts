@@ -19,7 +19,10 @@ import { publicKeyTo } from '../src/path/backends/wireguard/key-file.ts'
 
 type WireguardChange = Extract<Change, { readonly kind: 'set wireguard' }>
 
-/** The first name of each device by index. The socket keeps this name if another program renames the device. */
+/**
+ * The first name of each device, by the interface index of the device. The socket keeps this name if another program
+ * renames the device.
+ */
 const firstNames = new Map<number, string>()
 function socketOf({ name, index = 0 }: Device): string {
   const pathOf = (first: string): string => `/var/run/wireguard/${first}.sock`

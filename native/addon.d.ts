@@ -30,7 +30,7 @@ export interface OpenOptions extends SocketOptions {
 export interface Descriptors {
   /** The interface name that the kernel chose for the TUN. */
   readonly tunName: string
-  /** The names of the features that the kernel granted and that have not failed since. */
+  /** The names of the kernel features that the kernel granted and that have not failed since then. */
   readonly features: readonly string[]
   readonly loops: readonly LoopDescriptors[]
   /**
@@ -42,15 +42,15 @@ export interface Descriptors {
 
 export interface LoopDescriptors {
   readonly tun: number
-  /** The loop's sockets, by the IP family of the datagrams that the loop sends and receives with them. */
+  /** The UDP sockets of this forwarding thread (loop), by the IP family of the datagrams that they carry. */
   readonly sockets: ByFamily<LoopSockets>
 }
 
-/** The UDP sockets of one loop in one IP family. */
+/** The UDP sockets of one forwarding thread (loop) in one IP family. */
 export interface LoopSockets {
   /** The socket that receives on weft's well-known port (`SocketOptions.port`). */
   readonly receiver: number
-  /** The socket that sends datagrams; absent if the loop sends from `receiver`. */
+  /** The socket that sends datagrams; absent if the forwarding thread (loop) sends from `receiver`. */
   readonly sender?: number
 }
 
@@ -81,7 +81,7 @@ export interface FilterOptions {
   readonly subnet: ByFamily<Net>
 }
 
-/** The sender of a packet that the filter dropped. */
+/** The sender of a packet that the packet filter of the engine dropped (native/core/filter.h). */
 export interface UnknownSender {
   readonly from: Address
   /** The source and the destination address of the inner packet. */
@@ -120,10 +120,10 @@ export interface DroppedPacket {
 
 /**
  * The dropped packets that the engine has kept. A later call `drops(next)` returns only packets that were dropped after
- * these.
+ * the packets in `packets`.
  */
 export interface Drops {
-  /** The position for the next call of `drops`: one number for each loop and direction. */
+  /** The position for the next call of `drops`: for each forwarding thread (loop) one number per direction. */
   readonly next: readonly number[]
   readonly packets: readonly DroppedPacket[]
 }
@@ -161,7 +161,7 @@ export interface RunOptions {
    * stay in order (native/io/steering.h).
    */
   steers?: boolean
-  /** True if the engine continues the sessions in `Descriptors.handoverState`; false if it discards them. */
+  /** True if the engine continues the WireGuard sessions in `Descriptors.handoverState`; false if it discards them. */
   keepsSessions: boolean
   /** True if the TUN keeps existing, with its addresses and routes, after all of its queues are closed. */
   persistent: boolean
@@ -199,16 +199,19 @@ export interface Mail {
    * sessions. The sender of a data message for an unknown session may use a session that this host lost in a restart.
    */
   readonly controlMessages: readonly (UdpEndpoint & { readonly bytes: Buffer })[]
-  /** The numbers of the sessions that need a handshake. */
+  /** The numbers of the WireGuard sessions that need a handshake. */
   readonly wanted: readonly number[]
-  /** The numbers of the sessions whose peer has used the newest keys for the first time. */
+  /** The numbers of the WireGuard sessions whose peer has now used the newest keys for the first time. */
   readonly confirmed: readonly number[]
-  /** The sessions whose peer has sent an authenticated packet from a new address. */
+  /** The WireGuard sessions whose peer has sent an authenticated packet from a new address. */
   readonly moved: readonly (UdpEndpoint & { readonly session: number })[]
 }
 
 export interface NativeEngine {
-  /** The names of the granted features, without features that have failed or that `ethtool -K` has turned off. */
+  /**
+   * The names of the kernel features (offloads) that the kernel granted, without those that have failed or that
+   * `ethtool -K` has turned off.
+   */
   readonly offloads: string[]
   /** The interface name that the TUN has now; undefined after `release` and `stop`. */
   readonly tunName: string | undefined
@@ -218,11 +221,11 @@ export interface NativeEngine {
    */
   followSwitches(): void
   /**
-   * The current values of all counters: `counterNames.length` values for the first loop, then for the second loop, and
-   * so on. JavaScript must not write to this array.
+   * The current values of all counters: `counterNames.length` values for the first forwarding thread (loop), then for
+   * the second one, and so on. JavaScript must not write to this array.
    */
   readonly counters: BigUint64Array
-  /** True if the engine continues the sessions of the previous engine. */
+  /** True if the engine continues the WireGuard sessions of the previous engine. */
   readonly hasKeptSessions: boolean
   /** The error with which the kernel rejected `RunOptions.steers`; undefined if the kernel accepted it. */
   readonly steeringRefused?: string
@@ -260,17 +263,20 @@ export interface NativeEngine {
    * unknown hosts. Discards all other messages from unknown hosts.
    */
   takeMail(mostOfOthers: number): Mail
-  /** Returns the senders whose packets the filter dropped since the last call: at most a few dozen for each loop. */
+  /**
+   * Returns the senders whose packets the filter dropped since the last call: at most a few dozen for each forwarding
+   * thread (loop).
+   */
   takeUnknownSenders(): UnknownSender[]
   /**
-   * Returns the dropped packets that the engine kept since the call that returned `after` as `next`; all kept packets
-   * if `after` is empty.
+   * Returns the dropped packets that the engine has kept since an earlier call, which returned `after` in its field
+   * `next`. Returns all kept packets if `after` is empty.
    */
   drops(after: readonly number[]): Drops
   /**
    * Ends the threads, each after at most one batch, and returns the open descriptors for the next engine. Until the
-   * next engine starts, arriving packets wait in the kernel's buffers. The sessions are saved in `handoverState`,
-   * together with `head`. Rejects with EBADF if the engine has already ended.
+   * next engine starts, arriving packets wait in the kernel's buffers. The WireGuard sessions are saved in
+   * `handoverState`, together with `head`. Rejects with EBADF if the engine has already ended.
    */
   release(head?: Uint8Array): Promise<Descriptors>
   /**
@@ -358,14 +364,14 @@ export const layout: {
     >
   >
   /**
-   * The limits of `traffic`. `slots`: the maximum number of traffic slots. `numbers`: how many numbers `traffic`
-   * returns for a slot.
+   * The limits of `traffic`. `slots`: the maximum number of traffic slots (a slot has the traffic counters of one
+   * peer). `numbers`: how many numbers `traffic` returns for a slot.
    */
   readonly traffic: { readonly slots: number; readonly numbers: number }
   /**
-   * The limits of `drops`. `kept`: how many dropped packets the engine keeps per loop and direction. `everyUs`: the
-   * interval, in microseconds, at which it keeps further drops after a burst. `headerBytes`: the maximum number of
-   * bytes of each kept packet.
+   * The limits of `drops`. `kept`: how many dropped packets the engine keeps per forwarding thread (loop) and
+   * direction. `everyUs`: the interval, in microseconds, at which it keeps further drops after a burst. `headerBytes`:
+   * the maximum number of bytes of each kept packet.
    */
   readonly drops: { readonly kept: number; readonly everyUs: number; readonly headerBytes: number }
   /**
@@ -395,7 +401,7 @@ export const layout: {
 /** The names of the encapsulations (native/encap/all.h). */
 export const encapsulationNames: string[]
 
-/** The names of the features (native/core/features.h). */
+/** The names of the kernel features that the engine can request (native/core/features.h). */
 export const featureNames: string[]
 
 /** Opens the TUN and UDP sockets of one IP family. */
@@ -406,8 +412,8 @@ export function openDescriptors(options: OpenOptions): Descriptors & {
 }
 
 /**
- * Opens UDP sockets of one more IP family, for loops that already have a TUN queue. `loops` has the sockets of each
- * loop.
+ * Opens UDP sockets of one more IP family, for forwarding threads (loops) that already have a TUN queue. `loops` has
+ * the sockets of each thread.
  */
 export function openSockets(options: SocketOptions): {
   readonly features: readonly string[]
@@ -415,8 +421,8 @@ export function openSockets(options: SocketOptions): {
 }
 
 /**
- * Reads the `head` that `release` saved in `Descriptors.handoverState`, without taking the keys. Returns undefined if
- * the memfd has a format that this version does not know.
+ * Reads the `head` that `release` saved in `Descriptors.handoverState`, without taking the keys of the WireGuard
+ * sessions out of the memfd. Returns undefined if the memfd has a format that this version does not know.
  */
 export function handoverHead(fd: number): Buffer | undefined
 
@@ -469,12 +475,15 @@ export function watchReadable(fd: number, onReadable: () => void): ReadWatcher
 export function openNetlink(protocol: number): NetlinkSocket
 
 /**
- * Returns the index of the interface with a name (if_nametoindex(3)); 0 if there is none. Throws any other error, such
- * as EMFILE.
+ * Returns the index of the interface called `name` (if_nametoindex(3)); 0 if there is no such interface. Throws any
+ * other error, such as EMFILE.
  */
 export function interfaceIndex(name: string): number
 
-/** Returns the name of the interface with an index (if_indextoname(3)); an empty text if there is none. */
+/**
+ * Returns the name of the interface with the index `index` (if_indextoname(3)); an empty text if there is no such
+ * interface.
+ */
 export function interfaceName(index: number): string
 
 /**
@@ -495,8 +504,8 @@ export function watchNetlink(
 export function lockFile(fd: number): Promise<void>
 
 /**
- * Takes the same lock as `lockFile`, but does not wait for it (F_OFD_SETLK). Returns false if another process has the
- * lock.
+ * Takes an exclusive lock on the whole file, as `lockFile` does, but without waiting for the lock (F_OFD_SETLK).
+ * Returns false if another process has the lock.
  */
 export function tryLockFile(fd: number): boolean
 
@@ -520,7 +529,8 @@ export function listenUnix(path: string): number
 export function connectUnix(path: string): number
 
 /**
- * Returns the descriptor of the next waiting connection, which the caller must close; undefined if no connection waits.
+ * Returns the descriptor of the next connection that waits at the listening Unix socket `listener`, which the caller
+ * must close; undefined if no connection waits.
  */
 export function acceptUnix(listener: number): number | undefined
 

@@ -1,4 +1,4 @@
-// engine.cc - creates the loops for an encapsulation.
+// engine.cc - creates an engine's loops (forwarding threads) for its encapsulation, and ends them.
 #include "engine.h"
 
 #include <errno.h>
@@ -26,7 +26,7 @@ namespace {
 constexpr size_t kReadersPerLoop = 3;
 using Readers = std::array<PeerTables::Reader, kReadersPerLoop>;
 
-/// Creates the directions of a loop: the egress, then an ingress for each IP family in which the path has a socket.
+/// Creates the directions of a loop: the egress, then an ingress for each IP family in which the loop has a socket.
 template <Encapsulation Encap>
 std::vector<Source> make_sources(const Path& path, const OwnEnd& own, Sessions* sessions, const Readers& readers) {
   const auto make = [&] {
@@ -45,8 +45,9 @@ std::vector<Source> make_sources(const Path& path, const OwnEnd& own, Sessions* 
   return sources;
 }
 
-/// Returns a random number for the limits on ICMP errors. If the kernel has no entropy yet, the number is weaker: it
-/// depends on the time and on an address in memory.
+/// Returns a random number for IcmpLimits, which assigns a rate-limit slot to each sender by a hash with this number.
+/// So a sender cannot guess which other senders share its slot. If the kernel has no entropy yet, the number is easier
+/// to guess: it depends on the time and on an address in memory.
 uint64_t secret() {
   uint64_t bits = static_cast<uint64_t>(monotonic_us()) ^ reinterpret_cast<uintptr_t>(&bits);
   [[maybe_unused]] const ssize_t got = getrandom(&bits, sizeof bits, GRND_NONBLOCK);
@@ -109,7 +110,7 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
   for (auto& loop : engine->loops_) {
     if (Failure failure = loop->start()) return failure;
   }
-  // Wake the first thread, because packets that waited for keys in the previous engine may be sent now.
+  // Wake the first thread, because packets that waited for WireGuard keys in the previous engine may be sent now.
   if (engine->has_kept_sessions_) engine->loops_.front()->wake();
   result = std::move(engine);
   return {};
@@ -165,7 +166,8 @@ void Engine::steer(bool steers) {
   if (!steering_refused_) features_.add(kTunSteering);
 }
 
-/// Takes the saved sessions, even if they cannot be used, so that no other process can encrypt with their keys.
+/// Takes the WireGuard sessions that the previous engine saved. Takes them even if this engine cannot use them, so that
+/// no other process can encrypt with their keys.
 bool Engine::take_sessions(const RunOptions& options) {
   const Fd handover_state = std::move(descriptors_.handover_state);
   const std::optional<SecretBytes> saved = handover_state ? take_handover_state(handover_state.get()) : std::nullopt;

@@ -33,8 +33,8 @@ struct RunOptions {
   /// True if weft, and not the kernel, chooses the TUN queue of each packet, so that flows with fragmented packets stay
   /// in order (io/steering.h).
   bool steers = false;
-  /// True if the engine continues the sessions that the previous engine saved with the descriptors; false if it
-  /// discards them.
+  /// True if the engine continues the WireGuard sessions that the previous engine saved with the descriptors; false if
+  /// it discards them.
   bool keeps_sessions = false;
   LoopOptions loops;
 };
@@ -52,14 +52,15 @@ class Engine {
   /// Reads the TUN's switches (io/tun.h), which say whether received packets may be merged. Each loop uses the new
   /// values from its next batch on.
   void follow_switches();
-  /// The interface name that the TUN has now or, if the TUN was deleted, the last name that it had. Changes the engine,
-  /// so only one thread may call it at a time: JavaScript's thread, or the thread that ends the engine.
+  /// The interface name that the TUN has now or, if the TUN was deleted, the last name that it had. tun_name() stores
+  /// the name in the engine, so only one thread may call it at a time: JavaScript's thread, or the thread that ends the
+  /// engine.
   const std::string& tun_name();
   Fault& fault() { return fault_; }
   void set_peers(std::span<const uint8_t> records);
   void change_peers(std::span<const uint8_t> records);
   Traffic traffic(uint32_t slot) const;
-  /// One more than the highest traffic slot that any peer record has named.
+  /// One more than the highest traffic slot (number of a peer's traffic counters) that any peer record has named.
   uint32_t traffic_slots() const { return traffic_slots_; }
   /// The error with which the kernel rejected weft's rule for choosing TUN queues (RunOptions::steers); empty without
   /// an error.
@@ -67,13 +68,13 @@ class Engine {
   /// The error with which the kernel rejected the nice value of the threads; empty without an error.
   Failure priority_refused() const { return loops_.empty() ? Failure{} : loops_.front()->priority_refused(); }
   std::vector<ThreadRounds> ask_threads() const;
-  /// Calls `each` with each host of which the filter has dropped packets since the last call.
+  /// Calls `each` with each host whose packets the filter has dropped since the last call.
   template <typename Each>
   void take_unknown_senders(Each each) {
     for (UnknownSenders& unknown_senders : unknown_senders_) unknown_senders.take(each);
   }
-  /// The dropped packets of each loop in two elements: egress of the first loop, ingress of the first loop, egress of
-  /// the second loop, and so on.
+  /// The dropped packets of all loops, in two elements per loop: egress of the first loop, ingress of the first loop,
+  /// egress of the second loop, and so on.
   const std::deque<Drops>& drops() const { return drops_; }
   /// The WireGuard sessions, or null if the encapsulation has none. When their mailbox has something new, mail_event()
   /// is readable.
@@ -81,7 +82,7 @@ class Engine {
   const Event& mail_event() const { return mail_; }
   /// Sends one datagram from weft's well-known port, without blocking. Returns false if the system call failed.
   bool send(const SocketAddress& to, std::span<const uint8_t> datagram) const;
-  /// True if the engine took over the sessions that the previous engine saved.
+  /// True if the engine took over the WireGuard sessions that the previous engine saved.
   bool has_kept_sessions() const { return has_kept_sessions_; }
   /// Ends the threads and returns the descriptors, still open, for the next engine. With WireGuard one of the
   /// descriptors is a memfd with the saved sessions and `head`, which the next engine can read before it takes the

@@ -49,7 +49,8 @@ const { XDG_CACHE_HOME = '' } = process.env
 const cache = join(isAbsolute(XDG_CACHE_HOME) ? XDG_CACHE_HOME : join(homedir(), '.cache'), 'weft')
 
 /**
- * Returns a schema that refuses unknown members of an object, and accepts a number where Kubernetes accepts a number or a string.
+ * Returns a stricter copy of a JSON schema: an object may have no unknown members, and a member of the type
+ * `int-or-string` may be a number or a string.
  * @param {any} schema
  * @returns {any}
  */
@@ -60,7 +61,8 @@ function strict(schema) {
   if (format === 'int-or-string' || schema['x-kubernetes-int-or-string'] === true)
     return { anyOf: [{ type: 'string' }, { type: 'number' }] }
   const isOpen = rest.additionalProperties !== undefined || rest['x-kubernetes-preserve-unknown-fields'] === true
-  // A list of properties may contain a property named `properties` or `format`, so its members are handled one by one.
+  // An object may have a member named `properties` or `format`, which is not the schema keyword of that name. So call
+  // strict() for the schema of each member, and not for the whole list of members.
   const properties =
     rest.properties && Object.fromEntries(Object.entries(rest.properties).map(([name, each]) => [name, strict(each)]))
   return {

@@ -34,10 +34,10 @@ const { XDG_CACHE_HOME = '' } = process.env
 const cache = join(isAbsolute(XDG_CACHE_HOME) ? XDG_CACHE_HOME : join(homedir(), '.cache'), 'weft')
 
 /**
- * The programs of a simulated node whose architecture is not this machine's, in the test of a release's manifest. The
- * node runs them in an emulator. The programs are built only if WEFT_RELEASE_DIR names a release. qemu-user reports
- * that the kernel cannot filter system calls. But runc, which is not emulated, does filter them, so this script
- * replaces containerd's check of the kernel.
+ * The programs of a simulated node whose architecture is not this machine's. Such a node is part of the test of a
+ * release's manifest. The node runs them in an emulator. The programs are built only if WEFT_RELEASE_DIR names a
+ * release. qemu-user reports that the kernel cannot filter system calls. But runc, which is not emulated, does filter
+ * them, so this script replaces containerd's check of the kernel.
  */
 const EMULATED = {
   architecture: 'arm64',
@@ -150,7 +150,7 @@ export function goSets(kubernetes) {
 
 /**
  * Returns the text of CoreDNS's main package with only the plugins `plugins`. The build of all plugins takes much
- * longer, because some of them use the libraries of clouds.
+ * longer, because some plugins use the libraries of cloud providers.
  * @param {readonly string[]} plugins
  */
 function corednsMain(plugins) {
@@ -160,9 +160,10 @@ function corednsMain(plugins) {
 }
 
 /**
- * Returns the text of a go.mod that requires the module of a set. Go ignores the `replace` lines of a required module.
- * So the new go.mod replaces the modules that Kubernetes develops in its folder `staging` by their published versions,
- * which have the same minor and patch number. It copies each `replace` line that names a version of another module.
+ * Returns the text of a go.mod that requires the Go module of `set`. Go ignores the `replace` lines of a required
+ * module. So the new go.mod replaces the modules that Kubernetes develops in its folder `staging` by their published
+ * versions, which have the same minor and patch number. It copies each `replace` line that names a version of another
+ * module.
  * @param {GoSet} set
  * @param {string} own The text of the module's own go.mod.
  */
@@ -197,8 +198,8 @@ export function downloadOf({ module, version }, cwd) {
 }
 
 /**
- * Builds the programs of a set one after another, and puts each into the cache of weft. Go's own cache keeps the packages that the programs
- * share.
+ * Builds the named programs of a Go module (`set`) one after another, and puts each into the cache of weft. Go's own
+ * cache keeps the packages that the programs share.
  * @param {GoSet} set
  * @param {readonly string[]} names
  * @param {typeof EMULATED} [emulated] The settings for an emulated node.
@@ -261,7 +262,8 @@ export async function download(server, name, set) {
 }
 
 /**
- * Gets all programs for a version of Kubernetes, and returns the path of a folder that has each of them by its name.
+ * Gets all programs for a version of Kubernetes, and returns the path of a folder that contains each program under its
+ * name.
  * @param {string} kubernetes
  */
 async function programs(kubernetes) {

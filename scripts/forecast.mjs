@@ -90,7 +90,7 @@ const missingDevices = () =>
   })
 
 /**
- * Formats a duration for people, rounded to 5 seconds or up to minutes.
+ * Formats a duration for people, rounded to a multiple of 5 seconds, or rounded up to whole minutes.
  * @param {number} seconds
  */
 const duration = (seconds) =>

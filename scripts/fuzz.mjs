@@ -1,5 +1,5 @@
-// fuzz.mjs - runs the native core under libFuzzer with the address and undefined behavior sanitizers: `npm run
-// test:fuzz -- SECONDS`.
+// fuzz.mjs - feeds random input to weft's C++ packet code (test/native/core_fuzz.cc): `npm run test:fuzz -- SECONDS`.
+// The code runs under libFuzzer with the address and undefined behavior sanitizers.
 //
 // The first inputs are the corpus in test/native/corpus and random packets (test/support/packet-model.ts). One process
 // runs on each core. libFuzzer keeps inputs that reach new code in build/fuzz/corpus for the next run. `--keep`
@@ -43,8 +43,8 @@ function message(...parts) {
 }
 
 /**
- * Returns a VXLAN frame that contains `packet`. The frame's VNI and MAC addresses are 0, as those of the host in
- * core_fuzz.cc (RFC 7348 section 5).
+ * Returns a VXLAN frame that contains `packet`. The frame's VNI and MAC addresses are 0, because the host in
+ * core_fuzz.cc has the VNI 0 and the MAC address 0 (RFC 7348 section 5).
  */
 function frame(packet) {
   const header = Buffer.alloc(22)

@@ -165,8 +165,8 @@ export const NEEDS = [
   },
   goLibrary('github.com/modern-go/reflect2', 'golang-github-modern-go-reflect2-dev'),
   goLibrary('github.com/json-iterator/go', 'golang-github-json-iterator-go-dev'),
-  // The entry HOSTS must be the last entry, because its check runs programs of the entries before it. The kind `test`
-  // does not require the entry: tests that need hosts are skipped.
+  // The entry HOSTS must come after the entries of programs, because its check runs some of these programs. The kind
+  // `test` does not require HOSTS: `npm test` skips tests that need simulated hosts.
   {
     name: HOSTS,
     isThere: () => whyNoHosts() === undefined,
@@ -293,8 +293,8 @@ export function whyNoDemo({
     openTun()
   } catch (error) {
     const { code } = /** @type {NodeJS.ErrnoException} */ (error)
-    // The kernel lets every user open /dev/net/tun, but its file mode may forbid it. The remedy changes the mode, which
-    // is safe, because users can make TUN devices only in namespaces of their own.
+    // The kernel lets every user open /dev/net/tun, unless the mode of the device file forbids it. The remedy changes
+    // the mode. This is safe, because users can make TUN devices only in namespaces of their own.
     if (!isRoot && code === 'EACCES')
       return 'this user may not open /dev/net/tun; run it as root, or allow it, as root: chmod 0666 /dev/net/tun'
     return `/dev/net/tun cannot be opened (${code}); as root \`modprobe tun\`; a container needs --device /dev/net/tun, or --privileged`
@@ -349,7 +349,7 @@ export function missingFor(kinds, mustBuild) {
 }
 
 /**
- * Lists the Debian packages that provide the prerequisites, each once.
+ * Lists the Debian packages that provide the prerequisites, each package only once.
  * @param {readonly Need[]} needs
  */
 export const packagesOf = (needs) => [

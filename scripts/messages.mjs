@@ -234,7 +234,7 @@ in. Search the page for a few words of the line that you see.
 - If the same event repeats, weftd logs it only rarely, so one line may stand for many events.
 `
 
-/** Returns docs/weft-network.md with its table of findings replaced by the findings of the code. */
+/** Returns the text of docs/weft-network.md with a table of findings that is generated from the code. */
 function networkPage() {
   const rows = []
   walk(parseAst(readFileSync(join(root, 'src/report/network-findings.ts'), 'utf8'), { lang: 'ts' }), (node) => {

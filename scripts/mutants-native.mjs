@@ -220,8 +220,8 @@ export async function createNativeTrials({ root, folder }) {
     const to = join(folder, 'mutant')
     rmSync(to, { recursive: true, force: true })
     mkdirSync(join(to, 'tree'), { recursive: true })
-    // Copy the whole source tree, because the compiler searches for a header first in the folder of the file that
-    // includes it.
+    // Copy the whole source tree. The compiler searches for a header first in the folder of the file that includes it,
+    // so a file outside the copy would include the unchanged header instead of the mutant.
     if ((await end(['cp', '-r', '--parents', ...sources, join(to, 'tree')], { cwd: root, limitMs: COMPILE_MS })) !== 0)
       throw new Error('sources cannot be copied')
     const text = readFileSync(join(root, file), 'utf8')

@@ -81,7 +81,7 @@ export const strykerPlugins = [
 ]
 
 /**
- * A sample consists of blocks of this number of lines. Stryker mutates an expression only if it is inside one block, so
+ * The number of lines in each block of a sample. Stryker mutates an expression only if it is inside one block, so
  * longer expressions are mutated only in a run without sampling.
  */
 const LINES_TOGETHER = 8
@@ -123,7 +123,8 @@ function forgetStaticSurvivors(path) {
 const collapse = (/** @type {string} */ text) => text.replaceAll(/\s+/g, ' ').trim()
 
 /**
- * Runs the mutants of `files` with the tests `tests`. Takes the results of unchanged files and tests from the last run.
+ * Makes mutants (small mistakes) of `files` with Stryker and runs the tests `tests` with each mutant. Takes the results
+ * for unchanged files and tests from the last run.
  * @param {{ root: string, folder: string, area: string, files: string[], tests: string[], hasProse: boolean, share:
  * number, seed: string, onPlan: (total: number) => void, onTested: () => void }} options `hasProse`: true if no
  * sentence is mutated; if false, only sentences of errors and log lines are excluded. `share`: the fraction of the

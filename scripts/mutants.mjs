@@ -5,8 +5,8 @@
 // do no I/O (test/support/pure-files.ts) and runs the unit tests of the same area. mutants-native.mjs does the same for
 // native/core and native/encap. A mutant that no test notices survives. test/mutants.json lists the known survivors
 // with reasons. The command fails if a mutant survives without an entry in test/mutants.json, if the tests of an area
-// notice less than LEAST_PERCENT of its mutants, or if an entry matches no survivor. An area that has not changed is
-// not run again; its result is kept in build/mutants.
+// notice less than LEAST_PERCENT of its mutants, or if an entry matches no survivor. If an area has not changed, its
+// mutants are not tested again, because build/mutants has the previous result.
 
 import { existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -22,11 +22,14 @@ const folder = join(root, 'build/mutants')
 const knownPath = join(root, 'test/mutants.json')
 process.chdir(root)
 
-/** Areas whose unit tests have other paths than their source files, each with the paths of its tests in test/unit/. */
+/**
+ * Areas of the code whose unit tests are not at the same paths as the source files, each with the paths of its tests in
+ * test/unit/.
+ */
 const TESTS = { net: ['net/nets'] }
 /**
- * Areas with many sentences for people. Stryker does not change sentences in these areas, because no test checks their
- * wording.
+ * Folders of src/ whose code contains many sentences for users. Stryker does not change sentences in these areas,
+ * because no test checks their wording.
  */
 const PROSE = new Set(['options', 'report', 'report/page', 'tool/doctor', 'tool/measure', 'tool/weft'])
 const NATIVE = ['core', 'encap']
@@ -78,7 +81,7 @@ const isOver = () => performance.now() >= endsAt
 /** @typedef {import('./mutants-score.mjs').Mutant} Mutant */
 
 /**
- * Runs the mutants of a folder of src/ with Stryker.
+ * Tests the mutants (small mistakes) of a folder of src/ with Stryker.
  * @param {string} area
  * @returns {Promise<Mutant[]>}
  */
@@ -113,12 +116,12 @@ async function tryTypescript(area) {
 }
 
 /**
- * The build of the unchanged C++ code; undefined until the first C++ area runs.
+ * The build of the unchanged C++ code; undefined until mutants of C++ code are tested for the first time.
  * @type {Awaited<ReturnType<typeof createNativeTrials>> | undefined}
  */
 let trials
 /**
- * Runs the mutants of a folder of native/.
+ * Tests the mutants (small mistakes) of a folder of native/.
  * @param {string} area
  * @returns {Promise<Mutant[]>}
  */

@@ -75,8 +75,8 @@ const apt = find('apt-get')
 const mayInstall = apt !== undefined && process.getuid() === 0
 
 async function systemPackages(missing, kinds) {
-  // True if only tests need this prerequisite. If it cannot be installed, setup continues, and the tests that need it
-  // are skipped with a message. All other prerequisites are required.
+  // True if only tests need the prerequisite `need`. If it cannot be installed, setup continues, and the tests that
+  // need it are skipped with a message. All other prerequisites are required.
   const isOnlyForTests = (need) => !need.toBuild && !need.for.some((kind) => kind !== 'test' && kinds.includes(kind))
   const hindering = missing.filter((need) => !isOnlyForTests(need))
   const packages = packagesOf(missing)

@@ -1,10 +1,10 @@
 // stubborn.mjs - runs the tests repeatedly, with and without CPU load and CPU limits: `npm run test:stubborn -- [N]
 // [FILE...]`.
 //
-// Without FILE it runs `npm test` N times (default 4): three times while an endless loop occupies each core, then once
-// limited to a quarter of a core. With FILE it runs these test files N times (default 20), and changes the mode after
-// each run: idle machine, busy machine, half a core, busy machine. At the end the script lists the failed runs and the
-// files that have their output.
+// Without FILE it runs `npm test` N times (default 4). Of each four runs, three run while an endless loop occupies each
+// core, and the fourth is limited to a quarter of a core. With FILE it runs these test files N times (default 20), and
+// changes the mode after each run: idle machine, busy machine, half a core, busy machine. At the end the script lists
+// the failed runs and the files that have their output.
 
 import { spawn } from 'node:child_process'
 import {
@@ -44,7 +44,7 @@ const times = counted ? Number(first) : files.length > 0 ? 20 : 4
 if (times < 1) fail('the number of runs must be 1 or more')
 const MODES =
   files.length > 0 ? ['quiet', 'busy', 'half a core', 'busy'] : ['busy', 'busy', 'busy', 'a quarter of a core']
-/** The modes in which a run may use only a share of one CPU core. The value is that share. */
+/** The modes that limit a test run to a share of one CPU core, with this share. */
 const SHARES = { 'half a core': 0.5, 'a quarter of a core': 0.25 }
 
 /** Starts an endless loop on each CPU core, to make the machine busy. Returns a function that ends the loops. */

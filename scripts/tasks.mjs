@@ -179,8 +179,8 @@ export const TASKS = {
   },
   release: {
     usage: `[--image REGISTRY/weft] [--arch ${ARCHITECTURE_NAMES.join(',')}]`,
-    // Each word is an option, the name of an image, or a list of architectures. The task's script checks the words
-    // together.
+    // Matches an option, the name of an image, or a list of architectures. The task's script checks whether the words
+    // fit together.
     accepts: new RegExp(`^--(?:image|arch)(?:=.*)?$|^[^-].*/|^(?:(?:${ARCHITECTURE_NAMES.join('|')})(?:,|$))+$`),
     setup: ['release'],
     // Two releases at the same time would write the same files, so flock makes the second release wait for the first.

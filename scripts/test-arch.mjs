@@ -1,5 +1,5 @@
-// test-arch.mjs - runs the tests of the native core and of the packet walks on every architecture of a release: `npm
-// run test:arch [NAME...]`.
+// test-arch.mjs - runs the C++ tests core_test, io_test and walk_test on every architecture of a release: `npm run
+// test:arch [NAME...]`.
 //
 // Debian's cross compilers build the tests, and qemu-user runs them. s390x is big-endian, and arm has pointers of 32
 // bits. NAME is the name of an architecture in Debian, such as armhf; without NAME all architectures are tested.
@@ -26,7 +26,7 @@ const FLAGS = ['-std=c++20', '-O1', '-Wall', '-Wextra', '-Werror', '-fno-excepti
 const DEFINES = ['-D_FILE_OFFSET_BITS=64', '-D_TIME_BITS=64'] // as in binding.gyp
 const ROUNDS = '4'
 
-/** Compiles and runs the tests for one architecture. The sources are compiled once for all programs. */
+/** Compiles and runs the tests for one architecture. The sources that all test programs share are compiled once. */
 async function testOn({ debian, gnu, qemu }, folder, progress) {
   progress.now(`the sources for ${debian}`)
   const objects = await compileAll({

@@ -1,5 +1,5 @@
-// test-costs.mjs - measures each test file and writes the figures into test/selection.json: `node
-// scripts/test-costs.mjs [FILE...]`.
+// test-costs.mjs - measures the CPU time, the duration and the coverage of each test file, and writes these figures
+// into test/selection.json: `node scripts/test-costs.mjs [FILE...]`.
 //
 // One line of test/selection.json is one test file. test/unit is one line, `unit`: all of its files are in `npm test`.
 // A line has these members:

@@ -40,20 +40,21 @@ const LIMIT_MS = 20 * 60_000
  */
 const ROOT_MODULES = ['virtio_pci', '9pnet_virtio', '9p', 'overlay']
 
-/** The versions of Linux, each with the Debian release that it is from. */
+/** The versions of Linux on which the tests can run, each with the Debian release that contains it. */
 const KERNELS = new Map([
   ['6.1', 'bookworm'],
   ['5.10', 'bullseye'],
 ])
 /**
- * Debian's mirrors delete the security updates of its old releases, so only the packages of the release itself are used.
+ * The server with Debian's packages. It does not keep the security updates of old Debian releases, so the script uses
+ * only the packages of the release itself.
  */
 const MIRROR = 'http://deb.debian.org/debian'
 const KEYRING = '/usr/share/keyrings/debian-archive-keyring.gpg'
 
 /**
- * The arguments of vitest for the tests that run on each kernel. These tests cover every netlink request that weft
- * sends to the kernel.
+ * The arguments of vitest for the tests that run on each kernel of KERNELS. These tests cover every netlink request
+ * that weft sends to the kernel.
  */
 const ON_EACH_KERNEL = [
   ['test/netns/netlink.test.ts'],
@@ -63,8 +64,8 @@ const ON_EACH_KERNEL = [
   ['test/netns/privileges.test.ts', '-t', 'carry packets by (wireguard by the kernel|ipip)'],
 ]
 /**
- * The arguments of vitest for the tests that run only on the first kernel. These tests cover the packet engine on a
- * kernel that lacks newer features, and backends whose devices some kernels lack.
+ * The arguments of vitest for the tests that run only on the first kernel of KERNELS. These tests cover the packet
+ * engine on a kernel that lacks newer features, and backends whose devices some kernels lack.
  */
 const ON_FIRST_KERNEL = [
   ['test/native/engines.test.ts'],
@@ -259,7 +260,10 @@ function countsOf({ code, output }) {
 
 const sentence = ({ passed, failed, skipped }) => `${passed} passed, ${failed} failed, ${skipped} skipped`
 
-/** Runs any command, and exits with the exit code of the command. */
+/**
+ * Runs the command of the user in a virtual machine with the kernel `version`, and exits with the exit code of the
+ * command.
+ */
 async function runCommand(version, command) {
   const { code, kernel, seconds } = await runThere(version, command, join(runs, 'command'))
   process.stdout.write(`ended with ${code ?? 'the machine'} on Linux ${kernel}, emulated, after ${seconds} s\n`)

@@ -109,8 +109,8 @@ function handoverParts(node: NewNode, options: CutOptions, kept: readonly number
  * `forwards` if the node forwards packets. The node then has the lease and the configuration that the previous process
  * saved in the file of the last known state. The loop in loops/data-path.ts repairs the data path. Returns `nothing` if
  * weftd must wait for the store, because no state is known, or the state has expired or is from another store or host.
- * Returns `failed` if the host or a successor prevents forwarding at the moment. If an error is the reason for
- * `nothing` or `failed`, logs the error.
+ * Returns `failed` if a fault of the host, or another weftd that has taken over (a successor), prevents forwarding at
+ * the moment. If an error is the reason for `nothing` or `failed`, logs the error.
  */
 async function resume(
   node: NewNode,
@@ -149,14 +149,15 @@ async function resume(
   } catch (error) {
     signal.throwIfAborted()
     // The file of the last known state has a placeholder in place of a pre-shared key, and the backend rejects the
-    // placeholder.
+    // placeholder. So weftd cannot forward before the store answers.
     if (isWeftError(error, 'CONFIG') && known.config.includes(HIDDEN)) {
       log.info(
         'The network configuration has a secret, which is only in the store; no packets pass until the store answers',
       )
       return 'nothing'
     }
-    // An error with the code CONFIG now means that the file of the last known state is invalid.
+    // If the configuration had no hidden secret, an error with the code CONFIG means that the file of the last known
+    // state is invalid.
     log.warn(`Cannot forward with the last known state: ${messageOf(error)}; waiting for the store`)
     return isWeftError(error) && error.code !== 'CONFIG' ? 'failed' : 'nothing'
   }

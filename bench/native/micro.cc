@@ -2,8 +2,8 @@
 // function, such as {"name":"checksum","label":"1400 B","bytes":1400,"ns":...,"cycles":...,"clock":"cycles"}.
 //
 // Cycles come from perf_event_open(2). If micro has no permission for perf_event_open(2), "cycles" are ticks of the x86
-// time-stamp counter, which has a fixed rate; on other processors there are no cycles. Each function runs in cache, on
-// one buffer, and out of cache, on buffers in random order that together are larger than any cache.
+// time-stamp counter, which has a fixed rate; on other processors there are no cycles. Each function is measured in
+// cache, on one buffer, and out of cache, on many buffers in random order, which together are larger than any cache.
 #include <linux/perf_event.h>
 #include <sys/ioctl.h>
 #include <sys/syscall.h>

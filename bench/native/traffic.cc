@@ -1,8 +1,8 @@
 // traffic.cc - the two ends of measurements that iperf3 cannot make: UDP at an even rate, and requests and answers of
 // one byte.
 // - `traffic serve` serves all other modes, and prints `ready`.
-// - `traffic udp ADDRESS SECONDS BYTES RATE` sends datagrams with BYTES bytes of payload, RATE a second or (0) as fast
-//   as it can, to a receiver that each datagram may wake.
+// - `traffic udp ADDRESS SECONDS BYTES RATE` sends datagrams with BYTES bytes of payload to a receiver that each
+//   datagram may wake. It sends RATE datagrams a second; RATE 0 means as fast as it can.
 // - `traffic udp-polled ADDRESS SECONDS BYTES RATE` sends as `udp` does, to a receiver that checks its socket at
 //   intervals.
 // - `traffic rr ADDRESS SECONDS PAUSE_US` opens one connection, and repeats: a byte, its answer, a pause.
@@ -46,11 +46,11 @@ constexpr size_t kBatch = 64;
 /// a queue, and long enough to cost little CPU time.
 constexpr uint64_t kTickNs = 50'000;
 /// If the kernel schedules the sender late, by at most this time in ns, the sender sends all datagrams that were due.
-/// After a longer delay it sends only the datagrams of this time, because more would form a burst. The sender reports
-/// how many datagrams it sent, so a rate that is too low is visible.
+/// After a longer delay it sends only the datagrams that were due in kCatchUpNs, because more datagrams would form a
+/// burst. The sender reports how many datagrams it sent, so a rate that is too low is visible.
 constexpr uint64_t kCatchUpNs = 500'000;
 /// The interval, in ns, at which a receiver in the mode udp-polled reads its socket. No datagram wakes the receiver, so
-/// it costs almost no CPU time.
+/// this receiver uses almost no CPU time.
 constexpr uint64_t kSinkTickNs = 500'000;
 /// How long, in ns, a receiver waits for late datagrams after the sender has finished.
 constexpr uint64_t kPatienceNs = 50'000'000;
@@ -269,7 +269,8 @@ class Sender {
       std::memcpy(iovecs_[i].iov_base, &sequence, sizeof sequence);
     }
     const int taken = sendmmsg(fd_.get(), messages_, static_cast<unsigned>(count), 0);
-    // After ENOBUFS or EAGAIN (a full queue) the datagram counts as lost, as in a program that ignores these errors.
+    // If sendmmsg fails with ENOBUFS or EAGAIN (a full queue), the datagram counts as lost, as for a program that
+    // ignores these errors.
     if (taken < 0 && errno != ENOBUFS && errno != EAGAIN) fail("sendmmsg");
     sent_ += taken < 0 ? 1 : static_cast<uint64_t>(taken);
     return taken < 0 ? 1 : static_cast<size_t>(taken);

@@ -17,8 +17,8 @@ const [, , output] = process.argv
 if (!output) throw new Error('usage: node native/bpf/build.mjs OUTPUT')
 
 /**
- * Returns the object file for a target of clang; undefined if this machine has no clang that can compile the eBPF
- * programs.
+ * Returns the object file that clang compiles for the target `target`; undefined if this machine has no clang that can
+ * compile the eBPF programs.
  */
 function compiled(target, folder) {
   const object = join(folder, `${target}.o`)

@@ -22,7 +22,7 @@ class Address {
   constexpr bool is_v4() const { return high_ == 0 && std::bit_cast<Mapped>(low_).mark == kMark; }
   /// The IPv4 address in network order; 0 for an IPv6 address.
   constexpr uint32_t ipv4() const { return is_v4() ? std::bit_cast<Mapped>(low_).address : 0; }
-  /// The upper 64 bits of the address, as loaded from memory without swapping bytes; low() are the lower 64 bits.
+  /// The upper 64 bits of the address, as loaded from memory without swapping bytes; low() returns the lower 64 bits.
   constexpr uint64_t high() const { return high_; }
   constexpr uint64_t low() const { return low_; }
   static constexpr Address of_words(uint64_t high, uint64_t low) { return {high, low}; }
@@ -90,7 +90,8 @@ class SocketAddress {
   }
 
   sa_family_t family() const { return any_.sin6_family; }
-  /// The port in network order. It is at the same offset in sockaddr_in and sockaddr_in6.
+  /// The port in network order. The port has the same offset in sockaddr_in and sockaddr_in6, so sin6_port serves for
+  /// IPv4 too.
   uint16_t port() const { return any_.sin6_port; }
   void set_port(uint16_t port_be) { any_.sin6_port = port_be; }
   /// Returns the IP address; :: if the kernel stored an address of a family other than IPv4 and IPv6.

@@ -1,7 +1,8 @@
 // checksum.h - the Internet checksum (RFC 1071) and its incremental update (RFC 1624).
 //
-// Sums are in memory order: no processor swaps the bytes of words before adding them, and the folded result is stored
-// the same way (RFC 1071 section 2 B). Only the length and the protocol number of a pseudo-header need swapping.
+// Sums are in memory order: words are added and the folded result is stored without swapping bytes, on little-endian
+// and on big-endian processors (RFC 1071 section 2 B). Only the length and the protocol number of a pseudo-header need
+// swapping.
 #pragma once
 
 #include "bytes.h"

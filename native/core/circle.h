@@ -32,8 +32,8 @@ class CircleGuard {
   /// True if the packet at `bytes`, which would go to the peer at `endpoint`, must be dropped because it would loop
   /// forever.
   bool stops(const Endpoint& endpoint, const uint8_t* bytes, const Packet& packet) {
-    // Look up the endpoint's address only if the endpoint differs from that of the previous packet, because most
-    // packets of a batch go to the same peer.
+    // Check if the endpoint's address is inside a peer's subnet only if the endpoint differs from that of the previous
+    // packet, because most packets of a batch go to the same peer.
     if (last_ != &endpoint) {
       last_ = &endpoint;
       leads_inside_ = table_->find(endpoint.address()) != nullptr;

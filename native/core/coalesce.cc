@@ -1,4 +1,4 @@
-// coalesce.cc - decides which packets may be merged, and writes the header of the result.
+// coalesce.cc - decides which packets may be merged, and writes the header of the merged packet.
 #include "coalesce.h"
 
 #include <algorithm>
@@ -34,7 +34,8 @@ bool equal(const uint8_t* a, const uint8_t* b, size_t from, size_t to) {
   return std::memcmp(a + from, b + from, to - from) == 0;
 }
 
-/// True if two IP headers are equal in all fields that a merged packet can have only once. Neither header has options.
+/// True if two IP headers are equal in all fields that a merged packet can have only once. Must be called only for
+/// headers without options.
 bool same_network(const uint8_t* a, const uint8_t* b, uint8_t version) {
   if (version == 4) {
     return load<uint16_t>(a) == load<uint16_t>(b) && load<uint32_t>(a + 6) == load<uint32_t>(b + 6) &&

@@ -34,8 +34,8 @@
 
 namespace weft {
 
-/// Which packets may be merged, and the maximum number of UDP packets in a superpacket. The kernel's limit for UDP
-/// (UDP_MAX_SEGMENTS) is 64 before Linux 6.9 and 128 since.
+/// The kinds of packets that may be merged, and the maximum number of UDP packets in a superpacket. The kernel's limit
+/// for UDP (UDP_MAX_SEGMENTS) is 64 before Linux 6.9 and 128 since.
 struct CoalesceLimits {
   bool tcp = true;
   bool udp = true;
@@ -62,19 +62,20 @@ class Coalescer {
 
   size_t writes() const { return write_count_; }
 
-  /// The number of packets in write `index`. A superpacket that arrived unsegmented counts as the number of its
-  /// segments.
+  /// The number of packets in the write with the number `index`, that is, in one packet or superpacket for the TUN. A
+  /// superpacket that arrived unsegmented counts as the number of its segments.
   size_t run_packets(size_t index) const { return runs_[index].packets; }
   bool is_udp(size_t index) const { return runs_[index].udp; }
-  /// True if write `index` is a superpacket that a vxlan device on this machine sent without segmenting it.
+  /// True if the write with the number `index` is a superpacket that a vxlan device on this machine sent without
+  /// segmenting it.
   bool is_uncut(size_t index) const { return runs_[index].packets > 1 && runs_[index].count == 1; }
-  /// True if write `index` is a single packet with an incomplete checksum.
+  /// True if the write with the number `index` is a single packet with an incomplete checksum.
   bool is_open(size_t index) const { return runs_[index].count == 1 && pieces_[runs_[index].first].open; }
-  /// Puts the pieces of write `index` into `iov`, the virtio header first. Returns the number of iovecs, which stay
-  /// valid until clear().
+  /// Puts the pieces of the write with the number `index` into `iov`, the virtio header first. Returns the number of
+  /// iovecs, which stay valid until clear().
   size_t write(size_t index, iovec* iov);
-  /// Calls `each(header, payload)` for each single packet of write `index`, for use after the kernel rejected the
-  /// superpacket. The single packets have complete checksums. The payload may be empty.
+  /// Calls `each(header, payload)` for each single packet of the superpacket with the number `index`. Used after the
+  /// kernel has rejected the superpacket. The single packets have complete checksums. The payload may be empty.
   template <typename Each>
   void each_packet(size_t index, Each each) {
     Packet packet;

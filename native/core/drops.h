@@ -1,8 +1,9 @@
 // drops.h - counts dropped packets by reason, and keeps the headers of the last dropped packets for JavaScript. Each
-// direction of a loop (TUN to peers, peers to TUN) has its own object.
+// forwarding thread (loop) has one such object for packets from the TUN to peers, and one for packets from peers to the
+// TUN.
 //
-// The loop's thread writes the object and JavaScript's thread reads it, without a lock. The rate at which drops are
-// kept is limited, so that a flood of dropped packets costs little. The counters count every drop.
+// The loop's thread writes the object and JavaScript's thread reads it, without a lock. A rate limit decides which
+// dropped packets are kept, so that a flood of them costs little. The counters count every drop.
 #pragma once
 
 #include <algorithm>
@@ -51,8 +52,9 @@ class Drops {
   using Clock = int64_t (*)();
 
   /// Numbers the kept drops, starting with the current time in microseconds. After a burst at most one drop per
-  /// millisecond is kept, so the numbers grow more slowly than the time. So the next engine starts at a greater number,
-  /// and a reader can continue with its drops.
+  /// millisecond is kept, so the numbers grow more slowly than the time. So the numbers of the next engine start higher
+  /// than those of this engine. A reader that knows its last number can therefore continue with the drops of the next
+  /// engine.
   Drops(CounterRow counters, Clock now_us)
       : counters_(counters),
         now_us_(now_us),

@@ -23,14 +23,14 @@
 namespace weft {
 
 constexpr size_t kOuterBytes = kIpv4HeaderBytes + kUdpHeaderBytes;
-/// The maximum length in bytes of a datagram's payload, and of all datagrams together in one message. IPv6 would allow
-/// 20 bytes more, which weft does not use.
+/// The maximum length in bytes of a datagram's payload, and of the payloads of all datagrams in one message together.
+/// IPv6 would allow 20 bytes more, which weft does not use.
 constexpr size_t kMaxDatagramBytes = 65535 - kOuterBytes;
 
 struct OwnEnd {
   static constexpr size_t kEncapBytes = 72;
-  /// This host's parameters, such as MAC and VNI: the same fields as in a peer's record (core/peers.h), then fields
-  /// that only this host has.
+  /// This host's parameters, such as MAC and VNI: first the fields that a peer's record has too (core/peers.h), then
+  /// fields that only this host has.
   std::array<uint8_t, kEncapBytes> encap{};
   size_t mtu = 0;  ///< The MTU of the TUN, in bytes.
 };
@@ -53,7 +53,7 @@ struct Opened {
   What what;
   Counter reason = {};  ///< set if `what` is kDrop
   /// The packet inside the datagram, or the control message for JavaScript. The bytes are part of the received message,
-  /// and valid as long as its buffer.
+  /// and stay valid as long as the message's buffer.
   std::span<uint8_t> bytes = {};
   /// The work that the sender's kernel left undone: computing a checksum, or segmenting a superpacket.
   VirtioHeader undone = {};
@@ -78,7 +78,7 @@ concept Encapsulation = requires(E& encapsulation, const Endpoint& peer, const P
   { E::kTrailerBytes } -> std::convertible_to<size_t>;
   /// True if both ends of the tunnel act as routers, which decrement the TTL. False if the tunnel acts as one link.
   { E::kRoutes } -> std::convertible_to<bool>;
-  /// True if congestion marks are copied between the inner and the outer header (core/ecn.h).
+  /// True if the engine copies congestion marks between the inner and the outer header (core/ecn.h).
   { E::kCopiesEcn } -> std::convertible_to<bool>;
   /// Seals a packet for `peer`. The first span has kHeaderBytes of free space, then the packet, then kTrailerBytes of
   /// free space. For a segment of a superpacket, the second span has the rest of the segment's payload, and `packet`

@@ -1,8 +1,8 @@
-// features.h - the kernel offloads that the engine uses. The kernel may lack each of them.
+// features.h - the kernel offloads that the engine uses. The kernel may lack any of these offloads.
 //
-// A feature is on if weftd requested it and the kernel granted it. A feature goes off at run time if a call that uses
-// the feature then fails. Merging packets also needs the TUN's switches (io/tun.h), which an operator may change at any
-// time. The loop threads read the features once per batch, JavaScript reads them at any time.
+// A feature is on if weftd requested it and the kernel granted it. A feature is turned off at run time if a system call
+// that uses the feature fails. Merging packets also needs the TUN's switches (io/tun.h), which an operator may change
+// at any time. The loop threads read the features once per batch, JavaScript reads them at any time.
 #pragma once
 
 #include <array>
@@ -57,7 +57,8 @@ class Features {
   uint32_t bits() const { return bits_.load(std::memory_order_relaxed); }
   /// The granted features that have neither failed nor been suspended.
   uint32_t in_use() const { return bits() & ~held_.load(std::memory_order_relaxed); }
-  /// Adds features that the kernel granted after the construction. Must be called before the loop threads run.
+  /// Adds features that the kernel granted after this object was constructed. Must be called before the loop threads
+  /// run.
   void add(uint32_t features) { bits_.fetch_or(features, std::memory_order_relaxed); }
   void drop(uint32_t features) { bits_.fetch_and(~features, std::memory_order_relaxed); }
   /// Suspends the features in `features` and resumes all others.

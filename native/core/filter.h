@@ -4,7 +4,8 @@
 // Without encryption, the filter looks up the inner source address in the peer table, and compares the datagram's outer
 // source with that peer's address. The filter ignores ports, because peers may send from any port. This check stops
 // hosts that cannot use a peer's address, but not hosts on an underlay that lets them forge addresses. If encryption
-// proves the sender's identity, the filter compares the session instead of the outer address.
+// proves the sender's identity, the filter compares the datagram's session with that of the peer instead of the outer
+// address.
 #pragma once
 
 #include <optional>
@@ -44,13 +45,13 @@ class Filter {
     table_ = &table;
     forget();
   }
-  /// Begins a message: the packets checked from now on came in datagrams of `sender`.
+  /// Begins a received message: all packets up to the next call of begin_message() came in datagrams of `sender`.
   void begin_message(const SocketAddress& sender) {
     // Most messages of a batch come from the same sender, for which the results of earlier checks are still valid.
     if (sender.first_word() != sender_) change_sender(sender);
   }
 
-  /// Sets the session from which the packets checked from now on provably came; 0 if there is no proof.
+  /// Names the session that provably sent the next packets to check; 0 if no session is proven.
   void prove(uint32_t session) {
     if (session == session_) return;
     forget();
@@ -124,7 +125,7 @@ class Filter {
   /// accepted. `at` points to the source address in the packet.
   std::optional<Counter> reason_against(uint8_t version, const Address& source, const uint8_t* at) {
     peer_ = nullptr;
-    // An IPv4-mapped source in an IPv6 packet belongs to no host.
+    // Drop an IPv6 packet with an IPv4-mapped source address, because no host has such an address.
     if (source.is_v4() != (version == 4) || !is_one_host(source)) return k_rx_drop_spoofed_source;
     if (options_.verify != VerifySource::kOff && options_.subnet.of(version).contains(source)) {
       return k_rx_drop_spoofed_source;

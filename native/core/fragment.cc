@@ -1,4 +1,4 @@
-// fragment.cc - writes the header of each fragment.
+// fragment.cc - splits an IPv4 packet, and writes the header of each fragment.
 #include "fragment.h"
 
 #include <algorithm>
@@ -30,7 +30,8 @@ Fragmenter::Fragmenter(const Segment& packet, size_t ip_bytes, size_t mtu)
 
 Segment Fragmenter::next(uint8_t* header) {
   const bool first = offset_ == 0;
-  // The header piece may have bytes after the IP header. These bytes belong to the first fragment.
+  // The header piece may contain bytes after the IP header, such as a TCP header. Only the first fragment gets these
+  // bytes.
   const size_t rest = packet_.header_bytes - ip_bytes_;
   const size_t header_bytes = first ? packet_.header_bytes : ip_bytes_;
   const size_t left = packet_.payload_bytes - offset_, before = first ? rest : 0;

@@ -1,4 +1,4 @@
-// icmp.h - the ICMP errors that a router sends, for both families (RFC 792, RFC 1812 section 4.3, RFC 4443).
+// icmp.h - the ICMP errors that a router sends, for IPv4 and IPv6 (RFC 792, RFC 1812 section 4.3, RFC 4443).
 #pragma once
 
 #include <array>
@@ -75,7 +75,8 @@ class IcmpLimit {
   explicit IcmpLimit(uint64_t secret) : secret_(secret) {}
 
   /// Takes one token for an ICMP error about a packet of `sender`. `is_ours` is true if the sender is in this node's
-  /// subnet. Returns false if the sender's limit or the common limit is reached.
+  /// subnet. Returns false if the sender has reached its limit, or if all senders outside this node's subnet have
+  /// together reached theirs.
   bool allows(const Address& sender, bool is_ours, int64_t now_ms) {
     return takes(name_of(sender, is_ours), static_cast<uint32_t>(now_ms)) &&
            (is_ours || others_.take(now_ms, kEveryMs, kBurst));
@@ -84,9 +85,10 @@ class IcmpLimit {
  private:
   static constexpr size_t kSlotBits = 12;
   static constexpr uint32_t kLongestMs = kSenderBurst * kSenderEveryMs;
-  /// How far in ms one thread's clock reading may be ahead of another's: threads read the clock before they call
-  /// allows(), and may call it in another order. The value is small because times have 32 bits and
-  /// wrap around after 49.7 days: after a wrap, an old rate-limit entry looks current during this time.
+  /// The maximum difference in ms by which the clock reading of an earlier call may be ahead of the reading of a later
+  /// call. Threads read the clock before they call allows(), so the calls may come in a different order than the
+  /// readings. The value is small because times have 32 bits and wrap around after 49.7 days: after a wrap, an old
+  /// rate-limit entry looks current during this time.
   static constexpr uint32_t kAheadMs = 1'024;
   /// Reduces a sender address to 32 bits: an IPv4 address itself, or a secret hash of an IPv6 address, which two
   /// addresses may share. For IPv6 senders outside this node's subnet the hash uses only the upper 64 bits, because a
@@ -99,8 +101,9 @@ class IcmpLimit {
     return static_cast<uint32_t>((mixed ^ secret_ >> 32) * 0x9e3779b97f4a7c15ull >> 32);
   }
 
-  /// Returns how many milliseconds remain until the bucket is full again. A value beyond the longest possible time
-  /// means that the entry is weeks old, so its bucket is full. kAheadMs allows for a thread whose clock was ahead.
+  /// Returns the time in ms until the bucket of a slot (`word`) is full again. If this time is longer than the time in
+  /// which an empty bucket fills, the slot was last used weeks ago, so its bucket is full. kAheadMs allows for a thread
+  /// whose clock reading was ahead.
   static uint32_t left_ms(uint64_t word, uint32_t now_ms) {
     const uint32_t left = static_cast<uint32_t>(word) - now_ms;
     return word == 0 || left > kLongestMs + kAheadMs ? 0 : left;
@@ -134,7 +137,7 @@ class IcmpLimit {
 /// The rate limit of each kind of ICMP error.
 class IcmpLimits {
  public:
-  /// `secret` hides which senders share a slot, so senders must not be able to guess it.
+  /// `secret` decides which senders share a slot. Senders must not be able to guess `secret`.
   explicit IcmpLimits(uint64_t secret) : limits_{IcmpLimit(secret), IcmpLimit(secret), IcmpLimit(secret)} {}
   IcmpLimit& operator[](IcmpKind kind) { return limits_[static_cast<size_t>(kind)]; }
 

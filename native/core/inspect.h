@@ -1,8 +1,8 @@
 // inspect.h - validates an IP packet from a peer, so that no malformed packet reaches the TUN.
 //
-// The checks are those of a router (RFC 1812 section 5.2.2), and further checks of fragments, options and extension
-// headers. All checked fields are in the IP header, so a superpacket is checked only once. Bytes beyond the length in
-// the IP header are trimmed, as the kernel does (net/ipv4/ip_input.c, ip_rcv_core).
+// The checks are those of a router (RFC 1812 section 5.2.2), plus checks of fragments, options and extension headers.
+// All checked fields are in the IP header, so a superpacket is checked only once. Bytes beyond the length in the IP
+// header are trimmed, as the kernel does (net/ipv4/ip_input.c, ip_rcv_core).
 #pragma once
 
 #include <optional>

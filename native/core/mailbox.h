@@ -27,8 +27,8 @@ class Mailbox {
   /// of WireGuard.
   static constexpr size_t kMessageBytes = 148;
   static constexpr size_t kPlaces = 256;
-  /// The maximum number of waiting answers of one kind to one session. The session's peer could forge them from any
-  /// address.
+  /// The maximum number of waiting answers of one kind to one session. The limit is needed because the session's peer
+  /// could send forged answers from any number of addresses.
   static constexpr size_t kPlacesOfSession = 4;
 
   struct ControlMessage {
@@ -38,9 +38,9 @@ class Mailbox {
     uint32_t session;  ///< the session whose handshake the message answers; 0 if it answers none
   };
   /// The origin of a message. kAsked: an answer to this host's last handshake message to a peer. The answer names a
-  /// 32-bit index that this host sent only to that peer, so it is hard to forge. The other origins rest on the sender's
-  /// address, which may be forged. kPeer: an initiation from a peer's address. kPeerWithoutSession: a data message
-  /// without a known session, from a peer's address. kOther: an initiation from any other address.
+  /// 32-bit index that this host sent only to that peer, so it is hard to forge. The other origins depend on the
+  /// sender's address, which may be forged. kPeer: an initiation from a peer's address. kPeerWithoutSession: a data
+  /// message without a known session, from a peer's address. kOther: an initiation from any other address.
   enum class Origin : uint8_t { kAsked, kPeer, kPeerWithoutSession, kOther };
   static constexpr size_t kOrigins = 4;
   /// A session, and the address from which its peer now sends. When JavaScript reads this report, `session` may already

@@ -1,5 +1,6 @@
 // mss.h - lowers the maximum segment size (MSS) in the SYN of TCP connections (RFC 9293 section 3.7.1), so that packets
-// fit the tunnel. This is needed if a container has a larger MTU, or if a firewall drops the ICMP errors to the sender.
+// fit the tunnel. This is needed if the MTU of a container is larger than that of the tunnel, or if a firewall drops
+// the ICMP errors to the sender.
 #pragma once
 
 #include "checksum.h"

@@ -10,7 +10,7 @@ constexpr size_t kIpv4HeaderBytes = 20;
 constexpr size_t kIpv6HeaderBytes = 40;
 constexpr size_t kTcpHeaderBytes = 20;
 constexpr size_t kUdpHeaderBytes = 8;
-/// The longest IPv4 header (60 bytes) and the longest TCP header (60 bytes) together.
+/// The length in bytes of the longest IPv4 header (60) and the longest TCP header (60) together.
 constexpr size_t kMaxHeadersBytes = 120;
 /// The maximum length in bytes of all extension headers of an IPv6 packet together. No sender has a reason for longer
 /// extension headers (extensions.h).
@@ -107,7 +107,7 @@ inline const uint8_t* destination_address(const uint8_t* bytes, const Packet& pa
 
 /// True for a destination on the local link, to which no router forwards: multicast, broadcast, and IPv6 link-local
 /// addresses (RFC 1112, RFC 919, RFC 4291 section 2.5.6). The kernel itself sends such packets into each device, for
-/// example router solicitations, and so do mDNS programs.
+/// example router solicitations. mDNS programs send such packets too.
 inline bool is_for_link(const uint8_t* destination, uint8_t version) {
   if (version == 4) return (destination[0] & 0xf0) == 0xe0 || load<uint32_t>(destination) == 0xffffffff;
   return destination[0] == 0xff || (destination[0] == 0xfe && (destination[1] & 0xc0) == 0x80);

@@ -118,7 +118,7 @@ class PagedMap {
     size_t longest = 0;
     for (const Page& page : pages_->pages_) {
       size_t run = 0;
-      // Scan the page twice, because a run at its end continues at its beginning.
+      // Scan the page twice, because a run of occupied slots at the end of the page continues at its beginning.
       for (size_t at = 0; at <= 2 * page.mask() + 1; at++) {
         run = page.slots[at & page.mask()].value == Value{} ? 0 : run + 1;
         longest = std::max(longest, run);

@@ -1,5 +1,5 @@
-// path_mtu.h - the MTU of the path to a peer, as the last query of the kernel returned it. docs/path-mtu.md describes
-// its use.
+// path_mtu.h - the MTU of the path to a peer, as the kernel reported it when weft last queried it. docs/path-mtu.md
+// describes its use.
 //
 // The state is one word, which any thread may read and write. If two threads write simultaneously, one value is lost,
 // and the kernel is queried again later.

@@ -87,7 +87,8 @@ void PeerTables::put(Subnets<Key>& subnets, const Key& prefix, const Endpoint& w
     return;
   }
   Endpoint* endpoint = new_endpoint(wanted);
-  // The peer has the same address as before, so its path MTU is still valid; only its limit, port or MAC changed.
+  // The peer has the same address as before, so its path MTU is still valid; only its packet length limit, port or MAC
+  // changed.
   if (before && before->address() == wanted.address()) endpoint->path.take_over(before->path);
   put(subnets, prefix, endpoint, before);
 }

@@ -30,8 +30,8 @@ namespace weft {
 struct PeerRecord {
   /// Flag in `flags`: the peer is removed. All fields except family, length and subnet are 0.
   static constexpr uint8_t kGone = 1;
-  /// Flag in `flags`: datagrams to the peer must leave from weft's well-known port, because the peer replies to their
-  /// source port.
+  /// Flag in `flags`: datagrams to the peer must leave from weft's well-known port, because the peer replies to the
+  /// source port of the datagrams.
   static constexpr uint8_t kFromKnownPort = 2;
 
   uint8_t subnet_family;  ///< 4 or 6
@@ -48,8 +48,8 @@ struct PeerRecord {
 
   bool is_gone() const { return flags & kGone; }
   bool is_from_known_port() const { return flags & kFromKnownPort; }
-  /// Returns the address and the port of the peer's host in an IP version; an empty address if the host has no address
-  /// of that version.
+  /// Returns the address and the port of the peer's host for the IP version `version`; an empty address if the host has
+  /// no address of that version.
   SocketAddress host(uint8_t version) const {
     const auto v4 = load<uint32_t>(ipv4);
     const Address address = version == 6 ? Address::v6(ipv6) : v4 != 0 ? Address::v4(v4) : Address();
@@ -86,7 +86,8 @@ struct Endpoint {
   /// The length in bytes of the longest packet that reaches the peer, as weft's probes found; 0 if the probes found no
   /// limit. The kernel's path MTU applies in addition.
   uint16_t limit;
-  /// The number of the last complete set of records (set()) that contained the peer. Readers do not use this number.
+  /// The serial number of the last complete set of records (set()) that contained the peer. Readers do not use this
+  /// number.
   uint16_t round;
   /// The IP version of datagrams to the peer, 4 or 6. `hosts` has an address of this version.
   uint8_t outer;
@@ -132,7 +133,7 @@ class PeerTable {
   }
 
   bool has_endpoint_at(const Address& address) const { return hosts_->find(address) != 0; }
-  /// True if the host of a peer with a subnet of this version has this address.
+  /// True if `address` is the address of a peer's host, and this peer has a subnet of the IP version `version`.
   bool has_endpoint_at(const Address& address, uint8_t version) const {
     return static_cast<uint32_t>(hosts_->find(address) / one_of(version)) != 0;
   }
@@ -183,9 +184,10 @@ class PeerTables {
     /// Returns the newest table, valid until the next acquire() or release() of this reader.
     ///
     /// The store to the hazard pointer and the load after it must both be seq_cst, and so must the store in publish()
-    /// and the loads in free_unheld(). Then at least one of the two threads sees the other thread's store. With a
-    /// weaker order the load may happen before the store, and a table in use is freed. Tests cannot show this on
-    /// processors that do not reorder these accesses (test/native/orders.test.ts).
+    /// and the loads in free_unheld(). Then the reader sees the store of the publishing thread, or the publishing
+    /// thread sees the store of the reader. With a weaker order the load may happen before the store, and a table in
+    /// use is freed. Tests cannot show this on processors that do not reorder these accesses
+    /// (test/native/orders.test.ts).
     const PeerTable& acquire() {
       const PeerTable* table = tables_->current_.load(std::memory_order_acquire);
       for (;;) {
@@ -206,7 +208,8 @@ class PeerTables {
 
   explicit PeerTables(size_t readers, std::span<const uint8_t> records = {});
 
-  /// Returns the reader with the number `index`. Only one thread at a time may use it.
+  /// Returns the object with the number `index` through which a thread reads peer tables. Only one thread at a time may
+  /// use an object.
   Reader reader(size_t index) { return {this, &hazards_[index]}; }
 
   /// Replaces all peers by the records `records`. If two records have the same subnet, the last record counts. A peer
@@ -220,7 +223,7 @@ class PeerTables {
 
   const PeerTable& current() const { return *tables_.back().table; }
   size_t size() const;
-  /// Returns the highest traffic slot in the records `records`, plus one.
+  /// Returns the highest traffic slot (number of a peer's traffic counters) in the records `records`, plus one.
   static uint32_t traffic_slots(std::span<const uint8_t> records);
   /// The number of earlier tables that are not freed yet, because a reader still uses one of these tables.
   size_t kept() const { return tables_.size() - 1; }

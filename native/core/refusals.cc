@@ -1,5 +1,5 @@
-// refusals.cc - the table of weft's reactions to each errno with which the kernel rejects packets, and the record of
-// these errors.
+// refusals.cc - the table of weft's reactions to the errors with which the kernel rejects packets, and the code that
+// remembers these errors.
 #include "refusals.h"
 
 #include <errno.h>
@@ -32,8 +32,9 @@ using enum Off;
 // clang-format off
 /// The first rule that matches an attempt and its errno applies.
 constexpr Rule kRules[] = {
-    // The columns are the failed call, its errno, the features that merged the packets, and the number of packets above
-    // which the rule applies. The reaction follows: the next attempt, the counter, and the feature that is turned off.
+    // The columns of this table are the failed call, its errno, the features that merged the packets, and the number of
+    // packets above which the rule applies. The reaction follows: the next attempt, the counter, and the feature that
+    // is turned off.
     //
     // EIO: the route's device computes no checksums, or there is an xfrm policy (Linux 6.18, net/ipv4/udp.c,
     // udp_send_skb).

@@ -70,10 +70,12 @@ class Learnt {
     return others_until_ms_ > now ? 1 : kUdpSegments;
   }
 
-  /// Learns from a failed write to the TUN. `taken` is true if the kernel then accepted any of the single packets.
+  /// Remembers that the kernel rejected a write to the TUN, so that later writes merge fewer packets. `taken` is true
+  /// if the kernel then accepted any of the single packets.
   void learn(const Consequence& consequence, const Attempt& attempt, bool taken);
-  /// Learns from a message to `endpoint` that the kernel rejected. `taken` is true if the kernel then accepted any
-  /// single datagram. `bytes` is the length of the longest datagram with all headers.
+  /// Remembers that the kernel rejected a message to `endpoint`, so that later messages merge fewer datagrams. `taken`
+  /// is true if the kernel then accepted any single datagram. `bytes` is the length of the longest datagram with all
+  /// headers.
   void learn(const Consequence& consequence, bool taken, const Endpoint& endpoint, size_t bytes, int64_t now_ms);
 
  private:

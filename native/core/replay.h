@@ -28,7 +28,7 @@ namespace weft {
 class ReplayWindow {
  public:
   static constexpr uint64_t kBits = 1 << 20;
-  /// A counter that is at most this far behind the greatest counter is always recent enough for accept().
+  /// accept() always accepts a new counter that is at most kWindow behind the greatest counter.
   static constexpr uint64_t kWindow = kBits - 64;
 
   /// Marks a counter as arrived. Returns false if the counter arrived earlier, or if it is older than the window, so
@@ -46,12 +46,12 @@ class ReplayWindow {
     return true;
   }
 
-  /// The number of bytes allocated in addition to the object itself.
+  /// The number of bytes that the window has allocated in addition to the object itself.
   size_t grown_bytes() const { return more_ ? size_ * sizeof(uint64_t) : 0; }
 
-  /// Saves the window. A run of full words is saved as its length only, because nearly all counters of a busy key have
-  /// arrived. Otherwise a host with a thousand busy peers would copy 256 MiB during the hand-over, while no process
-  /// forwards.
+  /// Saves the window. Consecutive words in which all bits are set are saved as their number only, because nearly all
+  /// counters of a busy key have arrived. Otherwise a host with a thousand busy peers would copy 256 MiB during the
+  /// hand-over, while no process forwards.
   void save(SecretWriter& out) const {
     out.put(next_);
     out.put(size_);
@@ -88,7 +88,8 @@ class ReplayWindow {
  private:
   static constexpr uint64_t kFirstWords = 16, kMostWords = kBits / 64, kFull = ~uint64_t{0};
 
-  /// The number of words that may contain a counter: all words of the window once the counters have filled it.
+  /// The number of words of the window that may record an arrived counter: all words, once the counters have filled the
+  /// window.
   uint64_t used_words() const { return next_ / 64 < size_ ? (next_ + 63) / 64 : size_; }
 
   uint64_t* words() { return more_ ? more_.get() : first_.data(); }

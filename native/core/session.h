@@ -52,18 +52,18 @@ struct SessionLimits {
   /// The age in ms at which a pair of keys is erased, so that it neither encrypts nor decrypts (Reject-After-Time;
   /// WireGuard's white paper, sections 6.1 and 6.2).
   static constexpr int64_t kRejectAfterMs = 180'000;
-  /// The number of packets that a pair of keys may encrypt, and the limit of the counters that it decrypts
-  /// (Reject-After-Messages; WireGuard's white paper, sections 6.1 and 6.2).
+  /// The number of packets that a pair of keys may encrypt. A received packet is dropped if its counter is not less
+  /// than this number (Reject-After-Messages; WireGuard's white paper, sections 6.1 and 6.2).
   static constexpr uint64_t kRejectAfterMessages = UINT64_MAX - 8192;
-  /// The age in ms of a pair of keys from which its initiator requests new keys when it sends a packet
+  /// If a pair of keys has this age in ms or more and its initiator sends a packet, the initiator requests new keys
   /// (Rekey-After-Time; WireGuard's white paper, section 6.2). The responder requests no keys, so that the two ends do
   /// not initiate simultaneously.
   static constexpr int64_t kRekeyAfterMs = 120'000;
   /// The number of packets after which a session requests new keys (Rekey-After-Messages; WireGuard's white paper,
   /// section 6.2).
   static constexpr uint64_t kRekeyAfterMessages = uint64_t{1} << 60;
-  /// The age in ms of a pair of keys from which its initiator requests new keys when it receives a packet (WireGuard's
-  /// white paper, section 6.2: Reject-After-Time less Keepalive-Timeout less Rekey-Timeout).
+  /// If a pair of keys has this age in ms or more and its initiator receives a packet, the initiator requests new keys
+  /// (WireGuard's white paper, section 6.2: Reject-After-Time less Keepalive-Timeout less Rekey-Timeout).
   static constexpr int64_t kRefreshAfterMs = 165'000;
   /// The time in ms from received data to a keepalive. The keepalive is sent if this host sent no packet in this time
   /// (Keepalive-Timeout; WireGuard's white paper, section 6.5).

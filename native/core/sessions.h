@@ -33,8 +33,8 @@ class Sessions {
   static constexpr uint32_t kMaxSessions = 1 << 20;
   /// How many bits of an index distinguish the key pairs of one session; the upper bits are the session's number.
   static constexpr uint32_t kPairBits = 12;
-  /// The memory limit in bytes for all packets together that wait for keys. It suffices for an eighth of a second at 1
-  /// Gbit/s, even if many hosts do not answer.
+  /// The memory limit in bytes for all packets that wait for keys, in all sessions together. The memory holds the
+  /// packets of an eighth of a second at 1 Gbit/s.
   static constexpr size_t kMaxStagedBytes = 16 << 20;
 
   /// `ring_mail` is called when the mailbox has something new for JavaScript. `ring_lane` is called when a loop thread

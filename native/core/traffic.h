@@ -28,8 +28,8 @@ constexpr size_t kTrafficNumbers = 5;
 
 class TrafficRows {
  public:
-  /// The limit of slots: a slot is less than kMaxSlots. Slot 0 belongs to no peer: it counts the traffic of endpoints
-  /// that have no slot of their own.
+  /// All slot numbers are less than kMaxSlots. Slot 0 belongs to no peer: it counts the traffic of endpoints that have
+  /// no slot of their own.
   static constexpr uint32_t kMaxSlots = 1 << 24;
 
   /// Allocates memory for the slots below `count`. Called by JavaScript's thread before it publishes the first peer
@@ -71,8 +71,9 @@ class TrafficRows {
   };
   using Chunk = std::unique_ptr<Traffic[], Free>;
 
-  /// Allocates zeroed counters that use no physical memory until a thread writes to them, because a loop has traffic
-  /// with few of a million peers. calloc gets blocks of this size from the kernel (mallopt(3), M_MMAP_THRESHOLD).
+  /// Allocates zeroed counters that use no physical memory until a thread writes to them, because even in a network of
+  /// a million peers a loop has traffic with only a few of them. calloc gets blocks of this size from the kernel
+  /// (mallopt(3), M_MMAP_THRESHOLD).
   static Chunk new_chunk() { return Chunk(static_cast<Traffic*>(std::calloc(kChunk, sizeof(Traffic)))); }
 
   Traffic& row_of(uint32_t slot) {

@@ -1,5 +1,5 @@
-// unknown_senders.h - a small table, one per loop, of senders whose packets the filter dropped, for JavaScript to
-// report.
+// unknown_senders.h - a small table, one per forwarding thread (loop), of senders whose packets the packet filter
+// dropped. JavaScript reports these senders.
 //
 // The loop's thread writes the table and JavaScript's thread empties it, without a lock. A hash of the sender's address
 // selects one of 64 slots, and a new sender overwrites the previous sender. So every sender that keeps sending is
@@ -38,8 +38,8 @@ class UnknownSenders {
     store(slot.turn, turn_ | reason);
   }
 
-  /// Calls `each` with each entry, and removes the entry. Only one thread at a time may call take(), while another
-  /// thread calls note().
+  /// Calls `each` with each entry, and removes the entry. Only one thread may call take(). The loop's thread may call
+  /// note() at the same time.
   template <typename Each>
   void take(Each each) {
     for (Slot& slot : slots_) {
@@ -47,7 +47,8 @@ class UnknownSenders {
       if (turn == 0) continue;
       const UnknownSender sender{slot.from.read(), slot.source.read(), slot.destination.read(),
                                  static_cast<Counter>((turn & kReason) - 1)};
-      // If the loop's thread overwrote the slot at the same time, leave the new entry for the next call.
+      // If the loop's thread has overwritten the slot since it was read, leave the new entry for the next call of
+      // take().
       if (!slot.turn.compare_exchange_strong(turn, 0, std::memory_order_acq_rel, std::memory_order_relaxed)) continue;
       each(sender);
     }

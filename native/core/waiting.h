@@ -30,7 +30,8 @@ class Waiting {
   static constexpr int64_t kLongestRestUs = 1'000'000;
   /// The longest sleep for which polling would have been worthwhile, as a multiple of the polling time.
   static constexpr int64_t kNearWindows = 25;
-  /// The number of consecutive short yields after which the time without polling is reset to its minimum.
+  /// The number of consecutive quick returns of sched_yield() after which the time without polling is reset to its
+  /// minimum.
   static constexpr int kGoodTurns = 256;
 
   /// `window_us` is how long the thread polls before it sleeps, in microseconds; 0 means that the thread always sleeps

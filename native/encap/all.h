@@ -1,5 +1,5 @@
-// all.h - the list of encapsulations. engine.cc makes engines from the list, and tests of rules that hold for every
-// encapsulation iterate over it. Each encapsulation has a file in encap/ and an entry in the list.
+// all.h - the list of encapsulations. engine.cc makes engines from the list. Tests of rules that hold for every
+// encapsulation iterate over the list. Each encapsulation has a file in encap/ and an entry in the list.
 #pragma once
 
 #include <array>

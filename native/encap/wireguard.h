@@ -31,9 +31,9 @@ class Wireguard {
   /// ms are exact enough.
   static constexpr int kTickMs = 500;
 
-  /// The offset in `own.encap` of the secret that is mixed into indices; numbers there are little-endian. The next
-  /// offsets are those of the keepalive interval in milliseconds (0: none), of the key of mac1 (derived from this
-  /// host's public key), and of the key that permutes indices.
+  /// The offsets of four values in `own.encap`: the secret that is mixed into session indices (index_code.h), the
+  /// keepalive interval in milliseconds (0 for no keepalives), the key of mac1 (derived from this host's public key),
+  /// and the key that permutes session indices. Numbers are little-endian.
   static constexpr size_t kSecret = 0, kKeepalive = 4, kMacKey = 8, kIndexKey = 40;
 
   static IndexCode indices_of(const OwnEnd& own) {
@@ -87,8 +87,8 @@ class Wireguard {
     if (datagram.size() < kLeastBytes) return Opened::drop(k_rx_drop_malformed);
     const Type type = type_of(datagram);
     if (type == kNone) return Opened::drop(k_rx_drop_malformed);
-    // Drop a handshake message from an address inside the network. JavaScript would answer to this address, and the
-    // answer would go through the tunnel.
+    // Drop a handshake message from an address inside the cluster's network. JavaScript would answer to that address,
+    // and the answer would go through the tunnel.
     if (type != kData && message.is_from_inside) return Opened::drop(k_rx_drop_handshake);
     if (type != kData) return Opened::control_message(datagram);
     const uint32_t index = load_le32(&datagram[4]), number = sessions_->number_of_index(index);
@@ -103,8 +103,8 @@ class Wireguard {
     if (refused) return Opened::drop(*refused);
     const std::span<uint8_t> packet = datagram.subspan(kHeaderBytes, datagram.size() - kHeaderBytes - kTrailerBytes);
     if (!opening_->open(counter, packet)) return Opened::drop(k_rx_drop_not_authentic);
-    // If the sender's address is inside the network, the session keeps its present address, because datagrams to the
-    // new address would go through the tunnel.
+    // If the sender's address is inside the cluster's network, the session keeps its present address, because datagrams
+    // to the new address would go through the tunnel.
     const SocketAddress from = message.is_from_inside ? session->to() : *message.sender;
     const Session::Accepted accepted = session->accept(opening_->key_number(), counter, !packet.empty(), from, now_ms_);
     if (accepted.reason) return Opened::drop(*accepted.reason);

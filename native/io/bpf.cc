@@ -85,7 +85,8 @@ Failure load_program(std::span<const uint8_t> instructions, const std::string& n
   if (fd) return {};
   const SystemError failure{"bpf BPF_PROG_LOAD", errno};
   // The verifier writes its report only into a buffer that the call provides, and the report of a valid program is
-  // long. So provide the buffer only after the kernel has rejected the program, by loading the program again.
+  // long. So first load the program without a buffer. If the kernel rejects the program, load it again with a buffer,
+  // to get the report.
   constexpr size_t kLogBytes = 1 << 20, kShownBytes = 400;
   const auto text = std::make_unique<char[]>(kLogBytes);
   attributes.log_buf = reinterpret_cast<uintptr_t>(text.get());

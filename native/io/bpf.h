@@ -1,7 +1,8 @@
 // bpf.h - loads eBPF programs and their maps with bpf(2).
 //
-// weft does not use libbpf, because libbpf needs libelf, and because the programs need neither BTF nor CO-RE
-// (docs/design/kernel-way.md). src/path/tunnel/kernel-way-object.ts reads the object file.
+// weft does not use libbpf. libbpf would require the additional library libelf, and weft's programs do not need
+// libbpf's features BTF and CO-RE (docs/design/kernel-way.md). src/path/tunnel/kernel-way-object.ts reads the object
+// file.
 #pragma once
 
 #include <cstdint>

@@ -17,8 +17,8 @@ namespace weft {
 struct Echo {
   Fd fd;
   bool raw = false;
-  /// The number in all requests of this socket. It is needed because a raw socket also receives the replies to other
-  /// programs' requests.
+  /// A number that all requests of this socket contain. It is needed because a raw socket also receives the replies to
+  /// other programs' requests.
   uint32_t mark = 0;
 };
 

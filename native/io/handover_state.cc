@@ -20,7 +20,8 @@ namespace {
 /// The first 64 bits of the memfd, which identify the format. The next 64 bits are the length of the head.
 constexpr uint64_t kMark = 0x31'74'73'75'71'65'62'77;
 constexpr size_t kStartBytes = 16;
-/// The maximum length of the memfd in bytes. A longer memfd is rejected, because saved sessions never need as much.
+/// The maximum length of the memfd in bytes. A longer memfd is rejected, because saved WireGuard sessions never need as
+/// much.
 constexpr size_t kMostBytes = size_t{1} << 30;
 
 bool write_all(int fd, std::span<const uint8_t> bytes) {

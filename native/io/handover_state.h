@@ -1,6 +1,6 @@
 // handover_state.h - the state that an engine passes to the next engine. The state is in a memfd (anonymous memory with
-// a descriptor), which can be sent to another process or kept by a service manager. Exactly one process gets the secret
-// body.
+// a descriptor), which can be sent to another process or kept by a service manager. The state has a head, which may be
+// read several times, and a secret body, which exactly one process gets.
 //
 // A process that takes the body first seals the memfd against further seals (memfd_create(2), F_SEAL_SEAL). The kernel
 // allows this seal only once, so two processes never both get the body, regardless of when one of them dies. The

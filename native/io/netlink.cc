@@ -12,19 +12,22 @@ namespace weft {
 
 namespace {
 
-/// The size of the receive buffers in the kernel. With CAP_NET_ADMIN it may exceed the limit net.core.rmem_max.
+/// The size in bytes of the receive buffer of a netlink socket. With CAP_NET_ADMIN the size may exceed the limit
+/// net.core.rmem_max.
 constexpr int kReceiveBytes = 4 << 20;
 /// The longest wait for a message of the kernel, which answers immediately unless it hangs.
 constexpr timeval kPatience = {10, 0};
-/// The limits of one send: its bytes must fit into the default send buffer (net.core.wmem_default, 212,992 bytes), and
-/// the answers into the smallest receive buffer (twice that). An acknowledgement takes about 800 bytes of the buffer,
-/// an answer with an object up to 10,000 bytes.
+/// The maximum number of bytes, of changes and of reading requests in one send. The bytes must fit into the default
+/// send buffer (net.core.wmem_default, 212,992 bytes). The answers must fit into the smallest receive buffer, which is
+/// twice as large. The answer to a change takes about 800 bytes of that buffer, the answer to a reading request up to
+/// 10,000 bytes.
 constexpr size_t kMostBytes = 64 << 10, kMostChanges = 128, kMostGets = 32;
-/// How often weft repeats a listing that was interrupted by changes of the listed objects.
+/// The maximum number of times that weft repeats a listing, if changes of the listed objects interrupt the listing each
+/// time.
 constexpr int kRepeats = 4;
 /// The initial size of the buffer for recv(2). The kernel fills up to 32 KiB with each part of a listing.
 constexpr size_t kBufferBytes = 32 << 10;
-/// The limits of one call of NetlinkReports::receive().
+/// NetlinkReports::receive() receives no further reports after it has this number of bytes.
 constexpr size_t kMostReportBytes = 1 << 20;
 
 void set_option(int fd, int level, int option, int value) { setsockopt(fd, level, option, &value, sizeof value); }
@@ -78,7 +81,7 @@ nlmsghdr header_of(std::span<const uint8_t> message) {
 /// order NEW, DEL, GET, SET. For all other netlink protocols the result is always true.
 bool is_get(int protocol, uint16_t type) { return protocol != NETLINK_ROUTE || (type & 3) == (RTM_GETLINK & 3); }
 
-/// Returns how many of the requests, from the first one on, one send may contain.
+/// Returns the number of requests, from the beginning of `requests`, that one send may contain.
 size_t batch_size(int protocol, std::span<const std::span<uint8_t>> requests) {
   size_t count = 0, bytes = 0, gets = 0;
   for (const auto request : requests) {
@@ -108,8 +111,9 @@ std::string explanation_in(std::span<const uint8_t> attributes) {
   return {};
 }
 
-/// Reads the end of an answer, NLMSG_ERROR or NLMSG_DONE: an error number, for NLMSG_ERROR the request's header and,
-/// unless NLM_F_CAPPED is set, the request's body, then attributes.
+/// Reads the last message of an answer (NLMSG_ERROR or NLMSG_DONE). The message begins with an error number and ends
+/// with attributes. In between, NLMSG_ERROR has the request's header and, unless NLM_F_CAPPED is set, the request's
+/// body.
 void read_end(const nlmsghdr& header, std::span<const uint8_t> body, NetlinkAnswer& answer) {
   int32_t error = 0;
   if (body.size() >= sizeof error) std::memcpy(&error, body.data(), sizeof error);
@@ -187,8 +191,8 @@ Failure NetlinkSocket::exchange(std::span<uint8_t> bytes, std::vector<NetlinkAns
     const size_t count = batch_size(protocol_, left);
     const Failure failure = exchange_some(left.first(count), std::span(answers).subspan(at, count));
     if (failure) {
-      // After this failure, answers may still arrive on this socket, and a listing may still run. So the next exchange
-      // needs a new socket.
+      // After a failed exchange, its answers may still arrive on this socket, and its listing may still run. So the
+      // next exchange needs a new socket.
       close();
       for (NetlinkAnswer& answer : std::span(answers).subspan(at))
         if (!answer.is_complete) answer.error = failure->number;
@@ -208,8 +212,9 @@ Failure NetlinkSocket::exchange_some(std::span<const std::span<uint8_t>> request
       nlmsghdr header = header_of(request);
       header.nlmsg_seq = ++sequence_;
       const bool is_last = request.data() == requests.back().data();
-      // Request an acknowledgement (NLM_F_ACK) only for the last change. The kernel answers in order, so it has then
-      // made the changes before the last one, too. The kernel reports the error of a change even without NLM_F_ACK.
+      // Request an acknowledgement (NLM_F_ACK) only for the last change. The kernel handles requests in order, so this
+      // acknowledgement also covers all earlier changes. If a change fails, the kernel reports the error even without
+      // NLM_F_ACK.
       const bool is_covered = !is_last && !is_get(protocol_, header.nlmsg_type);
       if (!lists) set_flag(header, NLM_F_ACK, !is_covered);
       std::memcpy(request.data(), &header, sizeof header);

@@ -31,7 +31,8 @@ bool each_netlink_message(std::span<const uint8_t> bytes, Each each) {
   return bytes.empty();
 }
 
-/// The kernel's answer to one request. An answer about a WireGuard device contains its keys.
+/// The kernel's answer to one request. An answer about a WireGuard device contains the device's keys, so the memory of
+/// `messages` is wiped when it is freed.
 struct NetlinkAnswer {
   SecretBytes messages;         ///< one after another, each padded to 4 bytes, without the acknowledgement
   int error = 0;                ///< errno; 0 if the kernel accepted the request
@@ -67,10 +68,10 @@ class NetlinkSocket {
   explicit NetlinkSocket(int protocol) : protocol_(protocol) {}
 
   /// Sends the requests and returns their answers in the same order. Fills in the sequence numbers. A request with the
-  /// flag NLM_F_DUMP and without NLM_F_ACK is a listing, which is repeated a few times if it was interrupted. If the
-  /// kernel does not answer a request, that request and all later requests get answers with the error ETIMEDOUT. If the
-  /// socket cannot be opened, each answer has the errno of that failure. Fails, and sends nothing, only if the bytes
-  /// are not a list of requests.
+  /// flag NLM_F_DUMP and without NLM_F_ACK is a listing, which is repeated a few times if changes of the listed objects
+  /// interrupt it. If the kernel does not answer a request, that request and all later requests get answers with the
+  /// error ETIMEDOUT. If the socket cannot be opened, each answer has the errno of that failure. Fails, and sends
+  /// nothing, only if the bytes are not a list of requests.
   Failure exchange(std::span<uint8_t> requests, std::vector<NetlinkAnswer>& answers);
   /// The port number of the socket, which no other socket of the network namespace and protocol has; 0 if the socket is
   /// not open. The kernel's report of a change has the port of the socket that requested the change (nlmsg_pid). Any
@@ -94,7 +95,8 @@ class NetlinkSocket {
 /// Receives the kernel's reports to multicast groups. The socket does not block.
 class NetlinkReports {
  public:
-  /// Joins the groups with these numbers of a protocol, such as RTNLGRP_* of NETLINK_ROUTE (linux/rtnetlink.h).
+  /// Joins the multicast groups of a netlink protocol whose numbers are in `groups`, such as RTNLGRP_* of NETLINK_ROUTE
+  /// (linux/rtnetlink.h).
   Failure open(int protocol, std::span<const int> groups);
   int fd() const { return fd_.get(); }
   /// Appends the reports that have arrived, at most about 1 MB of them, to `messages`. Returns false if reports were

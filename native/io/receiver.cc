@@ -85,8 +85,8 @@ size_t Receiver::receive(Failure& failure) {
     count = recvmmsg(socket_, messages_.data(), static_cast<unsigned>(kMaxMessages), MSG_DONTWAIT, nullptr);
   } while (count < 0 && errno == EINTR);
   if (count < 0) {
-    // Errors other than these three, such as ECONNREFUSED, report that an earlier datagram could not be sent; the
-    // socket stays usable.
+    // Report a failure only for these three errors, after which no later call can succeed. Any other error, such as
+    // ECONNREFUSED, says that an earlier datagram could not be sent; the socket stays usable.
     if (errno == EBADF || errno == ENOTSOCK || errno == EFAULT) failure = SystemError{"recvmmsg", errno};
     return 0;
   }

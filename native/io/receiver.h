@@ -26,7 +26,7 @@ class Receiver {
 
   /// Receives a batch of messages without blocking, and returns their number; 0 if no message waits.
   size_t receive(Failure& failure);
-  /// The messages that were not truncated, valid until the next receive().
+  /// The received messages, without truncated messages; valid until the next receive().
   std::span<Message> messages() { return {whole_.data(), whole_count_}; }
 
   /// Counts the messages that the kernel dropped since the last call because the socket's buffer was full. Queries the

@@ -47,9 +47,9 @@ class Sender {
   /// Drops a datagram that exceeds the maximum length.
   template <size_t kTrailerBytes>
   void add(const Outer& outer, std::span<uint8_t> header, std::span<uint8_t> payload);
-  /// Sends the datagrams that were added. If the socket buffer is full, waits until the kernel has sent some datagrams,
-  /// once per batch and for at most kPatienceMs. This wait slows down programs that send too many packets. The time of
-  /// the wait is limited, because the thread may also serve the ingress.
+  /// Sends the datagrams that were added. If the socket buffer is full, waits until the kernel has sent some datagrams.
+  /// Waits only once per batch, and at most kPatienceMs. The wait slows down programs that send too many packets. It is
+  /// limited, because the thread may also serve the ingress.
   void send();
   /// Sends like send(), and ends the batch. In each batch the sender waits at most once until a full socket buffer has
   /// room again, so the next batch may wait too.
@@ -110,7 +110,7 @@ class Sender {
   bool waited_ = false;  // true if this batch has already waited for a full socket buffer
   size_t room_size_;
   // The memory for headers and trailers. A thread writes to these buffers only when it uses them, so an idle thread
-  // uses no memory.
+  // uses no physical memory for them.
   std::unique_ptr<uint8_t[]> room_;
   size_t room_used_ = 0;
   std::unique_ptr<iovec[]> iovecs_;

@@ -83,8 +83,8 @@ std::vector<bpf_insn> program() {
   a.load(BPF_B, 0);
   a.by_number(BPF_RSH, A::kLoaded, 4);
   const auto is_v6 = a.jump(BPF_JEQ, 6);
-  // For IPv4, add source and destination to the sum. For unfragmented TCP, also add both ports, which may follow IP
-  // options.
+  // For IPv4, add the source and the destination address to the hash's sum. For unfragmented TCP, also add the two
+  // ports, which may follow IP options.
   for (const int32_t at : {12, 16}) {
     a.load(BPF_W, at);
     a.add_loaded();
@@ -104,7 +104,8 @@ std::vector<bpf_insn> program() {
   }
   const auto is_done = a.jump(BPF_JA, 0);
   a.land({is_v6});
-  // For IPv6, add each address as four words in order. If TCP follows the IP header directly, also add both ports.
+  // For IPv6, add each address to the hash's sum as four words in order. If TCP follows the IP header directly, also
+  // add the two ports.
   for (const int32_t address : {8, 24}) {
     a.by_number(BPF_MOV, A::kValue, 0);
     for (const int32_t word : {0, 4, 8, 12}) {

@@ -22,9 +22,9 @@ class Thread {
   Thread& operator=(const Thread&) = delete;
   ~Thread() { join(); }
 
-  /// Starts the thread. May be called once. `nice` is the thread's nice value (setpriority(2)); 0 means the nice value
-  /// of the calling thread. The thread blocks all signals, because Node.js handles them in its main thread. Fails with
-  /// EAGAIN if the number of threads is limited (pids cgroup, RLIMIT_NPROC).
+  /// Starts the thread. May be called only once. `nice` is the thread's nice value (setpriority(2)); 0 means the nice
+  /// value of the calling thread. The thread blocks all signals, because Node.js handles them in its main thread. Fails
+  /// with EAGAIN if the number of threads is limited (pids cgroup, RLIMIT_NPROC).
   Failure start(const std::string& name, int nice, std::function<void()> body) {
     body_ = std::move(body);
     nice_ = nice;

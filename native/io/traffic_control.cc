@@ -135,7 +135,8 @@ Failure attach_program(const Hook& hook, int program, const std::string& name) {
 Failure detach_program(const Hook& hook) {
   Request request = filter_request(RTM_DELTFILTER, NLM_F_ACK, hook);
   const Failure failure = ask(request);
-  // The kernel reports a missing qdisc, filter or interface with different error numbers.
+  // Ignore the error numbers with which the kernel reports that the qdisc, the filter or the interface is missing,
+  // because in these cases no program is attached.
   if (failure && (failure->number == ENOENT || failure->number == EINVAL || failure->number == ENODEV)) return {};
   return failure;
 }

@@ -24,8 +24,8 @@ Failure open_tun(const std::string& name, bool multi_queue, uint32_t wanted, Tun
 std::string tun_name(int tun);
 
 /// The switches of a device that allow received packets to be merged into superpackets (ethtool(8), -k). The kernel's
-/// own GRO uses the same switches. Operators turn the switches off because the host's packet filter sees a superpacket
-/// as one packet.
+/// own GRO uses the same switches. An operator may turn the switches off, because the host's packet filter sees a
+/// superpacket as one packet.
 struct JoinSwitches {
   bool tcp = true;   ///< generic-receive-offload (rx-gro), which is on by default
   bool udp = false;  ///< true if both rx-gro and rx-udp-gro-forwarding (Linux 5.12, by default off) are on

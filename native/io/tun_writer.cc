@@ -1,4 +1,4 @@
-// tun_writer.cc - calls writev, and handles the errors of a write.
+// tun_writer.cc - writes packets to the TUN with writev, and handles the errors of these writes.
 #include "tun_writer.h"
 
 #include <errno.h>
@@ -63,13 +63,13 @@ void TunWriter::refused(Coalescer& packets, size_t index, int error, Failure& fa
   }
   counters_.add(consequence.counted);
   const bool taken = write_singly(packets, index);
-  // weft learns from the rejection of a write that weft itself merged, but not from that of a superpacket that a vxlan
-  // device of this machine made.
+  // weft merges less in later writes if the kernel rejected a superpacket that weft itself merged. The rejection of a
+  // superpacket that a vxlan device of this machine made has no effect on later writes.
   if (!packets.is_uncut(index)) learnt_.learn(consequence, attempt, taken);
 }
 
-/// False if the TUN cannot accept write `index`, because its packet has no complete checksum or is an unsegmented
-/// superpacket.
+/// False if the TUN cannot accept the write with the number `index`, because it is a packet without a complete checksum
+/// or an unsegmented superpacket.
 bool TunWriter::takes(const Coalescer& packets, size_t index) const {
   if (packets.is_uncut(index)) return features_->has(packets.is_udp(index) ? kCoalesceUdp : kCoalesceTcp);
   return header_ || !packets.is_open(index);

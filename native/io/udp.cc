@@ -45,7 +45,7 @@ Failure open_socket(const SocketAddress& address, Share share, int receive_buffe
   // The first socket gets SO_REUSEPORT only after bind(), so that bind() fails if another daemon has the port.
   if (share == Share::kBegin && !let_share()) return SystemError{"setsockopt SO_REUSEPORT", errno};
   result.features = 0;
-  // Tests whether the kernel knows UDP_SEGMENT. A segment size of 0 leaves the socket unchanged.
+  // Set the segment size 0, which leaves the socket unchanged, to find out if the kernel knows UDP_SEGMENT.
   if ((wanted & kUdpGso) && set_option(fd.get(), IPPROTO_UDP, UDP_SEGMENT, 0)) result.features |= kUdpGso;
   if ((wanted & kUdpGro) && set_option(fd.get(), IPPROTO_UDP, UDP_GRO, 1)) result.features |= kUdpGro;
   result.fd = std::move(fd);

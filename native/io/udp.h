@@ -38,8 +38,8 @@ constexpr int kSendBufferBytes = 4 << 20;
 
 // How flows are assigned to workers (loop threads). A TUN queue gets whole flows, and worker k sends the packets of its
 // queue from its own source port: P + 240 n + k for the well-known port P, with the smallest n whose port is free. A
-// receiver gives a datagram from such a port to its worker number (source port - P) modulo its number of workers. So a
-// flow stays with one worker on each side, and stays in order.
+// receiving host gives a datagram from such a port to its own worker with the number (source port - P) modulo the
+// receiving host's number of workers. So a flow stays with one worker on each side, and stays in order.
 //
 // io/steering.h or else the kernel chooses the queue of a flow. The kernel moves a flow to the queue to which the
 // flow's reverse direction was written, so any other rule for the receiver could move a flow from worker to worker
@@ -55,7 +55,8 @@ enum class Share : uint8_t {
   kJoin,
 };
 
-/// Opens and binds a UDP socket. The caller must use MSG_DONTWAIT to send and receive without blocking.
+/// Opens and binds a UDP socket. The socket is in blocking mode, so the caller must pass MSG_DONTWAIT to each call that
+/// sends or receives.
 Failure open_udp(const SocketAddress& address, Share share, int receive_buffer_bytes, uint32_t wanted,
                  UdpSocket& socket);
 

@@ -20,7 +20,7 @@ uint32_t number_in(const Napi::Object& object, const char* name) {
   return object.Get(name).As<Napi::Number>().Uint32Value();
 }
 
-/// Returns the descriptor, which JavaScript must close; throws if the call failed.
+/// Returns the descriptor that a call opened, and that JavaScript must close. Throws if the call failed.
 Napi::Value to_value(Napi::Env env, const Failure& failure, Fd& fd) {
   if (!failure) return Napi::Number::New(env, fd.release());
   to_error(env, *failure).ThrowAsJavaScriptException();

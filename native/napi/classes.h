@@ -1,8 +1,8 @@
 // classes.h - the base class of the C++ objects that JavaScript owns.
 //
 // When a Node.js environment ends (a worker thread, process.exit), a cleanup hook stops every such object that
-// JavaScript has not stopped. Otherwise the object's threads would run on, although the end of a worker unloads their
-// code.
+// JavaScript has not stopped. Otherwise the object's threads would continue to run, although the end of a worker thread
+// unloads their code.
 #pragma once
 
 #include <napi.h>

@@ -1,4 +1,4 @@
-// engine.cc - the JavaScript interface of the engine: its arguments, its methods, and its end.
+// engine.cc - the JavaScript interface of the engine: its arguments, its methods, and how it is stopped.
 //
 // The engine's threads never call JavaScript. They signal an eventfd, which the event loop watches. JavaScript owns
 // descriptors, which it has as numbers, until it passes them to runEngine().
@@ -19,8 +19,8 @@ namespace weft {
 namespace {
 
 /// Joins the engine's threads in a thread of libuv's pool, because a hanging thread must not block the event loop. Then
-/// closes the descriptors, or returns them with the saved sessions and `head`. If the engine has already ended, there
-/// is nothing to close or return.
+/// closes the descriptors, or returns them with the saved WireGuard sessions and `head`. If the engine has already
+/// ended, there is nothing to close or return.
 class EndWorker : public Napi::AsyncWorker {
  public:
   EndWorker(Napi::Env env, std::unique_ptr<Engine> engine, Napi::ObjectReference counters, bool give_back,

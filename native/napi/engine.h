@@ -1,4 +1,4 @@
-// engine.h - the exports that open descriptors and run an engine on them.
+// engine.h - the functions for JavaScript that open descriptors and run an engine on them.
 #pragma once
 
 #include <napi.h>

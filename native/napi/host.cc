@@ -1,4 +1,5 @@
-// host.cc - the exports that do not need a running engine: TUN, Unix sockets, echo requests, path MTU, process exit.
+// host.cc - the functions for JavaScript that do not need a running engine: for TUNs, Unix sockets, echo requests, path
+// MTUs and the exit of the process.
 #include "host.h"
 
 #include <errno.h>

@@ -1,4 +1,4 @@
-// host.h - the exports that do not need a running engine.
+// host.h - the functions for JavaScript that do not need a running engine.
 #pragma once
 
 #include <napi.h>

@@ -1,5 +1,6 @@
 // layout.cc - exports the layout of peer records, and the limits that the dgram engine shares with the native engine.
-// TypeScript code that works without the addon has copies of these values, which test/native/layout.test.ts compares.
+// TypeScript code that works without the addon has copies of these values. test/native/layout.test.ts compares the
+// copies with the originals.
 #include "layout.h"
 
 #include <initializer_list>

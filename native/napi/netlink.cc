@@ -103,7 +103,8 @@ class MonitorHandle : public WithCleanup<MonitorHandle> {
   void hand_over(Napi::Env env) {
     std::vector<uint8_t> messages;
     const bool is_complete = reports_.receive(messages);
-    // The socket's error, which receive() has read, made libuv stop watching the socket.
+    // libuv stopped watching the socket because the socket had an error. receive() has read that error, so watch the
+    // socket again.
     if (!is_complete) watcher_->restart();
     if (messages.empty() && is_complete) return;
     const auto buffer = Napi::Buffer<uint8_t>::Copy(env, messages.data(), messages.size());

@@ -34,8 +34,8 @@ FilterOptions to_filter(const Napi::Object& filter);
 /// Copies the keys, which must have 32 bytes each, from a JavaScript object. The caller must wipe its own copies.
 SessionKeys to_keys(const Napi::Object& given);
 Napi::Object to_object(Napi::Env env, const SocketAddress& address);
-/// Converts a kept drop to a JavaScript object. `since_1970_us` is added to the drop's monotonic time, which gives
-/// microseconds since 1970.
+/// Converts a dropped packet that the engine kept to a JavaScript object. `since_1970_us` is added to the monotonic
+/// time of the drop, which gives microseconds since 1970.
 Napi::Object to_object(Napi::Env env, const KeptDrop& kept, int64_t since_1970_us);
 /// Converts a loop's sockets in one IP family to descriptor numbers. From now on JavaScript must close the sockets.
 Napi::Object to_object(Napi::Env env, LoopSockets sockets);

@@ -1,4 +1,5 @@
-// watch.h - watches descriptors on Node's event loop, for the engine's failures and for JavaScript.
+// watch.h - watches descriptors on Node's event loop, to report failures of the engine, and for descriptors that
+// JavaScript names.
 #pragma once
 
 #include <napi.h>

@@ -48,7 +48,7 @@ Failure open_descriptors(const OpenOptions& options, Descriptors& result, Receiv
   uint32_t granted = wanted & (kCoalesceTcp | kCoalesceUdp);
   granted |= tuns[0].features | opened.features;
   // A kernel without USO neither sends nor accepts UDP superpackets on a TUN, so the engine must not merge UDP packets
-  // for it.
+  // for that TUN.
   if (!(granted & kTunUso) && (wanted & kTunUso)) granted &= ~kCoalesceUdp;
 
   receive_buffer = opened.receive_buffer;

@@ -1,5 +1,5 @@
-// direction.h - the interface of the two directions of a loop (egress and ingress), and the data that both directions
-// get.
+// direction.h - the common interface of the egress (TUN to peers) and the ingress (peers to TUN) of a loop, and the
+// data that both get.
 #pragma once
 
 #include <algorithm>

@@ -62,8 +62,8 @@ class Egress final : public Direction {
     turn_ms_ = 0;
     size_t used = 0;
     while (pump.items < kMaxReads && used < kReadBudgetBytes && made_ < kEnoughMade) {
-      // Read each packet with space before and after it for the encapsulation's header and trailer, even if the TUN
-      // uses virtio headers.
+      // Leave space for the encapsulation's header and trailer around the data of each read. The virtio header, if the
+      // TUN uses virtio headers, is part of the data and does not use up this space.
       uint8_t* bytes = reads_.get() + used + Encap::kHeaderBytes;
       const ssize_t size = read(path_.tun, bytes, kMaxReadBytes);
       if (size < 0) {
@@ -266,9 +266,9 @@ class Egress final : public Direction {
   static bool may_not_fragment(const uint8_t* bytes, const Packet& packet) {
     return packet.version == 6 || (load_be16(bytes + 6) & kDontFragment);
   }
-  /// Packets up to this length are sent regardless of the path MTU. IPv6 senders need not send packets shorter than
-  /// 1280 bytes, whatever an ICMP error says. So the kernel fragments the datagrams that contain IPv6 packets up to
-  /// this length (RFC 2473 section 7.1).
+  /// Returns the length up to which packets are sent regardless of the path MTU. IPv6 senders need not send packets
+  /// shorter than 1280 bytes, whatever an ICMP error says. So the kernel fragments the datagrams that contain IPv6
+  /// packets of at most 1280 bytes (RFC 2473 section 7.1).
   static size_t least_mtu(const Packet& packet) { return packet.version == 6 ? kLeastIpv6Mtu : 0; }
 
   void refuse(size_t mtu, const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet, const Endpoint& endpoint) {

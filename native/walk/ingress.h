@@ -110,8 +110,9 @@ class Ingress final : public Direction {
     void drop(Counter reason, size_t packets) { self.path_.tx_drops->add({.reason = reason, .packets = packets}); }
   };
 
-  /// True if `from` is inside the tunnel and belongs to no peer (Message::is_from_inside). If this host's own underlay
-  /// address is in the cluster's network, other hosts may also have addresses in the network that are in no subnet.
+  /// True if the address `from` is reached through the tunnel and belongs to no peer (Message::is_from_inside). If this
+  /// host's own underlay address is in the cluster's network, other hosts may also have addresses in the network that
+  /// are in no subnet. Then only addresses in a subnet count as reached through the tunnel.
   bool is_from_inside(const Address& from) const {
     const Net& network = path_.filter.network.of(from);
     const bool is_inside = table_->find(from) || path_.filter.subnet.of(from).contains(from) ||
@@ -165,7 +166,7 @@ class Ingress final : public Direction {
     }
     CoalesceLimits limits = limits_;
     // Do not merge UDP packets whose destination is this host: the kernel passes a superpacket only to sockets that
-    // requested UDP_GRO, which weftd cannot see.
+    // requested UDP_GRO, and weftd cannot see whether a socket requested it.
     limits.udp = limits.udp && packet.protocol == IPPROTO_UDP && !is_for_host(bytes.data(), packet);
     coalescer_.add(bytes.data(), packet, limits, undone);
     return true;

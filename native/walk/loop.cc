@@ -1,4 +1,4 @@
-// loop.cc - the thread that runs a loop.
+// loop.cc - the forwarding thread, which runs a loop.
 #include "loop.h"
 
 #include <errno.h>

@@ -59,7 +59,7 @@ struct LoopOptions {
   int64_t poll_us = 0;  ///< how long the thread polls before it sleeps, in microseconds (core/waiting.h)
 };
 
-/// A descriptor that a loop reads, and the direction that reads it.
+/// A descriptor that a loop reads, and the egress or ingress object that reads it.
 struct Source {
   int fd;
   std::unique_ptr<Direction> direction;

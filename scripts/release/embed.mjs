@@ -58,8 +58,8 @@ function writeSegments(program, segments) {
 }
 
 /**
- * True for an ICU table that weft does not need: a table for another language, for an encoding other than Unicode, or a
- * dictionary for a language without spaces.
+ * True for an ICU table that weft does not need: a table for a language other than English, for an encoding other than
+ * Unicode, or a dictionary for a language without spaces.
  */
 const isForeign = (name) =>
   /\/(?!root\.|en[._])[a-z]{2,3}(?:_\w+)?\.res$/.test(name) || /\.(?:cnv|dict)$|\/translit\/|_cj\.brk$/.test(name)

@@ -8,9 +8,9 @@ import { embed } from './embed.mjs'
 import { nodeRelease, sysroot } from './inputs.mjs'
 
 /**
- * V8 flags that reduce the memory of an idle weftd. The space for new objects is at most 1 MiB instead of 16, because
- * its garbage is not collected while weftd is idle. Only one thread collects garbage, because each such thread uses
- * memory.
+ * V8 flags that reduce the memory of an idle weftd. The space for new objects is at most 1 MiB instead of V8's default
+ * of 16 MiB, because V8 does not collect the garbage in this space while weftd is idle. Only one thread collects
+ * garbage, because each such thread uses memory.
  */
 const V8 = ['--max-semi-space-size=1', '--v8-pool-size=1']
 

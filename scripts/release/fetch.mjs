@@ -1,4 +1,4 @@
-// fetch.mjs - downloads what the build of each architecture needs, before anything is compiled. So a release whose
+// fetch.mjs - downloads the inputs for the build of each architecture, before anything is compiled. So a release whose
 // inputs cannot be downloaded fails within minutes.
 
 import { ARCHITECTURES } from './architectures.mjs'

@@ -63,8 +63,8 @@ const TEXTS =
  */
 const OTHER_NAMES = /\/(?:arptables|ebtables|iptables-xml|ip6?tables(?:-\w+)?-translate|ip6?tables-apply)/
 /**
- * Files from packages of which the image contains no program. The image has these files so that its package list names
- * their packages; gcc-14-base has the licenses of GCC's libraries.
+ * Files of Debian packages whose programs the image does not contain. The image contains these files so that its list
+ * of packages includes their packages; gcc-14-base has the licenses of GCC's libraries.
  */
 const FOR_OWNERS = [
   'usr/lib/os-release',

@@ -23,7 +23,8 @@ import { dirname, isAbsolute, join, relative } from 'node:path'
 import { NODE_VERSION, ZIG_INTEGRITY, ZIG_VERSION } from './architectures.mjs'
 
 /**
- * Debian's mirrors have deleted the updates of its old releases, so only the packages of the release itself are used.
+ * The server with Debian's packages. It no longer has the updates of old Debian releases, so the build uses only the
+ * packages of the release itself.
  */
 const MIRROR = 'http://deb.debian.org/debian'
 /** The oldest Debian release on which the executables run; it has glibc 2.31. */
@@ -33,7 +34,7 @@ const OLDEST = 'bullseye'
 const { XDG_CACHE_HOME = '' } = process.env
 const cache = join(isAbsolute(XDG_CACHE_HOME) ? XDG_CACHE_HOME : join(homedir(), '.cache'), 'weft')
 
-/** Removes from the cache the unfinished folders of runs that were killed. */
+/** Removes from the cache the unfinished folders of release builds that were killed. */
 function removeUnfinished() {
   for (const name of readdirSync(cache)) {
     const pid = /^new-(\d+)-/.exec(name)?.[1]

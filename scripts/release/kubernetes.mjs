@@ -34,7 +34,7 @@ export function buildKubernetes({ root, work, version, image, digest, architectu
   const folder = join(work, 'chart/flannel')
   rmSync(folder, { recursive: true, force: true })
   cpSync(join(root, 'deploy/charts/weft'), folder, { recursive: true })
-  // Set the file modes, because git takes them from the umask of the user who cloned the repository.
+  // Set the file modes, because the chart's archive must not depend on the umask of the user who cloned the repository.
   execFileSync('chmod', ['-R', 'u+rwX,go=u-w', folder])
   const values = join(folder, 'values.yaml')
   const own = `    repository: weft\n    tag: ${version}\n`

@@ -11,7 +11,8 @@ const ARCH = `write --arch with one or more of ${NAMES.join(',')}`
 export class OptionError extends Error {}
 
 /**
- * Returns the architectures of a list of Debian's names, separated by commas, in the order of the table.
+ * Returns the architectures whose Debian names are in `list`, in the order of the table ARCHITECTURES. Commas separate
+ * the names in `list`.
  * @param {string} list
  */
 export function architecturesIn(list) {

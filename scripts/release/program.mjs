@@ -7,14 +7,16 @@
 import { chmodSync, copyFileSync, cpSync, mkdirSync, symlinkSync } from 'node:fs'
 import { dirname, join, relative } from 'node:path'
 
-/** The parts of the npm package that weft needs at run time. The npm package also has its sources and documents. */
+/**
+ * The parts of the npm package that weft needs at run time. The npm package also contains weft's sources and documents.
+ */
 const PARTS = ['bin', 'dist', 'node_modules', 'package.json']
 /** Dependencies that only a compilation of the addon or of TypeScript needs. */
 const TO_BUILD = ['node-addon-api', '@types', 'undici-types'].map((name) => join('node_modules', name))
 
 /**
- * Returns the path of an addon in the npm package. It depends on the architecture and the C library, as node-gyp-build
- * requires.
+ * Returns the path of an addon in the npm package. The path contains the architecture and the C library, as
+ * node-gyp-build requires.
  */
 export const prebuiltAddon = ({ name }, libc = 'glibc') => `prebuilds/linux-${name}/weft.napi.${libc}.node`
 

@@ -20,8 +20,8 @@ const isBelow = (one, other) => {
 }
 
 /**
- * The files that contain weft's version, each with the text that precedes the version and the number of times it
- * occurs.
+ * The files that contain weft's version, each with the text that precedes the version, and how often the version occurs
+ * in the file.
  * @type {readonly (readonly [file: string, before: string, times: number])[]}
  */
 export const PLACES = [

@@ -1,7 +1,7 @@
 // errors.ts - the error class WeftError: a code for programs, a message, and a remedy.
 //
-// A mistake of the operator, or a fault of the host, is a WeftError and is shown as one line, `message; remedy`. Any
-// other error is a defect of weft and is shown with its stack.
+// weft throws a WeftError for a mistake of the operator or a fault of the host, and shows it as one line: `message;
+// remedy`. Any other error is a bug in weft, and weft shows it with its stack trace.
 
 /**
  * The codes of WeftError. weftd itself handles errors with the last four codes of this list. Errors with any other code
@@ -46,7 +46,8 @@ export function isWeftError(error: unknown, code?: ErrorCode): error is WeftErro
 }
 
 /**
- * Waits for `work`. If `work` rejects with a WeftError, rejects with the same error whose message begins with `prefix`.
+ * Waits for `work`. If `work` rejects with a WeftError, rejects with a copy of that error, in which `prefix` precedes
+ * the message.
  */
 export async function prefixed<T>(prefix: string, work: Promise<T>): Promise<T> {
   try {
@@ -58,8 +59,8 @@ export async function prefixed<T>(prefix: string, work: Promise<T>): Promise<T> 
 }
 
 /**
- * Formats an error for the operator. A WeftError becomes `message; remedy`. Any other error becomes its stack, because
- * it is a defect of weft.
+ * Formats an error for the operator. A WeftError becomes `message; remedy`. Any other error becomes its stack trace,
+ * because it is a bug in weft.
  */
 export function describeError(error: unknown): string {
   if (error instanceof WeftError) return error.remedy ? `${error.message}; ${error.remedy}` : error.message

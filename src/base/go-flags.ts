@@ -8,8 +8,8 @@ import { WeftError } from './errors.ts'
 import { Secret } from './secret.ts'
 
 /**
- * The value of a flag. If a flag's default is a Secret, a given value becomes a Secret too, and both are printed by the
- * same rule.
+ * The value of a flag. If a flag's default is a Secret, a value that the user gives becomes a Secret too, and is
+ * printed by the same rule as the default.
  */
 export type FlagValue = string | boolean | number | readonly string[] | Secret
 

@@ -11,18 +11,18 @@ import { printable } from './text.ts'
 export interface Log {
   info(message: string): void
   /**
-   * Logs a warning. `normal` marks a warning that means no fault, and that flanneld logs in the same case. The status
-   * report does not list a warning with this mark.
+   * Logs a warning. `normal` marks a warning that does not mean a fault, and that flanneld logs too. The status report
+   * does not list warnings with this mark.
    */
   warn(message: string, what?: 'normal'): void
   error(message: string): void
-  /** Returns true if messages of this verbosity are logged, as set by klog's flag -v. */
+  /** Returns true if messages with the verbosity `level` are logged, as set by klog's flag -v. */
   v(level: number): boolean
 }
 
-/** A task that is retried logs the same line at most once in SAME_LINE_MS milliseconds. */
+/** A retried task logs the same line at most once in SAME_LINE_MS milliseconds. */
 const SAME_LINE_MS = 30_000
-/** The maximum number of warnings and errors that a task that is retried logs per minute. */
+/** The maximum number of warnings and errors per minute in the log of a retried task. */
 const FAILURES_A_MINUTE = 4
 
 type Level = 'info' | 'warn' | 'error'

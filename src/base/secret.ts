@@ -4,7 +4,7 @@ import { createHmac, randomBytes } from 'node:crypto'
 
 export const HIDDEN = '<hidden>'
 /**
- * A random key of this process for hashes of secrets. Without the key an attacker could guess a secret and compare the
+ * A random key of this process for hashes of secrets. Without the key an attacker could confirm a guessed secret by its
  * hash.
  */
 const salt = randomBytes(32)

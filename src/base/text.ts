@@ -6,8 +6,8 @@
 // look equal. A line break makes one line look like two.
 
 /**
- * The characters that are escaped in every text, including unpaired surrogates. Text that is printed within one line
- * also has its tabs and line breaks escaped.
+ * The characters that weft escapes in every untrusted text, including unpaired surrogates. In text that must stay on
+ * one line, weft also escapes tabs and line breaks.
  */
 const STEERING = String.raw`\0-\x08\x0B\x0C\x0E-\x1F\x7F-\x9F\u2028\u2029\p{Cf}\p{Default_Ignorable_Code_Point}\p{Surrogate}`
 const IN_A_LINE = new RegExp(String.raw`[${STEERING}\t\n\r]`, 'gu')

@@ -59,7 +59,7 @@ export type HeadKey = keyof typeof HEAD
 
 const TYPE = 'Type'
 const isOption = (option: Option | Options): option is Option => typeof option.kind === 'string'
-/** Lists the options of a backend type, and flattens groups of options. */
+/** Lists the options of a backend type, including the options in groups. */
 export const optionsOf = (options: Options): readonly Option[] =>
   Object.values(options).flatMap((option) => (isOption(option) ? [option] : optionsOf(option)))
 

@@ -101,8 +101,8 @@ export function requireFamily({ ipv4, ipv6 }: NetworkConfig): void {
 }
 
 /**
- * Returns the IPv4 value, for a backend that supports only IPv4. Throws WeftError CONFIG, which names the backend
- * `who`, if there is no IPv4 value.
+ * Returns the IPv4 value of `{ ipv4, ipv6 }`, for a backend that supports only IPv4. Throws WeftError CONFIG, which
+ * names the backend `who`, if there is no IPv4 value.
  */
 export function ipv4For<T>(who: string, { ipv4 }: ByFamily<T, unknown>): T {
   if (ipv4 === undefined)
@@ -156,8 +156,8 @@ interface Rules<N extends Net> {
   readonly parseNet: (text: string) => N | undefined
   readonly at: (address: bigint) => N['address']
   /**
-   * Address ranges that cannot be routed between hosts, each with its purpose. weft refuses a configuration whose
-   * network is in one of these ranges.
+   * Address ranges that cannot be routed between hosts, each with the purpose for which it is reserved. weft refuses a
+   * configuration whose network is in one of these ranges.
    */
   readonly useless: readonly (readonly [range: string, what: string])[]
   /** The words with which flannel's error message begins if the network is too small for four subnets. */

@@ -29,7 +29,7 @@ const KEEPALIVE_MS = 5_000
  */
 const LONGEST_RETRY_AFTER_S = 30
 /**
- * The maximum number of characters of an error answer that a message quotes, if the answer is not a Status object of
+ * The maximum number of characters that a message quotes from an error answer, if the answer is not a Status object of
  * the Kubernetes API.
  */
 const SHOWN_BODY = 200
@@ -155,8 +155,8 @@ export class KubeApiClient implements KubeClient {
   }
 
   /**
-   * Waits as long as the API server has asked clients to pause requests like this one. The limit ANSWER_MS does not
-   * include the wait.
+   * Waits as long as the API server demands a pause for this kind of request (Retry-After). The time limit ANSWER_MS
+   * starts only after the wait.
    */
   async #waitFor(ask: Ask, signal: AbortSignal): Promise<void> {
     const now = performance.now()

@@ -1,4 +1,5 @@
-// kube-manager.ts - the subnet manager whose leases are the nodes of the Kubernetes API.
+// kube-manager.ts - implements the subnet manager (the interface to the leases of a network) for the Kubernetes API, in
+// which each node is a lease.
 
 import { readFile } from 'node:fs/promises'
 import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'

@@ -188,7 +188,7 @@ function readFamily<A extends Address>(
 }
 
 /**
- * The maximum number of characters of an invalid annotation that a message quotes. An annotation can be 256 KiB long.
+ * The maximum number of characters that a message quotes from an invalid annotation. An annotation can be 256 KiB long.
  */
 const SHOWN_TEXT = 200
 

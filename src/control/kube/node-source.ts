@@ -3,7 +3,7 @@
 // weftd does not need most of a Node object (images, conditions, capacity), and every heartbeat writes the object
 // again. So weftd watches only the metadata of nodes, which include the annotations but not the podCIDR. The podCIDR
 // never changes in a node's life. A listing has the podCIDRs of all nodes. For each node that was created after the
-// listing, weftd sends one request.
+// listing, weftd requests the whole Node object once, to get its podCIDR.
 
 import { WeftError } from '../../base/errors.ts'
 import type { Change, Entry, LeaseSource } from '../lease/subnet-manager.ts'

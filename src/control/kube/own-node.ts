@@ -68,8 +68,8 @@ export class OwnNode {
   /** The uid of this node's object as it was last read. */
   #seenUid: string | undefined
   /**
-   * The uid of the node object whose condition weftd has set. A node that is deleted and created again has a new uid
-   * and lacks the condition.
+   * The uid of the node object whose condition NetworkUnavailable weftd has set. If the node is deleted and created
+   * again, it has a new uid, and weftd must set the condition again.
    */
   #readyUid: string | undefined
   /** For each message, the time in ms of performance.now() when weftd last created an Event with this message. */
@@ -224,8 +224,8 @@ export class OwnNode {
   }
 
   /**
-   * Creates a Kubernetes Event about this node. A failure is ignored, because flannel's RBAC rules do not allow weftd
-   * to create Events.
+   * Creates a Kubernetes Event about this node. A failure is ignored, because weftd may run with flannel's RBAC rules,
+   * which do not allow it to create Events.
    */
   async #tell(reason: string, message: string, signal: AbortSignal): Promise<void> {
     const now = performance.now()

@@ -1,4 +1,4 @@
-// allocate.ts - draws free subnets for a new lease (flannel: pkg/subnet/etcd/local_manager.go).
+// allocate.ts - chooses free subnets for a new lease at random (flannel: pkg/subnet/etcd/local_manager.go).
 
 import { compareAddresses, netAround, netSize, type Net } from '../../net/address.ts'
 import type { SubnetRange } from '../config/network-config.ts'

@@ -16,8 +16,8 @@ import type { Change, Entry, LeaseSource } from './subnet-manager.ts'
 const LONGEST_VALUE = 65_536
 
 /**
- * Makes a source of leases from a store. The source's cursors are revisions of the store. If `log` is given, each
- * change of a lease is logged in flanneld's words.
+ * Makes a source of leases from a store. The source's cursors are revisions of the store. If `log` is given, the source
+ * logs each change of a lease in flanneld's words.
  */
 export function sourceOf(store: Store, log?: Pick<Log, 'info'>): LeaseSource<bigint> {
   return {

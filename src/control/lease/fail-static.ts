@@ -154,8 +154,8 @@ export class LeaseView {
     const wasHolding = this.#isHolding
     if (!wasHolding) this.#holdIfLarge(survivors, now)
     const left = moved.map((key) => [key, undefined] as const)
-    // If this change makes the loss large, the node keeps the missing leases. In that case also restore the leases that
-    // were dropped within the last `holdMs`.
+    // If this change makes the number of vanished leases too large (#isLarge), the node keeps the missing leases. In
+    // that case also restore the leases that were dropped within the last `holdMs`.
     const back = wasHolding ? [] : this.#held()
     return this.#apply([...left, ...[...last].filter(([key]) => !this.#isHeld(key)), ...back])
   }
@@ -239,8 +239,8 @@ export class LeaseView {
   }
 
   /**
-   * Drops the leases that were missing for `holdMs`. Also drops the leases that vanished later, unless these leases
-   * are a large loss by themselves. In that case the node keeps them until they were missing for `holdMs` too.
+   * Drops the leases that were missing for `holdMs`. Also drops the leases that vanished later, unless their number
+   * alone is too large (#isLarge). In that case the node keeps them until they were missing for `holdMs` too.
    */
   #confirm(survivors: number, now: number): void {
     const before = this.#gone.size

@@ -183,8 +183,8 @@ class LeaseFollower<Cursor> {
   readonly #calm: Log
   readonly #tasks: Tasks
   /**
-   * The cursor at which the next watch starts; undefined before the first listing and after the watch missed changes (a
-   * gap).
+   * The cursor (position in the source's history of changes) at which the next watch starts; undefined before the first
+   * listing and after the watch missed changes (a gap).
    */
   #after: { readonly cursor: Cursor } | undefined
   /** The running listing; undefined between two listings. */
@@ -205,7 +205,7 @@ class LeaseFollower<Cursor> {
    * expensive.
    */
   #goodUntil = 0
-  /** True if the cursor of the watch advanced within the last minute. */
+  /** True if the watch made progress within the last minute, that is, if its cursor advanced. */
   #hasGoneForward = false
   /** True if the source has answered the request for the watch. */
   #isWatching = false

@@ -57,8 +57,8 @@ export interface OwnLease extends Lease {
    */
   readonly revision: bigint
   /**
-   * Why the last renewal only extended the lease and did not write the lease's value, for example because the store is
-   * full. Undefined if the value was written.
+   * The reason why the last renewal only extended the lease and did not write the lease's value, for example that the
+   * store is full. Undefined if the value was written.
    */
   readonly unwritten?: string | undefined
   /** True if `obtain` created this lease because the node had none. */
@@ -76,8 +76,8 @@ export const hasFamily = <F extends Family>(lease: Lease, family: F): lease is F
   lease.subnet[family] !== undefined && lease.attrs.publicIp[family] !== undefined
 
 /**
- * Returns the part of a lease for one family, which the lease must have: the subnet, the node's public IP and the data
- * of the node's backend.
+ * Returns the part of a lease for the IP family `family`: the subnet, the node's public IP and the data of the node's
+ * backend. The lease must have a subnet of this family.
  */
 export function sideOf({ subnet, attrs }: Lease, family: Family): LeaseSide {
   return {

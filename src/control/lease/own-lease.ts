@@ -66,7 +66,7 @@ export interface AcquireOptions {
   readonly signal: AbortSignal
 }
 
-/** The maximum number of characters of an invalid lease value that are logged. */
+/** The maximum number of characters that weftd logs of an invalid lease value. */
 const SHOWN_VALUE = 200
 
 /** Deletes this node's lease from the store, unless the key belongs to another node now. */
@@ -134,8 +134,8 @@ interface Round {
   readonly entries: readonly StoreEntry[]
   readonly leases: readonly FoundLease[]
   /**
-   * The leases of this node, in order of preference: first those with the most previous subnets of the node, then those
-   * that fit the configuration.
+   * The leases of this node, in order of preference. A lease with more of the node's previous subnets comes earlier.
+   * Among leases with equally many, a lease that fits the configuration comes earlier.
    */
   readonly own: readonly FoundLease[]
 }
@@ -171,8 +171,8 @@ async function tryAcquire(acquiring: Acquiring): Promise<OwnLease | undefined> {
 }
 
 /**
- * Renews a lease that this node already has. Returns undefined if the store has changed and the caller must read it
- * again.
+ * Renews a lease that this node already has. Returns undefined if the store has changed, so that the caller must read
+ * the store again.
  */
 async function reuse(lease: FoundLease, { entries, own }: Round, acquiring: Acquiring): Promise<OwnLease | undefined> {
   const { store, attrs, refused, log, signal } = acquiring
@@ -228,8 +228,8 @@ async function allocate(round: Round, acquiring: Acquiring): Promise<OwnLease | 
   if (before) return giveUp(before)
   const there = entries.find((entry) => entry.key === key)
   if (there) {
-    // If the other node's key is not settled, it loses against the older lease of this node, so this node overwrites
-    // the key. The other node may have crashed before it deleted that key.
+    // If the other node has not yet confirmed its key by a second write (isSettled), the older lease of this node wins,
+    // so this node overwrites the key. The other node may have crashed before it deleted that key.
     if (isSettled(there)) refused.push(...listed(subnet))
     else if (await store.update(key, value, { ...there, isReservation: false }, signal)) sayWrittenOver(there, log)
     return undefined
@@ -244,8 +244,8 @@ async function allocate(round: Round, acquiring: Acquiring): Promise<OwnLease | 
   let { written } = created
   const old = own.filter((lease) => netsOverlap(lease.subnet, subnet))
   if (old.length > 0) {
-    // Write the new key again, which settles it, before the old key is deleted, because the old key proves that this
-    // node held the subnet first.
+    // Write the new key a second time, which confirms it (isSettled), before the old key is deleted. Until then the old
+    // key proves that this node held the subnet first.
     const isReservation = old.some(({ entry }) => entry.isReservation)
     const settled = await store.update(key, value, { ...written, value, isReservation }, signal)
     const last = settled && (await replaceOthers(old, { key, value, isReservation }, settled, acquiring))
@@ -312,7 +312,8 @@ async function formerLeases(
 }
 
 /**
- * Returns the leases of this node for Round.own, including `former`, the leases with an earlier address of the node.
+ * Returns the leases of this node, the preferred lease first (Round.own). They include `former`, the leases with an
+ * earlier address of the node.
  */
 function ownLeases(
   entries: readonly StoreEntry[],

@@ -1,4 +1,5 @@
-// store-manager.ts - makes a subnet manager for a compare-and-set store such as etcd.
+// store-manager.ts - makes a subnet manager (the interface to the leases of a network) for a compare-and-set store such
+// as etcd.
 
 import type { Log } from '../../base/log.ts'
 import type { Store } from '../store/store.ts'

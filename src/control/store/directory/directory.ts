@@ -14,13 +14,13 @@ import { LeaseFiles, type LeaseFile } from './lease-files.ts'
 
 interface DirectoryOptions {
   readonly directory: string
-  /** Called with the path if the directory was missing and has been created. */
+  /** Called with the path of the directory if the directory was missing and this process has created it. */
   readonly onMade?: (path: string) => void
   /**
    * The lifetime of a lease after its last write, in ms. All daemons that share the directory must use the same value.
    */
   readonly ttlMs?: number
-  /** The interval at which the directory is scanned, in ms. */
+  /** The interval, in ms, at which weftd scans the directory for changed leases. */
   readonly rescanMs?: number
 }
 
@@ -29,7 +29,10 @@ const RESCAN_MS = 5_000
  * The interval of scans, in ms, if weftd cannot use inotify because the kernel has no free inotify instance or watch.
  */
 const RESCAN_UNTOLD_MS = 1_000
-/** The maximum share of its time that weftd spends on scans. So it scans a large directory less often. */
+/**
+ * The maximum share of its time that weftd spends on scans. Because of this limit weftd scans a large directory less
+ * often.
+ */
 const RESCAN_SHARE = 0.05
 /**
  * The time in ms between a lease's expiry and the deletion of the lease's file. A daemon deletes expired files when it
@@ -54,7 +57,7 @@ export class DirectoryStore implements Store {
   readonly #directory: string
   readonly #files: LeaseFiles
   readonly #ttlMs: number
-  /** The interval, in ms, at which a watch scans the whole directory. Large directories are scanned less often. */
+  /** The interval, in ms, at which a watch scans the whole directory. weftd scans a large directory less often. */
   readonly #rescanMs: number
   /** The result of the last listing. A watch can start only at the revision of this listing. */
   #listed: Scan = { live: new Map(), files: new Map() }
@@ -189,7 +192,9 @@ export class DirectoryStore implements Store {
     return file.isReservation || now - file.writtenAt < this.#ttlMs
   }
 
-  /** Lists the directory, and reads the files that differ from `known`, the files of an earlier scan. */
+  /**
+   * Lists the directory, and reads the files that have changed since an earlier scan, which found the files `known`.
+   */
   async #scan(known: ReadonlyMap<string, LeaseFile>): Promise<Scan> {
     const now = await this.#files.now()
     const names = await this.#files.keys()
@@ -282,7 +287,7 @@ function differences(
 }
 
 interface News {
-  /** True if the kernel had a free inotify instance and watch. If false, the directory is scanned more often. */
+  /** True if the kernel had a free inotify instance and watch. If false, weftd scans the directory more often. */
   readonly hasInotify: boolean
   /**
    * Returns the keys whose files changed since the last call. Throws if inotify failed, or the signal's reason if the

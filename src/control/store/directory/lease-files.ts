@@ -218,8 +218,8 @@ export class LeaseFiles {
       return watchDirectory(this.#subnets, (_event, name) => onChange(name)).on('error', onError)
     } catch (error) {
       const { code } = error as NodeJS.ErrnoException
-      // These errors mean that the kernel's limit fs.inotify.max_user_instances or max_user_watches is reached. All
-      // containers of a host share these small limits, so weftd continues without inotify.
+      // EMFILE and ENOSPC mean that the kernel's limit fs.inotify.max_user_instances or max_user_watches is reached.
+      // All containers of a host share these small limits, so weftd continues without inotify.
       if (code === 'EMFILE' || code === 'ENOSPC') return undefined
       throw error
     }

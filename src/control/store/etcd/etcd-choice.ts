@@ -2,9 +2,9 @@
 //
 // weftd uses the endpoint that answered last until that endpoint fails. Then weftd checks all endpoints, starting a new
 // check every quarter of a second (as RFC 8305 does with addresses), and uses the first endpoint that answers, so that
-// a dead endpoint costs only this pause. While a call waits for its answer, weftd checks the call's endpoint too. It
-// sends the call to another endpoint only if the first endpoint does not answer the check and the other endpoint does.
-// So a slow call is not abandoned. But a call may reach etcd twice.
+// a dead endpoint costs only a quarter of a second. While a call waits for its answer, weftd checks the call's endpoint
+// too. It sends the call to another endpoint only if the first endpoint does not answer the check and the other
+// endpoint does. So a slow call is not abandoned. But a call may reach etcd twice.
 
 import type * as grpc from '@grpc/grpc-js'
 import { loadGrpc } from '../../../base/assets.ts'
@@ -32,7 +32,7 @@ const STAGGER_MS = 250
 const SILENT_MS = 500
 
 /**
- * If every endpoint refused a call, as a busy etcd may, weftd repeats the call after these pauses in ms. Each pause is
+ * The pauses in ms before weftd repeats a call that every endpoint refused, as a busy etcd may do. Each pause is
  * lengthened at random, at most to twice its length.
  */
 const REFUSED_PAUSES_MS = [50, 100]
@@ -84,7 +84,7 @@ async function checkAlive(endpoint: Endpoint, signal: AbortSignal): Promise<Endp
       { metadata: metadataWith(), deadline: Date.now() + CALL_TIMEOUT_MS, signal },
     )
   } catch (error) {
-    // An etcd member that refuses the check because the user is not authenticated is alive too.
+    // An etcd member that refuses the check because the user is not authenticated also counts as alive.
     if (!isDecision(error) && !isUnknownToken(error)) throw error
   }
   if ((answer as { isLearner?: boolean } | undefined)?.isLearner)
@@ -142,7 +142,7 @@ async function silence(endpoint: Endpoint, others: readonly Endpoint[], scope: A
 export class EndpointChoice {
   readonly #hosts: Hosts
   readonly #options: EndpointOptions
-  /** Called before connections are closed, to end the caller's streams on them. */
+  /** Called before this object closes connections, so that the caller can end its streams on these connections. */
   readonly #onClose: () => void
   /** One entry for each endpoint of `hosts`. */
   #endpoints: Endpoint[]
