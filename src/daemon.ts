@@ -73,8 +73,8 @@ const ESSENTIAL: readonly Loop[] = [
 ]
 
 /**
- * The loops that packets do not depend on. weftd restarts an observing loop after a failure, so that no defect in the
- * loop stops packets.
+ * The loops that packets do not depend on. If such a loop ends with an unexpected error, the daemon starts the loop
+ * again and continues to forward packets.
  */
 const OBSERVING: readonly Loop[] = [
   watchForDuplicateNode, // reports another host that uses the same public IP

@@ -1,4 +1,4 @@
-// bell.ts - wakes a loop that waits for an event, a time limit, or the signal to stop, and runs work in sequence.
+// bell.ts - lets a loop wait for an event, a time limit or the signal to stop, and runs work in sequence.
 
 /** Wakes a waiting loop. If no loop waits when the bell rings, the next wait ends immediately. */
 export interface Bell {
@@ -51,9 +51,9 @@ export async function pause(signal: AbortSignal, ms: number): Promise<void> {
 }
 
 /**
- * Runs `work` with a time limit of `ms` milliseconds. `work` gets a signal that aborts after this time with the error
- * that `late` returns, and that aborts with `signal` for the same reason. If the signal of `work` aborts and `work`
- * fails, the returned promise rejects with the signal's reason.
+ * Runs `work` with a time limit of `ms` milliseconds. `work` gets its own signal. This signal aborts after `ms` with
+ * the error that `late` returns, or earlier if `signal` aborts, with the reason of `signal`. If `work` fails after its
+ * signal has aborted, the returned promise rejects with the reason of that signal.
  */
 export async function limited<T>(
   signal: AbortSignal,
@@ -88,7 +88,7 @@ const COUNT_MS = 100
  */
 export function afterRunning(ms: number, late: () => void): NodeJS.Timeout {
   let leftMs = ms
-  // Node.js calls the function once after a standstill, however many intervals it took.
+  // After a standstill of the host, Node.js calls this function once, however many intervals the standstill took.
   const timer = setInterval(() => {
     leftMs -= COUNT_MS
     if (leftMs > 0) return

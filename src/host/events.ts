@@ -14,8 +14,8 @@ const RETRY_MIN_MS = 200
 const RETRY_MAX_MS = 5_000
 
 /**
- * The reports of the kernel that weftd receives, and a filter for them. Without a filter every report is a change,
- * except for reports about changes that this process requested.
+ * The reports of the kernel that weftd receives, and a filter for them. Without a filter every report counts as a
+ * change of the host, unless this process requested the change.
  */
 export interface Watched {
   readonly topics: readonly Topic[]
@@ -77,7 +77,7 @@ function nameOf(event: KernelEvent): string | undefined {
   return `${event.family} ${destination} ${deviceIndex} ${metric} ${table}`
 }
 
-/** Watches this host for changes, from a time when weftd does not know the families of the network yet. */
+/** Watches this host for changes. The watch can start before weftd knows the families of the network. */
 export class HostWatch {
   /** The families whose changes are reported. Before the first call of `follow` only IPv4. */
   #families: readonly Family[] = ['ipv4']
@@ -98,7 +98,7 @@ export class HostWatch {
     )
   }
 
-  /** Reports the changes of `families` from now on. */
+  /** From now on, reports the changes of addresses, routes and routing rules of these families. */
   follow(families: readonly Family[]): void {
     const isNew = families.some((family) => !this.#families.includes(family))
     this.#families = families

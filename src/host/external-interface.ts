@@ -91,8 +91,8 @@ export class AddressHold {
   }
 
   /**
-   * Makes `address` the address to which the node returns after it had to use another address. `address` is better than
-   * the address with which the node started.
+   * Makes `address` the address to which the node returns after it had to use another address. The caller does this for
+   * an address that is better than the address with which the node started.
    */
   settle(address: Address): void {
     this.#home[familyOf(address)] = address

@@ -124,8 +124,8 @@ export interface Route {
   readonly gateway: string | undefined
   readonly isMultipath?: boolean
   /**
-   * True if the kernel uses the route only for some of the packets to its destination: for a certain TOS, or, in IPv6,
-   * from a certain network. Only `HostKernel.routes` sets this member.
+   * True if the kernel uses the route only for some of the packets to its destination: only for a certain TOS or, in
+   * IPv6, only for packets from a certain source network. Only `HostKernel.routes` sets this member.
    */
   readonly isPartial?: boolean
   readonly metric: number
@@ -189,7 +189,9 @@ export interface Neighbour {
   readonly states: readonly string[]
 }
 
-/** An entry of a vxlan device's own forwarding table: datagrams for `mac` go to the host `host`. */
+/**
+ * An entry of a vxlan device's own forwarding table: the device sends frames for `mac` in datagrams to the host `host`.
+ */
 export interface Forwarding {
   readonly deviceIndex: number
   readonly mac: string

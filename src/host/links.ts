@@ -88,7 +88,7 @@ export class FollowedLink implements Named {
     this.index = undefined
   }
 
-  /** Finds the interface as `find` does, and logs its name if the name has changed. */
+  /** Finds the interface as `find` does, and logs the new name if the name has changed. */
   async follow(kernel: HostKernel, log: Pick<Log, 'info'>): Promise<Link | undefined> {
     const before = this.name
     const link = await this.find(kernel)

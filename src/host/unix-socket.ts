@@ -16,8 +16,8 @@ export interface Connection {
   readonly peerPid: number
   /**
    * True if the kernel did not give this process all descriptors of a received message. AppArmor and SELinux can refuse
-   * descriptors, and a process can have no free ones. The message is lost, and `receive` reports the end of the
-   * connection.
+   * descriptors, and the process may have no free descriptor left. The message is lost, and `receive` reports the end
+   * of the connection.
    */
   readonly hasLostDescriptors: boolean
   /**
@@ -105,8 +105,8 @@ function connectionOf(fd: number): Connection {
       return parcel?.text === '' ? 'end' : parcel
     } catch (error) {
       // receive_parcel (native/io/unix_socket.cc) fails with EMSGSIZE for a message that the kernel shortened. weftd
-      // sends no longer text than a receiver accepts, so the message has lost descriptors. After any other error the
-      // other process has ended.
+      // never sends a text that is too long for the receiver, so the kernel has dropped descriptors of the message.
+      // After any other error the other process has ended.
       hasLostDescriptors = (error as NodeJS.ErrnoException).code === 'EMSGSIZE'
       return 'end'
     }
@@ -147,7 +147,7 @@ export function connect(path: string): Connection | undefined {
   }
 }
 
-/** Listens at a path for connections of processes of the same user. Throws an Error with `code`. */
+/** Listens at a path for connections from processes of the same user. Throws an Error with `code`. */
 export function listen(path: string): Listener {
   const fd = addon.listenUnix(path)
   const connections = createQueue(fd, () => {

@@ -137,8 +137,8 @@ export async function createBackend(
 }
 
 /**
- * Creates the backend of a configuration only for withdrawing the route that it published. Returns undefined for a
- * backend that publishes no route outside of the host.
+ * Creates the backend of a configuration only to withdraw the route that this backend published. Returns undefined for
+ * a backend that publishes no route outside of the host.
  */
 export async function createWithdrawing(
   config: NetworkConfig,

@@ -136,8 +136,8 @@ class PathPart {
   async #transferAll(wanted: () => Applied | undefined): Promise<void> {
     const { path } = this
     try {
-      // A failed data path may complete a transfer after another data path was opened. In that case stop, because the
-      // new data path has its own transfers.
+      // A data path that has failed may complete a transfer after weftd has opened a new one in its place. In that case
+      // stop, because the new data path has its own transfers.
       while (this.path === path && this.#pending !== undefined) {
         const touched = this.#pending === 'all' ? undefined : this.#pending
         this.#pending = undefined

@@ -62,15 +62,15 @@ export interface Written {
    */
   readonly expiresAt: number | undefined
   /**
-   * Why the store could only extend the key's life and not write the value, as a full store does; undefined if the
-   * value was written.
+   * Why the store could only extend the key's life and not write the value, for example because the store is full;
+   * undefined if the value was written.
    */
   readonly unwritten?: string
 }
 
 /**
- * The claims by name. A claim is a text that a host stores next to the leases. The answer has all claims, or only the
- * claims written after an earlier answer.
+ * The claims by name. A claim is a text that a host stores next to the leases. The map holds all claims, or only the
+ * claims that were written after an earlier listing.
  */
 export interface Claims {
   readonly revision: bigint

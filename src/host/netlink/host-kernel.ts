@@ -91,7 +91,7 @@ export class NetlinkKernel implements HostKernel {
     if (index === 0) return []
     const dump = new RouteDump(which, index)
     const [answer] = await this.#exchange([dump.request])
-    // The kernel has no such routing table, or does not support the family.
+    // If the kernel does not have this routing table, or does not support the family, there are no routes.
     if (answer && (isMissing(answer) || isMissingFamily(answer))) return []
     return dump.routesIn(await dataOf(answer, 'routes'), createNames())
   }
@@ -202,7 +202,7 @@ export class NetlinkKernel implements HostKernel {
       if (xfrm.length > 0)
         monitors.push(watchGroups(NETLINK.XFRM, xfrm, () => onEvent({ of: 'ipsec policies' }, false), lost, signal))
     } catch (error) {
-      // A kernel without IPsec has no policies to report.
+      // A kernel without IPsec refuses this request, and has no IPsec policies.
       if (isWithoutIpsec(error)) return
       stop()
       signal.removeEventListener('abort', stop) // the caller may try again many times

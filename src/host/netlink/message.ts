@@ -29,7 +29,7 @@ export class MessageWriter {
   /** The number of bytes written. */
   #length = MESSAGE_HEADER
 
-  /** `flags` are added to NLM_F.REQUEST. */
+  /** Begins a request of the given type. The flags of the request are NLM_F.REQUEST and `flags`. */
   constructor(type: number, flags = 0) {
     this.#bytes = Buffer.alloc(128)
     this.#setU16(4, type)

@@ -36,8 +36,8 @@ interface OpenWatch {
   /** Ends the watch. The caller must also call `end` after the watch ended by itself. */
   readonly end: () => void
   /**
-   * Returns true if a watch ended with the error that the server closed its connection because of too many keepalive
-   * pings. Later connections to that endpoint ping less often, so the caller can open the watch again.
+   * Returns true if the error shows that the server closed the watch's connection because of too many keepalive pings.
+   * weftd then pings that endpoint less often, so the caller can open the watch again.
    */
   readonly pingsLess: (error: unknown) => boolean
 }
@@ -71,7 +71,7 @@ const TOKEN_ENDED = /invalid auth token|revision of auth store is old/
  */
 class WatchDenied extends EndpointError {}
 
-/** Never resolves; rejects with the signal's reason when the signal aborts. */
+/** Returns a promise that never resolves, and that rejects with the signal's reason when the signal aborts. */
 const aborted = (signal: AbortSignal): Promise<never> =>
   new Promise((_resolve, reject) =>
     signal.addEventListener('abort', () => reject(signal.reason as Error), { once: true }),

@@ -20,8 +20,8 @@ const { Host } = loadEtcdPool()
 export interface EndpointOptions {
   readonly endpoints: readonly string[]
   /**
-   * The file name of the client's certificate; empty if not given. `keyFile` names the client's key, and `caFile` the
-   * certificate authorities, which alone are enough for TLS.
+   * The file name of the client's certificate; empty if not given. `keyFile` names the file of the client's key, and
+   * `caFile` the file of the certificate authorities. `caFile` alone is enough for TLS.
    */
   readonly certFile: string
   readonly keyFile: string
@@ -345,7 +345,7 @@ function systemRoots(): Buffer | null {
   return found.length === 0 ? null : Buffer.from(found.join('\n'))
 }
 
-/** Returns a text that differs after a certificate file was changed. */
+/** Returns a text that changes when one of the certificate files is changed. */
 export function certificateTimes({ certFile, keyFile, caFile }: EndpointOptions): string {
   return [certFile, keyFile, caFile]
     .map((path) => (path === '' ? undefined : statSync(path, { throwIfNoEntry: false })))

@@ -21,7 +21,7 @@ const LIST_TIMEOUT_MS = 20_000
 const KEEP_ALIVE_TIMEOUT_MS = 6_000
 
 /**
- * The etcd lease that was granted for a failed write may serve a later write until this fraction of the lease's
+ * After a failed write weftd keeps the write's etcd lease for a later write, until this fraction of the etcd lease's
  * lifetime has passed: one hour of 24.
  */
 const SPARE_SHARE = 1 / 24
@@ -140,8 +140,8 @@ export class EtcdStore implements Store {
     } catch (error) {
       if (!isFull(error)) throw error
       const kept = await this.#keepAsRead(key, expected, signal)
-      // A full etcd only extends the key's life. That is enough only if the value stays the same and the etcd lease has
-      // not expired yet.
+      // If etcd's storage quota is used up, weftd can extend the key's life but cannot write a value. That is enough
+      // only if the value stays the same and the etcd lease has not expired yet.
       if (kept && (value !== expected.value || (kept.expiresAt ?? Infinity) <= Date.now())) throw error
       return kept && { ...kept, unwritten: describeError(error) }
     }
@@ -354,8 +354,8 @@ export class EtcdStore implements Store {
   }
 
   /**
-   * Extends the life of a key whose state is still `expected`. A full etcd still allows this. Returns undefined if the
-   * key has changed.
+   * Extends the life of a key whose state is still `expected`. etcd allows this even if its storage quota is used up.
+   * Returns undefined if the key has changed.
    */
   async #keepAsRead(key: string, expected: Expected, signal: AbortSignal): Promise<Written | undefined> {
     const [pair] = (await this.#client.call(signal, (etcd) => etcd.kv.range({ key: this.#fullKey(key) }))).kvs
