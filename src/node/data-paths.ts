@@ -33,7 +33,10 @@ interface DataPathsParts {
   readonly backend: Pick<Backend, 'plan' | 'external'>
   readonly lease: OwnLease
   readonly leases: ReadonlyMap<string, Lease>
-  /** The lease keys of the peers that are reached over the second underlay family. */
+  /**
+   * The lease keys of the peers to which weftd sends over the second underlay family, because the preferred family
+   * failed.
+   */
   readonly others?: readonly string[] | undefined
   /** Aborts when the daemon stops. After that, failures of a data path are not logged. */
   readonly signal: AbortSignal

@@ -41,7 +41,7 @@ export interface Waiter {
   readonly log: Log
   readonly signal: AbortSignal
   /**
-   * Returns true if packets would stop when this process ended. If `isForwarding` is left out, weftd forwards no
+   * Returns true if packets would stop if this process ended now. If `isForwarding` is left out, weftd forwards no
    * packets.
    */
   readonly isForwarding?: () => boolean

@@ -15,8 +15,8 @@ import type { Handover } from './restart/handover.ts'
 import { lastKnownFile, readLastKnown } from './restart/last-known.ts'
 
 /**
- * Opens data paths with the facts `facts`. `others` lists the lease keys of the peers that are reached over the second
- * underlay family.
+ * Opens data paths with the facts `facts`. `others` lists the lease keys of the peers to which weftd sends over the
+ * second underlay family, because the preferred family failed.
  */
 export const openPath = (
   { view: leases, signal, kernel, log }: NewNode,

@@ -27,8 +27,8 @@ const RENEW_RETRY_MAX_MS = 60_000
  */
 const RENEW_JITTER = 0.1
 /**
- * A store, such as a full etcd, may extend a lease without writing its value. In that case weftd tries to write the
- * value again, and logs the problem again, within UNWRITTEN_MS milliseconds.
+ * An etcd whose storage quota is used up may extend a lease without writing its value. In that case weftd tries to
+ * write the value again, and logs the problem again, within UNWRITTEN_MS milliseconds.
  */
 const UNWRITTEN_MS = 3_600_000
 /**

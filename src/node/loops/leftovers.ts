@@ -30,8 +30,8 @@ type Leftovers = NonNullable<Node['leftovers']>
 
 /**
  * Removes leftovers of other backends. Records in `node.pastPath` the routes that still make packets bypass the data
- * path. Returns true if there are no such routes. Only a node that forwards may call this function, because otherwise a
- * successor may have made devices already.
+ * path. Returns true if there are no such routes. Only a node that forwards may call this function: on any other node
+ * the devices that look like leftovers may belong to a successor.
  */
 export async function clearLeftovers(node: Node): Promise<boolean> {
   const { backend, leftovers, ownership } = node
@@ -84,8 +84,8 @@ async function removePrograms(node: Node): Promise<void> {
   const links = await Promise.all(names.map((each) => kernel.link(each)))
   for (const { things, remove } of [external, ...findPrograms(links.flatMap((link) => link ?? []))]) {
     const what = things.join(', ')
-    // An eBPF program that stays attached carries no packets after a minute, so it must not keep the node from being
-    // ready.
+    // If the kernel does not detach an eBPF program, the program carries no packets after a minute. So this failure
+    // must not keep the node from being ready.
     try {
       await remove()
       calm.info(`Removed ${what}, which an earlier run left`)

@@ -106,7 +106,7 @@ interface Totals {
   readonly drops: number | undefined
 }
 
-/** Returns the rate per second; undefined if the counter was reset between the two samples. */
+/** Returns how much a counter has increased per second; undefined if the counter was reset between the two samples. */
 const rate = (now: number | undefined, then: number | undefined, ms: number): number | undefined =>
   now !== undefined && then !== undefined && now >= then && ms > 0 ? ((now - then) * 1000) / ms : undefined
 

@@ -140,7 +140,7 @@ export class PeerWatch {
     return ms < 0 ? null : Math.round(ms / 1000)
   }
 
-  /** Adds events when a peer falls silent, is back, or sends packets but does not answer. */
+  /** Adds events when a peer falls silent, answers again, or sends packets but does not answer. */
   #lookAtAnswers(state: State, looked: Looked, now: number): void {
     const { probed, heardAt } = looked
     if (!probed) return

@@ -18,7 +18,10 @@ const LOST_IN_A_ROW = 2
  * The number of consecutive lost probes that count as an outage. After the outage these probes do not count as loss.
  */
 const OUTAGE = 4
-/** The number of consecutive lost probes after which each interval is twice as long as the previous one. */
+/**
+ * The number of consecutive lost probes of a peer after which each interval between its probes is twice as long as the
+ * previous interval.
+ */
 const BACK_OFF_AFTER = 10
 /** The longest interval in ms between probes of a silent peer, unless the usual interval is longer. */
 export const MOST_SILENT_MS = 300_000
@@ -30,8 +33,8 @@ const ONE_OUTAGE_MS = 60_000
 /** The maximum number of probes per second, which limits the load of this host with many peers. */
 export const ASKED_A_SECOND = 50
 /**
- * weftd probes a new peer within SOON_MS milliseconds, and after that at a random time in the interval. Otherwise weftd
- * would probe peers that appeared simultaneously always simultaneously.
+ * weftd probes a new peer within SOON_MS milliseconds, and after that at a random time in the interval. Otherwise peers
+ * that appeared at the same time would always be probed at the same time.
  */
 const SOON_MS = 1_000
 /** The number of different ICMP sequence numbers (RFC 792). */
@@ -277,7 +280,7 @@ export class ProbeSchedule {
     else this.#later.set(second, [{ key, at }])
   }
 
-  /** Returns the next peer that is due; undefined if there is none. */
+  /** Returns the next peer to which a probe is due; undefined if there is none. */
   #nextDue(): readonly [string, Known] | undefined {
     while (this.#taken < this.#come.length) {
       const turn = this.#come[this.#taken++]

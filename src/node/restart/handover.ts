@@ -103,7 +103,7 @@ export class Handover {
   /** True if an attempt to forward with the last known state failed and will be repeated. */
   private isUnresumed = false
   /**
-   * True if the lock of rendezvous.ts belongs, or belonged, to this process and to another process at the same time.
+   * True if this process and another process have held the lock of the subnet file (rendezvous.ts) at the same time.
    */
   private isShared = false
   private isOpening = false
@@ -172,8 +172,8 @@ export class Handover {
     this.isOpening = true
     this.open()
     await this.standing
-    // Besides returning the description, `about` makes the predecessor write its current state to the file of the last
-    // known state.
+    // `about` returns the predecessor's description of itself. It also makes the predecessor write its current state to
+    // the file of the last known state.
     const about = this.predecessorNow && !this.lock ? await this.predecessorNow.about() : undefined
     if (about?.lease) this.subnetsBefore = parseLeaseKey(about.lease.key)
   }

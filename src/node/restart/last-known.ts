@@ -29,7 +29,10 @@ export interface LastKnown {
   readonly expiresAt: number | undefined
   /** All accepted leases, including this node's own. */
   readonly leases: readonly Lease[]
-  /** The lease keys of the peers that are reached over the second underlay family. */
+  /**
+   * The lease keys of the peers to which weftd sends over the second underlay family, because the preferred family
+   * failed.
+   */
   readonly others?: readonly string[] | undefined
   /** The external interface that was in use. `wishes` has the flags by which it was chosen, as text (wishesText). */
   readonly external?: ExternalInterface | undefined

@@ -20,7 +20,7 @@ import {
 /** The operations that a successor requests of its predecessor. */
 export interface Lender {
   about(): About
-  /** Returns why no process may take over; undefined if a process may take over. */
+  /** Returns why no process may take over the data path; undefined if a process may take it over. */
   refusal(): string | undefined
   /** Called with true when a successor has connected, and with false when the successor has gone. */
   attend(isThere: boolean): void
