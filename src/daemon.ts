@@ -95,7 +95,7 @@ const OBSERVING: readonly Loop[] = [
   giveBack, // returns to the kernel the memory that only the start needed
 ]
 
-/** flanneld's log prefix for errors of the lease and of the device at the start. */
+/** The beginning of flanneld's log lines about a failure to get the lease or to set up the device at the start. */
 const REGISTERING = 'Error registering network: '
 
 /**

@@ -78,13 +78,13 @@ export async function limited<T>(
   }
 }
 
-/** The unit in ms in which `afterRunning` counts. */
+/** The length, in ms, of the steps in which `afterRunning` counts the elapsed time. */
 const COUNT_MS = 100
 
 /**
- * Calls `late` after `ms` milliseconds in which this process could run. The time in which the whole host stands still,
- * for example while its virtual machine is moved, counts as at most COUNT_MS, because the process for which the caller
- * waits could not run then either. clearTimeout cancels the returned timer.
+ * Calls `late` after `ms` milliseconds in which this process could run. If the whole host stands still, for example
+ * while its virtual machine is moved, that time counts as at most COUNT_MS, because no other process could run either.
+ * clearTimeout cancels the returned timer.
  */
 export function afterRunning(ms: number, late: () => void): NodeJS.Timeout {
   let leftMs = ms

@@ -8,7 +8,8 @@ import type { HostKernel, KernelEvent, Topic } from './kernel.ts'
 
 /**
  * The minimum and the maximum pause in ms before weftd tries again to watch the kernel. The pause doubles after each
- * failure. Each failure counts as a change, so weftd checks the host every RETRY_MAX_MS even if it can never watch.
+ * failure. Each failure counts as a change, so weftd checks the host every RETRY_MAX_MS even if it can never watch the
+ * kernel.
  */
 const RETRY_MIN_MS = 200
 const RETRY_MAX_MS = 5_000
@@ -54,7 +55,7 @@ export class LifetimeFilter {
   /** The last report of each address and of each route with a lifetime, as text without the lifetime. */
   readonly #known = new Map<string, string>()
 
-  /** Returns false if the report changes nothing but a lifetime. */
+  /** Returns false if the report differs from the previous report about the same object only in the lifetime. */
   isNews(event: KernelEvent): boolean {
     const name = nameOf(event)
     if (name === undefined || (event.of !== 'address' && event.of !== 'route')) return true

@@ -24,8 +24,8 @@ export async function applyChanges(kernel: HostKernel, changes: readonly Change[
 export const applyChange = (kernel: HostKernel, change: Change): Promise<void> => applyChanges(kernel, [change])
 
 /**
- * Removes the objects of these changes, all of them even if one removal fails. Ignores objects that are gone already.
- * Throws the first error.
+ * Makes these changes, each of which removes an object, even if one of them fails. Ignores objects that are gone
+ * already. Throws the first error.
  */
 export async function removeAll(kernel: HostKernel, changes: readonly Change[]): Promise<void> {
   const error = (await kernel.change(changes)).find((each) => each !== undefined && !isGone(each))

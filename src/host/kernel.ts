@@ -75,7 +75,9 @@ export interface Link {
   readonly mtu: number
   /** True if the interface is set up (IFF_UP). */
   readonly up: boolean
-  /** True if the interface has a carrier (IFF_LOWER_UP). For a TUN: a process has the device open. */
+  /**
+   * True if the interface has a carrier (IFF_LOWER_UP). For a TUN device this means that a process has the device open.
+   */
   readonly hasCarrier: boolean
   readonly loopback: boolean
   readonly queueLength: number
@@ -140,9 +142,9 @@ export interface Route {
 /** Selects routes of one family. Without `table` only the main table is read. */
 export interface RouteFilter {
   readonly family: Family
-  /** Only routes to exactly these destinations. */
+  /** Selects only routes to exactly these destinations. */
   readonly exactly?: readonly (Net | 'default')[]
-  /** Only routes whose destination is this network or a part of it. */
+  /** Selects only routes whose destination is this network or a part of it. */
   readonly within?: Net
   readonly device?: Device
   readonly table?: number | 'all'

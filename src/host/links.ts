@@ -50,7 +50,7 @@ export function deletionOf(route: Route, family: Family): Change {
   }
 }
 
-/** A name that another program may change at any time. */
+/** The present name of an interface, which another program may change at any time. */
 export interface Named {
   readonly name: string
 }

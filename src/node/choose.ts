@@ -108,8 +108,8 @@ const BACKENDS: { readonly [T in BackendType]: () => Promise<(parts: AllParts<T>
 }
 
 /**
- * Checks the type and the options of a configuration's `Backend` object, and that the backend carries a family of the
- * network. Warns of a family that the backend does not carry. Throws WeftError CONFIG.
+ * Checks the type and the options of a configuration's `Backend` object, and that the backend carries at least one
+ * family of the network. Warns of a family that the backend does not carry. Throws WeftError CONFIG.
  */
 export function checkBackend(config: NetworkConfig, log: Pick<Log, 'warn'>): void {
   const type = knownType(config.backendType)

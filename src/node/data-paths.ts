@@ -87,11 +87,11 @@ class PathPart {
   external: ExternalInterface | undefined
   /** Why this data path does not carry its families; undefined if it carries them. */
   lacking: string | undefined
-  /** The number of entries for this data path in the list `next`, which is part of the report that `drops` returns. */
+  /** The number of numbers that this data path has in the list `next` of a report that `drops` returned. */
   places = 0
   /** The running check of the data path, or a completed check whose result `takeCheck` has not returned yet. */
   #check: Work<readonly string[]> | undefined
-  /** The running transfer of peers to the data path. */
+  /** The running task that sets the peers in the data path; undefined if none runs. */
   #transfer: Promise<void> | undefined
   /**
    * The lease keys of the peers that may have changed since the data path last got its peers. `all` means that every
@@ -114,7 +114,10 @@ class PathPart {
     return this.lacking === undefined ? this.path : undefined
   }
 
-  /** True while the data path lacks peers of the last `apply`, because the path is slow or has failed. */
+  /**
+   * True while the data path lacks some of the peers that the last call of `apply` wanted, because the data path is
+   * slow or has failed.
+   */
   get isBehind(): boolean {
     return this.#transfer !== undefined || this.#pending !== undefined
   }
@@ -127,8 +130,8 @@ class PathPart {
   }
 
   /**
-   * Gives the peers of the last `apply` to the data path. `wanted` returns these peers, or undefined after
-   * `close`. A call while a transfer runs starts a second transfer after it.
+   * Sets the peers that the last call of `apply` wanted in the data path. `wanted` returns these peers, or undefined
+   * after `close`. If this task is running already, a second one follows it.
    */
   transfer(wanted: () => Applied | undefined, touched: ReadonlySet<string> | undefined): Work<void> {
     const pending = this.#pending ?? new Set<string>()
@@ -310,7 +313,7 @@ export class DataPaths {
     void path.fault.then(onFault, onFault)
   }
 
-  /** Returns the open data paths that have not failed, each with its part of the plan. */
+  /** Returns the open data paths that have not failed, each with the PathPart to which it belongs. */
   #carried(): readonly (readonly [PathPart, DataPath])[] {
     return this.#parts.flatMap((part) => (part.carried ? [[part, part.carried] as const] : []))
   }
@@ -319,7 +322,9 @@ export class DataPaths {
     return this.#carried().map(([, path]) => path)
   }
 
-  /** Returns the open data paths whose packets an engine of weft carries, each with its part of the plan. */
+  /**
+   * Returns the open data paths whose packets an engine of weft carries, each with the PathPart to which it belongs.
+   */
   #observed(): readonly (readonly [PathPart, Observing])[] {
     return this.#carried().flatMap(([part, { observing }]) => (observing ? [[part, observing] as const] : []))
   }
@@ -390,8 +395,8 @@ export class DataPaths {
   }
 
   /**
-   * True while a data path lacks peers of the last `apply`, because the data path is slow or has failed. The next
-   * `apply` also gives the missing peers to this data path.
+   * True while a data path lacks some of the peers that the last call of `apply` wanted, because the data path is slow
+   * or has failed. The next `apply` also gives the missing peers to this data path.
    */
   get isBehind(): boolean {
     return this.#carried().some(([part]) => part.isBehind)
@@ -524,8 +529,8 @@ export class DataPaths {
   }
 
   /**
-   * Closes the failed data paths and returns their parts of the plan. Only logs a failure to close, because the data
-   * path that is opened next replaces the objects of the failed data path.
+   * Closes the failed data paths and returns their PathParts. Only logs a failure to close, because the data path that
+   * is opened next replaces the objects of the failed data path.
    */
   async #closeEnded(): Promise<readonly PathPart[]> {
     const ended = this.#parts.filter(({ lacking }) => lacking !== undefined)
@@ -648,8 +653,9 @@ export class DataPaths {
   }
 
   /**
-   * Returns the packets that were dropped last, with their headers (see Engine.drops). The list `next` has the entries
-   * of the first data path, then those of the second, and so on. A data path that is not open keeps its entries.
+   * Returns the packets that were dropped last, with their headers (see Engine.drops). The list `next`, which the
+   * caller passes as `after` to the next call, has the numbers of the first data path, then those of the second, and so
+   * on. The numbers of a data path that is not open stay the same.
    */
   drops(after: readonly number[] = []): Drops {
     const next: number[] = []

@@ -170,7 +170,10 @@ interface NodeState {
   threads: Threads
   /** The results of the probes for each inner family; undefined while the node sends no probes. */
   probes: ByFamily<Pick<ProbeSchedule, 'results' | 'result' | 'takeNews' | 'intervalMs'>> | undefined
-  /** The peers' events and the values of the last hour; undefined until the loop in memory.ts runs. */
+  /**
+   * The peers' events, and the traffic and round-trip times of the last hour; undefined until the loop in memory.ts
+   * runs.
+   */
   memory: Memory | undefined
   /** The lengths of the longest packets that reach the peers, for each inner family. */
   lengths: ByFamily<Pick<PathSearch, 'lengths' | 'length' | 'takeNews'>>

@@ -111,10 +111,9 @@ export async function openNode(
 }
 
 /**
- * Reads the leases and the underlay choices that the predecessor writes to the file of the last known state when it
- * receives the message `meet`. If an ended process left descriptors, reads the leases and choices of that process,
- * because the sessions and packets in these descriptors belong to the peers of that process. Otherwise returns
- * undefined.
+ * Returns the leases and the underlay choices in the file of the last known state if this node continues with the
+ * sessions of another process, because these sessions belong to the peers of that process. The other process is a
+ * predecessor that lends its data path, or an ended process that left descriptors. Otherwise returns undefined.
  */
 async function knownBefore(
   { options, store, log }: NewNode,

@@ -121,8 +121,8 @@ export class Ownership {
   }
 
   /**
-   * Stops forwarding, and closes the paths for a successor that opens its own paths. The device stays. Logs a failure
-   * to close a path.
+   * Stops forwarding, and closes the paths for a successor that opens its own paths. The network device stays. Logs a
+   * failure to close a path.
    */
   release(): Promise<void> {
     return this.#forOther(() => this.#release())

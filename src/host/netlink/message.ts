@@ -12,7 +12,10 @@ export const NLM_F = { REQUEST: 1, ACK: 4, DUMP: 0x300, REPLACE: 0x100, EXCL: 0x
 
 const MESSAGE_HEADER = 16
 const ATTRIBUTE_HEADER = 4
-/** The flag of an attribute that contains attributes, and the bits of an attribute's type without its two flags. */
+/**
+ * The flag of an attribute that contains attributes, and the mask that removes the two flag bits from an attribute's
+ * type.
+ */
 const NESTED = 0x8000
 const TYPE_BITS = 0x3fff
 const MAX_ATTRIBUTE = 0xffff
@@ -286,7 +289,7 @@ export function* messagesIn(buffer: Buffer): Generator<ReceivedMessage, void> {
  */
 export class Attributes {
   readonly #buffer: Buffer
-  /** The type, the beginning and the end of the value of each attribute, one after another. */
+  /** For each attribute three numbers: its type, and the positions of the beginning and the end of its value. */
   readonly #found: number[] = []
 
   constructor(buffer: Buffer, from = 0) {

@@ -64,7 +64,8 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
     node.signal.throwIfAborted()
     const why = isWeftError(error) ? describeError(error) : messageOf(error)
     const line = `Cannot check for leftovers of another backend: ${why}`
-    // A node that is ready keeps the findings of its last successful check, so only log that this check failed.
+    // If this search for leftovers failed, a node that is ready keeps the findings of its last successful search, so
+    // only log the failure.
     if (node.isReady) calmOf(node).warn(line)
     else setPastPath(node, [line])
   }

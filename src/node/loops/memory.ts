@@ -260,7 +260,7 @@ function createEventsFile({ next, log }: Pick<Node, 'next' | 'log'>, events: Pee
   }
 }
 
-/** Settles like `work`, but rejects if `work` takes longer than PATIENCE_MS. */
+/** Resolves or rejects as `work` does, but rejects after PATIENCE_MS if `work` has not ended by then. */
 async function patiently<T>(work: Promise<T>): Promise<T> {
   let timer: NodeJS.Timeout | undefined
   const late = new Promise<never>((_resolve, reject) => {

@@ -183,7 +183,7 @@ export class PeerWatch {
   /** Adds events when the round trip becomes much slower than usual, or is usual again. */
   #lookAtRoundTrip(state: State, looked: Looked, now: number): void {
     const { probed } = looked
-    // Use each probe only once, although `look` may be called more often.
+    // Use the result of each probe only once, because `look` may be called several times between two probes.
     if (!probed?.isAnswering || probed.roundTripMs === undefined || probed.at === state.probed?.at) return
     const ms = probed.roundTripMs
     if (state.learnt < LEARNT_FROM) {

@@ -17,8 +17,8 @@ export type Underlay = 'first' | 'other'
 export const otherThan = (by: Underlay): Underlay => (by === 'first' ? 'other' : 'first')
 
 /**
- * The longest interval in ms between two probes over one family of a peer that answers over neither family. It is
- * short, because weftd must soon use a family that works again.
+ * The longest interval in ms between two probes of a peer over one family, if the peer answers over neither family. It
+ * is short, because weftd must soon use a family that works again.
  */
 const MOST_SILENT_MS = 60_000
 
@@ -77,7 +77,10 @@ const KNOWN_MS = PATIENCE_MS + 2_000
 
 interface State {
   by: Underlay
-  /** For each family, the time since which it has answered every probe, in ms of the caller's clock. */
+  /**
+   * For each family, the time since which the peer has answered every probe over this family, in ms of the caller's
+   * clock.
+   */
   readonly since: Record<Underlay, number | undefined>
   /**
    * The time in ms for which the preferred family must answer before weftd chooses it again. `backAt` is the time of

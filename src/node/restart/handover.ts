@@ -159,9 +159,9 @@ export class Handover {
   }
 
   /**
-   * Returns an inherited path that fits, through which no other process forwards any more. If no path fits, resolves
-   * when the sockets and devices of the predecessor are free, except those of paths that another backend may still
-   * take. Throws WeftError DEVICE if the predecessor hangs.
+   * Returns an inherited path that fits `wanted`; no other process forwards through this path any more. If no path
+   * fits, waits until the predecessor has freed its sockets and devices, except those of paths that another backend may
+   * still take. Then returns undefined. Throws WeftError DEVICE if the predecessor hangs.
    */
   take(wanted: WantedPath): Promise<OpenPath | undefined> {
     return this.oneByOne(() => this.takeNext(wanted))

@@ -44,7 +44,7 @@ export interface LastKnown {
    * such a file.
    */
   readonly isForCleanup?: true
-  /** The descriptions of the open paths (open-path.ts) whose descriptors the service manager keeps. */
+  /** The descriptions of the open data paths (open-path.ts) whose descriptors the service manager keeps. */
   readonly paths?: unknown
 }
 

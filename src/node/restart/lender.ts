@@ -28,7 +28,7 @@ export interface Lender {
   write(): Promise<void>
   /** Stops forwarding, and returns the open paths. Returns an empty list if this process has no path to lend. */
   lend(): Promise<readonly OpenPath[]>
-  /** Stops forwarding, and closes the paths of this process, including lent paths. The device stays. */
+  /** Stops forwarding, and closes the paths of this process, including lent paths. The network device stays. */
   release(): Promise<void>
   /** Forwards again after `lend` or `release`. `why` is the end of a sentence that begins with "the successor". */
   takeBack(why: string): Promise<void>

@@ -1,5 +1,5 @@
-// open-path.ts - packs open paths for another process: descriptions as JSON, and a list of the descriptors to which the
-// descriptions refer.
+// open-path.ts - packs open data paths for another process: their descriptions as JSON, and a list of the file
+// descriptors to which the descriptions refer.
 
 import { FAMILIES, familyOfText, type Family } from '../../net/address.ts'
 import type { OpenPath } from '../../path/engine/engine.ts'

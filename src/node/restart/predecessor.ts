@@ -35,7 +35,7 @@ export class Predecessor {
    * `end` could be sent.
    */
   private timer: NodeJS.Timeout | undefined
-  /** Resolves the request that waits for its answer; undefined if no request waits. */
+  /** The function that passes an arrived answer to the request that waits for it; undefined if no request waits. */
   private answered: ((parcel: Parcel | undefined) => void) | undefined
   private onEnded!: () => void
   private onTakenBack!: () => void

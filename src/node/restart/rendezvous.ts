@@ -30,7 +30,7 @@ type SubnetFile = Pick<NodeOptions, 'subnet-file'>
 export const handoverSocket = (options: SubnetFile): string => `${options['subnet-file']}.handover`
 export const handoverLock = (options: SubnetFile): string => `${options['subnet-file']}.handover.lock`
 
-/** The right to forward for one subnet file. Only one weftd at a time has it. */
+/** The lock of one subnet file. Only the weftd that has this lock may forward packets with the subnet in this file. */
 export interface Lock {
   /**
    * The descriptor of the lock file, which is sent with the data path. Undefined if the file could not be created; then

@@ -1,7 +1,7 @@
 // etcd-client.ts - calls to etcd: authentication, watches, and errors for the operator.
 //
-// A call may reach etcd twice (etcd-choice.ts). So callers must make writes conditional, and recognise their own
-// earlier write.
+// A call may reach etcd twice, because weftd sends it to a second endpoint if the first one falls silent
+// (etcd-choice.ts). So callers must make writes conditional, and recognise their own earlier write.
 
 import type { Duplex } from 'node:stream'
 import type * as grpc from '@grpc/grpc-js'
@@ -19,7 +19,7 @@ export interface EtcdOptions extends EndpointOptions {
   readonly prefix: string
   readonly username: string
   readonly password: Secret
-  /** How many ms after its last write a key expires. */
+  /** The lifetime of a key in ms, counted from the key's last write. */
   readonly ttlMs?: number
   /** The log for warnings about options that have no effect. */
   readonly log?: { warn(message: string): void }

@@ -305,7 +305,7 @@ function withoutAddressAsName(tls: grpc.ChannelCredentials): grpc.ChannelCredent
 }
 
 /**
- * The files in which Linux distributions keep the trusted authorities, in the order in which Go tries them
+ * The files in which Linux distributions keep the trusted certificate authorities, in the order in which Go tries them
  * (crypto/x509/root_linux.go).
  */
 const ROOT_FILES = [

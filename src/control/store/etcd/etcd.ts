@@ -345,8 +345,9 @@ export class EtcdStore implements Store {
     const expiresAt = grant && grant.at + Number(grant.TTL) * 1000
     if (result.succeeded) return { revision: this.#revisionOf(result.header), expiresAt }
     if (!grant) return undefined
-    // weftd repeats a call whose answer is lost. So the conditions can also fail because this process has already
-    // written the key with the same etcd lease: by the same call, or by an earlier call with another value.
+    // The conditions can also fail because this process itself has written the key. weftd repeats a call whose answer
+    // was lost, although etcd may have run it. The key is then attached to the same etcd lease. Its value may be that
+    // of an earlier call.
     const present = result.responses[0]?.response_range?.kvs[0]
     if (present?.lease !== grant.ID) await this.#revoke(grant, signal)
     else if (present.value.equals(Buffer.from(value))) return { revision: BigInt(present.mod_revision), expiresAt }

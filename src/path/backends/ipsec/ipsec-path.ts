@@ -183,7 +183,7 @@ export class IpsecPath extends KernelPath implements Counting {
     return this.#reading
   }
 
-  /** Reads the keys after `ms` milliseconds, or earlier if an earlier time is already planned. */
+  /** Plans to read the keys after `ms` milliseconds, unless weftd already plans to read them earlier. */
   #readSoon(ms: number): void {
     const at = performance.now() + ms
     if (this.#isClosed || (this.#timer && this.#readAt <= at)) return

@@ -68,9 +68,9 @@ export const MOST_UNKNOWN = 16
 /** Between two pauses, this node processes at most this number of messages from senders that are not peers. */
 export const MOST_OF_OTHERS = 64
 /**
- * The pauses in which weftd reads no control messages, so that a flood of messages uses only a small part of a core. A
- * pause is `times` times as long as the processing before it. For each processed message or moved peer it is at least
- * `leastMs` and at most `mostMs` long.
+ * The pauses in which weftd processes no handshake messages, so that a flood of such messages uses only a small part of
+ * a core. A pause is `times` times as long as the processing before it. For each processed message or moved peer it is
+ * at least `leastMs` and at most `mostMs` long.
  */
 export const PAUSE = { times: 15, leastMs: 2, mostMs: 10 } as const
 /** The maximum length of a pause in ms, so that many moving peers do not delay handshakes. */
