@@ -83,8 +83,8 @@ export class AddressHold {
   }
 
   /**
-   * Returns the address that the node must use again as soon as the interface has it. Returns undefined if there is no
-   * such address.
+   * Returns the address to which the node must return as soon as the interface has it again; undefined if there is
+   * none.
    */
   home(family: Family): Address | undefined {
     return this.#home[family]

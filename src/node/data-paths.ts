@@ -232,8 +232,8 @@ export class DataPaths {
   /** The families whose address was missing from the external interface at the last check, each with the reason. */
   #gone: ByFamily<string> = {}
   /**
-   * The path MTUs that the search for the longest packet (loops/path-search.ts) set last, by family. A data path that
-   * is opened again needs them too.
+   * The path MTUs that the search for the longest packet (loops/path-search.ts) set last, by family. weftd sets them
+   * again in a data path that it opens again.
    */
   readonly #limits: { [F in Family]?: ReadonlyMap<string, number> } = {}
   #applied: Applied | undefined
@@ -368,7 +368,7 @@ export class DataPaths {
     const ours = this.#parts.flatMap(({ families, lacking }) =>
       lacking === undefined ? [] : families.map((family) => [family, lacking] as const),
     )
-    // A data path for both families reports the family that it cannot carry now in its own `lacking`.
+    // If one data path carries both families, its own `lacking` has the family that it cannot carry now.
     return { ...Object.assign({}, ...this.#paths().map((path) => path.adapting?.lacking)), ...Object.fromEntries(ours) }
   }
 

@@ -113,8 +113,8 @@ export class Ownership {
   }
 
   /**
-   * Stops forwarding, and returns the open paths for a successor. Returns an empty list if this process has no path to
-   * lend.
+   * Stops forwarding, and returns the open data paths for a successor. Returns an empty list if this process has no
+   * data path to lend.
    */
   lend(): Promise<readonly OpenPath[]> {
     return this.#forOther(() => this.#lend())
@@ -134,8 +134,8 @@ export class Ownership {
 
   /**
    * Stops forwarding for good. If this process forwards and its data path can be handed over, calls `keep` with the
-   * descriptors of the open paths. `keep` may give copies of the descriptors to the next process, and must close the
-   * descriptors in this process.
+   * descriptors of the open data paths. `keep` may give copies of the descriptors to the next process, and must close
+   * the descriptors in this process.
    */
   end(keep: (paths: readonly OpenPath[]) => Promise<void>): Promise<void> {
     return this.#inTurn(() => this.#end(keep))

@@ -115,7 +115,7 @@ export interface Store {
   /**
    * Writes a key if its revision and value are still `expected`; returns undefined if they are not. The value is
    * compared too, because a restored store uses the same revisions again. A reservation stays a reservation. If the
-   * stored value already is `value`, a full store may extend the key's life and write nothing.
+   * stored value already is `value`, a store without free space may extend the key's life and write nothing.
    */
   update(key: string, value: string, expected: Expected, signal: AbortSignal): Promise<Written | undefined>
   /** Deletes a key if its revision and value are still `expected`, and returns true. Returns false otherwise. */

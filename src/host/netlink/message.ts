@@ -176,7 +176,7 @@ export class MessageWriter {
     if (needed > this.#bytes.length) {
       const larger = Buffer.alloc(Math.max(needed, this.#bytes.length * 2))
       larger.set(this.#bytes)
-      // Wipe the old bytes, because the message may contain a key.
+      // Overwrite the old bytes with zeros, because the message may contain a key.
       this.#bytes.fill(0)
       this.#bytes = larger
     }

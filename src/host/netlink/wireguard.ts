@@ -139,7 +139,10 @@ function setRequests(family: number, { device, privateKey, port, peers = [] }: W
   return requests.map((request) => request.finish())
 }
 
-/** A part of a peer's description. Only the first part has settings other than the allowed IPs. */
+/**
+ * A part of the description of a WireGuard peer, which is divided if it is long. Only the first part has settings other
+ * than the allowed IPs.
+ */
 interface PeerPart {
   readonly peer: WireguardPeerChange
   readonly isFirst: boolean

@@ -40,7 +40,7 @@ const DISPUTE_PAUSE_MIN_MS = 100
 const DISPUTE_PAUSE_MAX_MS = 60_000
 /**
  * The longest pause, in ms, before weftd writes this node's lease again if the lease is missing from the store. If most
- * leases vanish at the same time, peers keep them for longer than this pause.
+ * leases vanish from the store at the same time, the peers still use these leases for longer than this pause.
  */
 const GONE_PAUSE_MAX_MS = 10_000
 /**

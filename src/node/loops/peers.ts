@@ -51,8 +51,8 @@ export async function keepPeers(node: Node): Promise<never> {
       const applying = touched
       touched = new Set()
       await applyPeers(node, applying)
-      // Log these lines only after the peers were applied, because a program that reads such a line may send packets to
-      // the peer immediately.
+      // Log the changes of leases only after the data path has them, because a program that reads such a log line may
+      // send packets to the peer immediately.
       for (const lease of [...added, ...changed]) if (!isOwn(lease)) log.info(say.added(lease))
       for (const lease of removed) if (!isOwn(lease)) log.info(say.removed(lease))
       node.learnt.ring()

@@ -52,7 +52,7 @@ export interface WantedPath extends Pick<OpenPath, 'bindAddresses' | 'port' | 'w
   readonly workers: number
 }
 
-/** The part of a hand-over that a backend uses. */
+/** The members of a hand-over that a backend uses. */
 export type Inheritable = Pick<Handover, 'tunNames' | 'take'>
 
 export interface HandoverParts {
@@ -179,8 +179,8 @@ export class Handover {
   }
 
   /**
-   * Makes the predecessor close all its paths. Without a predecessor, closes the descriptors that the service manager
-   * kept.
+   * Makes the predecessor close all its data paths. Without a predecessor, closes the descriptors that the service
+   * manager kept.
    */
   async release(): Promise<void> {
     // Close the descriptors that the service manager kept, because they would block a backend that does not use them.
@@ -213,8 +213,8 @@ export class Handover {
   }
 
   /**
-   * Closes the inherited paths that no backend took, and releases the subnet file's lock last. If this process never
-   * forwarded (`wasIdle`), removes the lock file, because the process left no state for the next process.
+   * Closes the inherited data paths that no backend took, and releases the subnet file's lock last. If this process
+   * never forwarded (`wasIdle`), removes the lock file, because the process left no state for the next process.
    */
   close(wasIdle: boolean): void {
     this.isClosed = true

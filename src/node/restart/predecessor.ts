@@ -64,8 +64,8 @@ export class Predecessor {
   }
 
   /**
-   * Makes the daemon stop forwarding, and returns its open paths and the descriptor of the subnet file's lock. Returns
-   * undefined if the daemon refuses to pass its paths on.
+   * Makes the daemon stop forwarding, and returns its open data paths and the descriptor of the subnet file's lock.
+   * Returns undefined if the daemon refuses to pass its data paths on.
    */
   async takePaths(): Promise<{ readonly paths: readonly OpenPath[]; readonly lock: number | undefined } | undefined> {
     const parcel = await this.request('path')
@@ -80,7 +80,9 @@ export class Predecessor {
     return undefined
   }
 
-  /** Makes the daemon stop forwarding and close its paths. Resolves with the descriptor of the subnet file's lock. */
+  /**
+   * Makes the daemon stop forwarding and close its data paths. Resolves with the descriptor of the subnet file's lock.
+   */
   async release(): Promise<number | undefined> {
     const parcel = await this.request('release')
     if (!parcel) return undefined

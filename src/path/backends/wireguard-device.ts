@@ -173,5 +173,5 @@ export class WireguardDevice {
 
 export const endpointText = ({ address, port }: WireguardPeer['endpoint']): string => formatEndpoint(address, port)
 
-/** Returns a text that is the same for the same networks in any order. */
+/** Returns the networks as a text that does not depend on their order. */
 const textOf = (nets: readonly Net[]): string => nets.map(formatNet).toSorted().join(' ')

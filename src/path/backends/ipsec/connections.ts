@@ -180,7 +180,7 @@ export class IpsecConnections {
       this.#asked.set(name, isDue ? { at: now, ms: Math.min(2 * ms, LONGEST_NEGOTIATION_MS) } : { at, ms })
       if (!isDue || !peer) continue
       try {
-        // The timeout -1 makes charon answer before it negotiates.
+        // With the timeout -1 charon answers immediately, before it negotiates keys.
         await client?.request('initiate', { child: this.#childOf(peer), ike: name, timeout: '-1' })
       } catch (error) {
         // If the connection to charon has ended, do not log here, because `#run` logs that.
@@ -290,8 +290,8 @@ export class IpsecConnections {
   }
 
   /**
-   * Compares `loaded` with the connections and keys that charon lists. Removes those that an earlier run of weftd
-   * loaded. Returns the names of the connections that charon lost.
+   * Compares `loaded` with the connections and keys that charon lists. Removes from charon those that an earlier run of
+   * weftd loaded and that are not needed now. Returns the names of the connections that charon lost.
    */
   async #check(loaded: Loaded): Promise<readonly string[]> {
     const { network, log } = this.#options
