@@ -63,7 +63,7 @@ export async function limited<T>(
 ): Promise<T> {
   signal.throwIfAborted()
   // Use a timer and not AbortSignal.timeout: if only AbortSignal.any refers to the timeout signal, Node.js 20 may
-  // collect the timeout signal as garbage, and then this signal never aborts.
+  // collect the timeout signal as garbage, and then the combined signal never aborts.
   const limit = new AbortController()
   const onAbort = (): void => limit.abort(signal.reason)
   signal.addEventListener('abort', onAbort)

@@ -354,8 +354,9 @@ export function readExternalText(value: unknown): ExternalInterface | undefined 
 
 /**
  * Finds the external interface that an earlier run used, and returns its current state. Finds the interface by its
- * name, or by its index if it was renamed, and requires that it has one of the earlier addresses. Returns undefined if
- * no interface fits. If the interface lacks the address of a family, the result has no address for this family.
+ * name, or by its index if it was renamed, and requires that it has one of the addresses of the earlier run. Returns
+ * undefined if no interface fits. If the interface lacks the address of a family, the result has no address for this
+ * family.
  */
 export async function resumeExternal(
   kernel: HostKernel,

@@ -230,7 +230,7 @@ export interface WireguardPeerChange {
   readonly presharedKey?: Secret
   readonly endpoint?: { readonly address: Address; readonly port: number }
   readonly keepaliveSeconds?: number
-  /** The complete list of the peer's networks, which replaces the kernel's list. */
+  /** The complete list of the networks behind the peer (allowed IPs), which replaces the kernel's list. */
   readonly allowedIps?: readonly Net[]
 }
 
@@ -335,7 +335,10 @@ export type KernelEvent =
       readonly deviceIndex: number
       readonly address: Address
       readonly prefixLength: number
-      /** The address with its flags but without its lifetimes, as text, to recognise a report that changes nothing. */
+      /**
+       * The address with its flags but without its lifetimes, as text, to recognise a report about an unchanged
+       * address.
+       */
       readonly text: string
       readonly gone: boolean
     }

@@ -1,5 +1,5 @@
-// unix-socket.ts - exchanges messages, each a text with descriptors, with other processes over Unix sockets of
-// sequenced packets.
+// unix-socket.ts - exchanges messages with other processes over Unix sockets (SOCK_SEQPACKET). A message has a text and
+// file descriptors.
 
 import { closeSync } from 'node:fs'
 import { addon } from './addon.ts'

@@ -256,7 +256,7 @@ function ask({ from, to }: Target, port: number, token: Secret | undefined, sign
       else silent(messageOf(error))
     })
     asking.on('response', (response) => {
-      // Measure the time to the first byte, because a long answer takes longer to arrive.
+      // Measure the time until the first byte of the answer, because the rest of a long answer takes longer to arrive.
       const tookMs = performance.now() - sent
       const parts: Buffer[] = []
       let length = 0

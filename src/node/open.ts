@@ -26,7 +26,7 @@ export const openPath = (
 
 /**
  * Returns true if the backend can use the TUN device `left` of the earlier run, which may have been renamed since. Any
- * other TUN device would conflict with the backend's device, and keep the route to the network.
+ * other TUN device would conflict with the backend's device, and would still have the route to the network.
  */
 export const goesOnWith = ({ tunNames }: Backend, left: string): boolean =>
   tunNames?.some((name) => isNamedBy(name, left) || !hasBackendName(left)) === true

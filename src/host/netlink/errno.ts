@@ -39,8 +39,8 @@ const TEXTS: Readonly<Record<string, string>> = {
 }
 
 /**
- * Some error numbers have two names. weft does not use these names, because the kernel's sources use EAGAIN and
- * EOPNOTSUPP.
+ * Some error numbers have two names. weft uses the names in the kernel's sources, EAGAIN and EOPNOTSUPP, and not these
+ * names.
  */
 const SECOND_NAMES: ReadonlySet<string> = new Set(['EWOULDBLOCK', 'ENOTSUP'])
 const NAMES: ReadonlyMap<number, string> = new Map(

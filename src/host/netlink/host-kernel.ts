@@ -49,7 +49,7 @@ type Rest = Awaited<ReturnType<typeof loadRest>>
 
 type WireguardChange = Extract<Change, { readonly kind: 'set wireguard' }>
 
-/** Changes that are sent together: either changes of WireGuard devices, or changes of other objects. */
+/** A batch of changes: either only changes of WireGuard devices, or only changes of other objects. */
 interface Batch {
   readonly changes: Change[]
   readonly isWireguard: boolean
@@ -60,7 +60,7 @@ export class NetlinkKernel implements HostKernel {
   readonly #generic = new KernelSocket(NETLINK.GENERIC)
   readonly #netfilter = new KernelSocket(NETLINK.NETFILTER)
   readonly #xfrm = new KernelSocket(NETLINK.XFRM)
-  /** The log into which each change is logged if its verbosity is 4 or more; undefined until `logTo` is called. */
+  /** The log to which each change is written if the log's verbosity is 4 or more; undefined until `logTo` is called. */
   #log: Pick<Log, 'info' | 'v'> | undefined
 
   /** Logs each later change as a command of `ip`, if the verbosity of the log is 4 or more. */

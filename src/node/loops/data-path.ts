@@ -251,6 +251,7 @@ async function renew(node: ForwardingNode, dataPath: DataPaths, log: Log): Promi
     node.signal.throwIfAborted()
     log.error(`Cannot open the data path: ${describeError(error)}`)
   }
-  // Apply the peers again, because the path to a peer may have changed, and with it the address that weftd probes.
+  // Set the data path's peers again, because the path to a peer may have changed, and with it the address that weftd
+  // probes.
   if (!dataPath.isOutdated) await applyPeers(node)
 }

@@ -15,7 +15,7 @@ import { LATE_MS, RESYNC_MS, type Node } from '../node.ts'
 import { createRepairLog } from '../repairs.ts'
 import type { PreviousNets } from './subnet-env-file.ts'
 
-/** How long, in ms, this process leaves the firewall rules alone while a starting successor may be setting them. */
+/** How long, in ms, this process does not change the firewall rules while a starting successor may be setting them. */
 const STAND_BY_MS = 60_000
 /** The time in ms after which weftd logs that the firewall rules are not set yet, and why. */
 const RULES_LATE_MS = 3_000

@@ -30,8 +30,8 @@ type Traffic = ReadonlyMap<string, PeerTraffic>
 
 const memories = new WeakMap<Node, ReturnType<typeof createMemory>>()
 /**
- * Returns the recorded events and the last hour of this node. If the loop is restarted after a failure, it continues
- * with this record.
+ * Returns the recorded events, and the traffic and round trips of the last hour. If the loop is restarted after a
+ * failure, it continues with this record.
  */
 function memoryOf(node: Node): ReturnType<typeof createMemory> {
   const memory = memories.get(node) ?? createMemory(node)
@@ -161,7 +161,7 @@ class Sampler {
     this.#watch.keep(new Set(places))
   }
 
-  /** Returns the rates since the last sample, and the round trip and the loss of the probes to all peers. */
+  /** Returns the traffic rates since the last sample, and the round trip and the loss of the probes to all peers. */
   #nodeSample(now: Totals): NodeSample {
     const then = this.#last
     this.#last = now

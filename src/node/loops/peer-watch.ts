@@ -23,7 +23,7 @@ const WEIGHT = 1 / 16
  * If the round trip exceeds the usual one for NEW_USUAL_MS milliseconds, the longer round trip becomes the usual one.
  */
 const NEW_USUAL_MS = 3_600_000
-/** How long, in ms, after a peer fell silent its packets may still arrive because the peer sent them before. */
+/** The time in ms after a peer fell silent in which packets that the peer sent earlier may still arrive. */
 const ON_ITS_WAY_MS = 2_000
 
 /** The present probe results of a peer over one family. */

@@ -31,13 +31,14 @@ export async function keepPeers(node: Node): Promise<never> {
   })
   const overlaps = createOverlaps(node)
   /**
-   * The keys of the leases that may have changed since the peers were last applied; undefined if all leases may have
-   * changed.
+   * The keys of the leases that may have changed since the data path's peers were last set; undefined if all leases may
+   * have changed.
    */
   let touched: Set<string> | undefined
   for await (const { leases, added, changed, removed, renewed, isListing, isOwnUnreadable } of following) {
     node.view = leases
-    // After a complete listing apply all leases, so that the listing corrects errors of earlier changes.
+    // After a complete listing pass all leases to the data path, so that the listing corrects errors of earlier
+    // changes.
     if (isListing && added.length + changed.length + removed.length > 0) touched = undefined
     for (const { key } of [...added, ...changed, ...removed]) touched?.add(key)
     for (const key of renewed) touched?.add(key)
@@ -106,7 +107,7 @@ type Applying = Pick<
 
 /**
  * Makes the data path's peers equal to all accepted leases except this node's own. Logs a failure once; the next check
- * tries again. `touched` has the keys of the leases that may have changed since the peers were last applied. If
+ * tries again. `touched` has the keys of the leases that may have changed since the data path's peers were last set. If
  * `touched` is left out, or if this node's own lease changed, all leases may have changed.
  */
 export async function applyPeers(node: Applying, touched?: ReadonlySet<string>): Promise<void> {

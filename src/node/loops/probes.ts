@@ -42,8 +42,8 @@ export async function probePeers(node: Node): Promise<never> {
   })
   const lively = createLively(node)
   /**
-   * The data path whose peers the loop read last. `at` is the time when the loop read all its peers, in ms of
-   * performance.now().
+   * The data path whose peers the loop read last. `at` is the time when the loop last read all peers of this data path,
+   * in ms of performance.now().
    */
   let given: { readonly dataPath?: DataPaths | undefined; readonly at: number } = { at: 0 }
   try {

@@ -110,7 +110,7 @@ function sourceOf(dataPath: DataPaths | undefined): Address | undefined {
 
 /**
  * Opens the sockets for probes over both families. Returns undefined if the source address does not exist yet, or if
- * this process may not send echo requests; probes.ts logs that.
+ * this process may not send echo requests; probes.ts logs these failures.
  */
 function openFor(dataPath: DataPaths, source: Address, everyMs: number, { openEcho }: Node): Probing | undefined {
   const { underlays } = dataPath

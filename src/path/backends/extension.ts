@@ -4,8 +4,8 @@
 //
 // The commands' arguments, variables and input, and the handling of failures, are those of flanneld
 // (pkg/backend/extension, v0.28.2 and later). weftd runs commands without a shell: it splits a command at white space.
-// A command gets a peer's addresses as variables. It gets the data that a peer published only on its standard input, so
-// that a peer cannot add arguments to a command.
+// A command gets a peer's addresses as variables. A command gets the data that a peer published on its standard input
+// and not as arguments, so that a peer cannot add arguments to a command.
 
 import { isDeepStrictEqual } from 'node:util'
 import { messageOf, WeftError } from '../../base/errors.ts'

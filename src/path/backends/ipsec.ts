@@ -112,8 +112,8 @@ export function createIpsecBackend({
       start: (stop) => Charon.start(isUserland, log, stop),
       log,
     })
-    // First block unencrypted packets. Then remove the blocking policies or routes that an earlier run left for the
-    // other carrier (kernel or charon), because these would block all packets.
+    // First make the kernel block unencrypted packets. Then remove the blocking policies or routes that an earlier run
+    // left for the other carrier (kernel or charon), because they would block all packets.
     await guard.block()
     await (isUserland ? removePolicies(run, formatNet(network)) : removeUserspaceGuard(kernel, network))
     await connections.open(signal)

@@ -94,7 +94,7 @@ export class WireguardDevice {
   }
 
   /**
-   * Makes the device's peers equal to `peers`, without touching peers that are already right. Returns the number of
+   * Makes the device's peers equal to `peers`, without changing peers that are already right. Returns the number of
    * settings that were wrong, including the device's own settings.
    */
   async setPeers(peers: readonly WireguardPeer[]): Promise<number> {

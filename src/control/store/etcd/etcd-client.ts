@@ -122,8 +122,8 @@ export class EtcdClient {
 
   /** Opens a watch and waits until etcd has confirmed it. Rejects if all endpoints fail. */
   async openWatch(request: etcd3.IWatchCreateRequest, signal: AbortSignal): Promise<OpenWatch> {
-    // The watches that etcd has confirmed. etcd may confirm a watch just after weftd abandoned its endpoint. The caller
-    // does not get such a watch, so `openWatch` must end it.
+    // The watches that etcd has confirmed. etcd may confirm a watch just after weftd gave up the endpoint and tried
+    // another one. The caller does not get such a watch, so `openWatch` must end it.
     const opened: OpenWatch[] = []
     let watch: OpenWatch | undefined
     try {

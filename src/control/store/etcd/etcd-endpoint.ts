@@ -80,13 +80,13 @@ const CHANNEL_OPTIONS: grpc.ChannelOptions = {
 
 /**
  * The maximum duration of a connection attempt in ms; weftd then starts a new attempt. The kernel repeats a lost SYN
- * after 1, 2, 4 ... 64 s, so without this limit weftd would notice the return of a host up to a minute late.
+ * after 1, 2, 4 ... 64 s, so without this limit weftd would notice up to a minute late that a host is reachable again.
  */
 const CONNECT_MS = 3_000
 
 /**
- * The functions that receive gRPC's log lines, one for each endpoint. Only these lines report that a server complained
- * about too many pings.
+ * For each endpoint, the function that receives gRPC's log lines. Only these lines report that a server complained
+ * about too many keepalive pings.
  */
 const listeners = new Set<(line: string) => void>()
 /**
@@ -267,8 +267,8 @@ function readCredential(flag: string, path: string): Buffer {
 }
 
 /**
- * Returns the TLS credentials. `isUsed` is false if no endpoint uses TLS. Reads the files even then, so that weftd
- * reports a mistyped file name.
+ * Returns the TLS credentials. `isUsed` is false if no endpoint uses TLS. The files are read even if no endpoint uses
+ * TLS, so that weftd reports a mistyped file name.
  */
 function tlsCredentials({ certFile, keyFile, caFile }: EndpointOptions, isUsed: boolean): grpc.ChannelCredentials {
   const root = caFile === '' ? null : readCredential('etcd-cafile', caFile)

@@ -1,5 +1,5 @@
-// etcd-errors.ts - failures of calls to etcd: decides whether to try another endpoint, and explains the failure to an
-// operator.
+// etcd-errors.ts - handles failures of calls to etcd: decides whether weftd tries another endpoint, and explains the
+// failure to an operator.
 
 import type * as grpc from '@grpc/grpc-js'
 import { loadGrpc } from '../../../base/assets.ts'

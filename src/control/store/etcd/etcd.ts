@@ -1,4 +1,4 @@
-// etcd.ts - implements the interface of store.ts by etcd v3, with flannel's keys.
+// etcd.ts - implements the interface of store.ts with etcd v3 and flannel's keys.
 
 import { randomBytes } from 'node:crypto'
 import { posix } from 'node:path'

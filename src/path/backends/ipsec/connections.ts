@@ -266,7 +266,7 @@ export class IpsecConnections {
     const loaded = this.#loaded
     const lost = isCheck ? await this.#check(loaded) : []
     await this.#loadKeys(loaded)
-    // Keep the connections of an earlier run until the peers are known.
+    // Until the peers are known, keep the connections that an earlier run loaded into charon.
     if (!this.#wanted) return []
     for (const name of loaded.connections)
       if (!this.#wanted.has(name)) {
