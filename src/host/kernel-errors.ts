@@ -24,8 +24,8 @@ export async function applyChanges(kernel: HostKernel, changes: readonly Change[
 export const applyChange = (kernel: HostKernel, change: Change): Promise<void> => applyChanges(kernel, [change])
 
 /**
- * Makes these changes, each of which removes an object, even if one of them fails. Ignores objects that are gone
- * already. Throws the first error.
+ * Makes all of these changes, which remove objects, even if one of them fails. Ignores objects that are gone already.
+ * Throws the first error.
  */
 export async function removeAll(kernel: HostKernel, changes: readonly Change[]): Promise<void> {
   const error = (await kernel.change(changes)).find((each) => each !== undefined && !isGone(each))

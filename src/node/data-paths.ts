@@ -87,7 +87,7 @@ class PathPart {
   external: ExternalInterface | undefined
   /** Why this data path does not carry its families; undefined if it carries them. */
   lacking: string | undefined
-  /** The number of numbers that this data path has in the list `next` of a report that `drops` returned. */
+  /** The length of this data path's part of the list `next` that `drops` returned last. */
   places = 0
   /** The running check of the data path, or a completed check whose result `takeCheck` has not returned yet. */
   #check: Work<readonly string[]> | undefined
@@ -130,7 +130,7 @@ class PathPart {
   }
 
   /**
-   * Sets the peers that the last call of `apply` wanted in the data path. `wanted` returns these peers, or undefined
+   * Passes to the data path the peers that the last call of `apply` wanted. `wanted` returns these peers, or undefined
    * after `close`. If this task is running already, a second one follows it.
    */
   transfer(wanted: () => Applied | undefined, touched: ReadonlySet<string> | undefined): Work<void> {

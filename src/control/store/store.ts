@@ -69,7 +69,7 @@ export interface Written {
 }
 
 /**
- * The claims by name. A claim is a text that a host stores next to the leases. The map holds all claims, or only the
+ * The claims by name. A claim is a text that a host stores next to the leases. `values` holds all claims, or only the
  * claims that were written after an earlier listing.
  */
 export interface Claims {

@@ -39,8 +39,8 @@ const TEXTS: Readonly<Record<string, string>> = {
 }
 
 /**
- * Some error numbers have two names. weft uses the names in the kernel's sources, EAGAIN and EOPNOTSUPP, and not these
- * names.
+ * The second names of the error numbers that have two names. weft uses the first names, EAGAIN and EOPNOTSUPP, as the
+ * kernel's sources do.
  */
 const SECOND_NAMES: ReadonlySet<string> = new Set(['EWOULDBLOCK', 'ENOTSUP'])
 const NAMES: ReadonlyMap<number, string> = new Map(

@@ -22,8 +22,8 @@ const PAGE = 100
 const MOST_PAGES = 100
 
 /**
- * The remedies for the API's error codes that an operator can correct. The remedy of `AuthFailure` also applies to
- * codes such as `AuthFailure.SecretIdNotFound`.
+ * The remedies for the API's error codes whose cause an operator can correct. The remedy of `AuthFailure` also applies
+ * to codes such as `AuthFailure.SecretIdNotFound`.
  */
 const REMEDIES: Readonly<Record<string, string>> = {
   UnauthorizedOperation: 'give the keys the permissions in docs/cloud.md',
