@@ -62,8 +62,8 @@ export async function limited<T>(
   work: (limit: AbortSignal) => Promise<T>,
 ): Promise<T> {
   signal.throwIfAborted()
-  // Use a timer and not AbortSignal.timeout: if only AbortSignal.any refers to the timeout signal, Node.js 20 may
-  // collect the timeout signal as garbage, and then the combined signal never aborts.
+  // Use a timer and not AbortSignal.timeout. If only AbortSignal.any refers to the timeout signal, Node.js 20 may
+  // collect the timeout signal as garbage. Then the combined signal never aborts.
   const limit = new AbortController()
   const onAbort = (): void => limit.abort(signal.reason)
   signal.addEventListener('abort', onAbort)

@@ -246,7 +246,7 @@ function addressThatCame(
 }
 
 /**
- * Returns the address that the node must use from now on; `known` is its address so far. The node returns to the
+ * Returns the address that the node must use from now on; `known` is its present address. The node returns to the
  * address with which it started, and leaves a makeshift or deprecated address for a better address. If the interface
  * lacks `known`, the node keeps `known` for HOLD_MS before it uses another address.
  */

@@ -2,7 +2,7 @@
 // interfaces, addresses, routes, policy rules, neighbour and forwarding entries, and WireGuard devices.
 //
 // src/host/netlink implements the interface with netlink sockets (netlink(7)). Unit tests and simulations use the model
-// in test/support/model-kernel.ts. This file has only types, so that importing it costs nothing at a start.
+// in test/support/model-kernel.ts. This file has only types, so that its import does not delay the start of weftd.
 
 import type { WeftError } from '../base/errors.ts'
 import type { Secret } from '../base/secret.ts'
@@ -234,7 +234,7 @@ export interface WireguardPeerChange {
   readonly allowedIps?: readonly Net[]
 }
 
-/** A table of nftables, with which iptables-nft stores its rules too. */
+/** A table of nftables; nft and iptables-nft store their rules in such tables. */
 export interface NftTable {
   /** The family as nft writes it: `ip`, `ip6`, `inet` and others. */
   readonly family: string

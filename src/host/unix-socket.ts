@@ -56,8 +56,8 @@ const LATER_MS = 100
 
 /**
  * Makes a queue of items that are read from the descriptor `fd`. Whenever `fd` is readable, the queue calls `take`
- * until `take` returns no item: undefined if no more can be read now, 'end' at the end of the connection, or 'later' if
- * `take` must be called again after LATER_MS.
+ * until `take` returns no item. In place of an item, `take` returns undefined if no more can be read now, 'end' at the
+ * end of the connection, or 'later' if `take` must be called again after LATER_MS.
  */
 function createQueue<T>(fd: number, take: () => T | undefined | 'end' | 'later') {
   const waiting: T[] = []

@@ -71,7 +71,7 @@ async function createEtcd(options: KeyStoreOptions, log: Log): Promise<Store> {
   const isPlain = (endpoint: string): boolean =>
     caFile === '' ? !/^\s*https:/.test(endpoint) : /^\s*http:/.test(endpoint)
   // The words and the condition of this warning are those of flanneld (registry.go, newTlsConfig). weftd omits the
-  // warning if the connection uses TLS nevertheless.
+  // warning if every endpoint uses TLS.
   if ((certFile === '' || keyFile === '') && endpoints.some(isPlain))
     log.warn('no certificate provided: connecting to etcd with http. This is insecure')
   return new EtcdStore({

@@ -654,8 +654,8 @@ export class DataPaths {
 
   /**
    * Returns the packets that were dropped last, with their headers (see Engine.drops). The list `next`, which the
-   * caller passes as `after` to the next call, has the numbers of the first data path, then those of the second, and so
-   * on. The numbers of a data path that is not open stay the same.
+   * caller passes as `after` to the next call, has the entries of the first data path, then those of the second, and so
+   * on. The entries of a data path that is not open stay the same.
    */
   drops(after: readonly number[] = []): Drops {
     const next: number[] = []
@@ -707,8 +707,8 @@ export class DataPaths {
   }
 
   async #leave(): Promise<readonly OpenPath[]> {
-    // Set `#isAway` first: it prevents new checks and stops a running check that has only read addresses so far,
-    // because a check would repair objects that the next process now owns.
+    // Set `#isAway` first. It prevents new checks, and stops a running check that has only read addresses so far. A
+    // check would repair objects that the next process now owns.
     this.#isAway = true
     let left: readonly OpenPath[] = []
     try {

@@ -54,7 +54,7 @@ const withdrawals = new WeakMap<NewNode, Promise<boolean>>()
 
 /**
  * Removes the route that the backend published in a cloud or a switch. Returns false if the route cannot be removed;
- * the node then leaves nevertheless.
+ * the node then leaves the network without removing the route.
  */
 function withdraw(node: ForwardingNode): Promise<boolean> {
   const withdrawal = withdrawals.get(node) ?? withdrawOnce(node)

@@ -112,7 +112,7 @@ export async function openNode(
 
 /**
  * Returns the leases and the underlay choices in the file of the last known state if this node continues with the
- * sessions of another process, because these sessions belong to the peers of that process. The other process is a
+ * sessions of another process, because these sessions belong to the peers in that file. The other process is a
  * predecessor that lends its data path, or an ended process that left descriptors. Otherwise returns undefined.
  */
 async function knownBefore(

@@ -162,7 +162,7 @@ export class Ownership {
     this.#state = { is: 'lent', dataPath, paths: [] } // from here on no loop repairs the data path
     try {
       const paths = await handover.leave()
-      // If the list of paths is empty, the data path has died, and its `fault` reports that.
+      // If the list of paths is empty, the data path has died, and its `fault` reports the reason.
       this.#state = paths.length > 0 ? { is: 'lent', dataPath, paths } : { is: 'forwarding', dataPath }
       return paths
     } catch (error) {

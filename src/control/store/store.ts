@@ -1,9 +1,9 @@
 // store.ts - the interface of a store: a few primitive operations on one directory of flannel's keys.
 //
-// weft makes all decisions (allocation, reuse, renewal, following changes) in the code that calls this interface, so
-// all stores, and the simulated store of the tests, share that code. A store offers compare-and-set and a watch that
-// can be resumed. All methods reject with a WeftError: STORE_UNAVAILABLE if a later attempt may succeed, STORE if an
-// operator must act.
+// The code that calls this interface makes all decisions (allocation, reuse, renewal, following changes). So all
+// stores, and the simulated store of the tests, share this code. A store offers compare-and-set and a watch that can be
+// resumed. All methods reject with a WeftError: STORE_UNAVAILABLE if a later attempt may succeed, STORE if an operator
+// must act.
 
 /**
  * How long a key lives after its last write, in ms, unless a store is created with another lifetime: 24 hours, as in

@@ -262,8 +262,8 @@ const watchGroups = (
 export const hostKernel = new NetlinkKernel()
 
 /**
- * Divides changes into batches. A change that names an interface begins a new batch if an earlier change in the batch
- * creates or deletes an interface, because weftd determines the index of the interface when it sends the batch.
+ * Divides changes into batches. weftd determines the index of an interface when it sends the batch. So a change that
+ * names an interface begins a new batch if an earlier change in the batch creates or deletes an interface.
  */
 function batchesOf(changes: readonly Change[]): readonly Batch[] {
   const batches: Batch[] = []

@@ -176,8 +176,8 @@ async function lookAfter(
       signal.throwIfAborted()
       calm.error(`Cannot check the device: ${describeError(error)}`)
     }
-    // If the node got a new lease and then its former lease again before this check, the data path still has the peers
-    // that were set for the new lease.
+    // Before this check the node may have got a new lease and then its former lease again. In that case the data path
+    // still has the peers that were set for the new lease.
     const isAsElsewhere = node.ownApplied !== undefined && node.ownApplied !== pathLease.key
     if (node.unapplied || isAsElsewhere) await applyPeers(node, new Set())
     // Each try to open a missing family may change the host, and the kernel reports that change. The report must not

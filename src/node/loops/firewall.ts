@@ -21,7 +21,7 @@ const STAND_BY_MS = 60_000
 const RULES_LATE_MS = 3_000
 /**
  * How long, in ms, a weftd that does not forward yet waits until the firewall rules are set. Because of this wait the
- * log lines have flanneld's order on slow hosts too.
+ * log lines have the same order as flanneld's, even on slow hosts.
  */
 const RULES_WAIT_MS = 10_000
 /**

@@ -90,7 +90,7 @@ const amendments = new WeakMap<Backend, Backend>()
 /**
  * Returns a copy of the backend whose `prepare` publishes the public IP that an operator set for this node. The first
  * call of `prepare` waits for the store. If the store does not answer a later call, that call uses the store's last
- * answer, so that weftd can open a data path again. `amended` returns the same result for the same backend.
+ * answer, so that weftd can open a data path again. Two calls of `amended` with the same backend return the same copy.
  */
 export function amended(backend: Backend, manager: Node['manager'], log: Log): Backend {
   if (!manager.amend) return backend
@@ -168,9 +168,9 @@ function isSuccessors({ ownership, view, lease }: Node): boolean {
 }
 
 /**
- * Runs `write`, and adds to the written lease the time of its expiry by the monotonic clock, because the wall clock may
- * be set later (NTP does so at boot). If the wall clock is set during the write, the earlier of the two possible times
- * counts.
+ * Runs `write`, and adds to the written lease the time of its expiry by the monotonic clock. The wall clock is not
+ * enough, because it may be set later, for example by NTP at boot. If the wall clock is set during the write, the
+ * earlier of the two possible times counts.
  */
 async function timed(write: () => Promise<OwnLease>): Promise<OwnLease> {
   const monotonicZero = (): number => Date.now() - performance.now()

@@ -185,7 +185,7 @@ export class PathSearch {
 
   answered(sequence: number, from: Address, now: number): void {
     const { peer, search, at } = this.#waiting.get(sequence) ?? {}
-    // Ignore an answer from an address to which weftd sent no request, because the answer proves nothing.
+    // Ignore an answer from an address to which weftd sent no request, because the answer shows nothing about the peer.
     if (!peer || !search || peer.address !== from) return
     this.#waiting.delete(sequence)
     if (at === undefined) search.answered++

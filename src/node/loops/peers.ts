@@ -58,8 +58,8 @@ export async function keepPeers(node: Node): Promise<never> {
       for (const lease of removed) if (!isOwn(lease)) log.info(say.removed(lease))
       node.learnt.ring()
     }
-    // Compare this node's own lease with the store's after every report, even if the report does not name the lease:
-    // the lease may have been deleted before the first listing, or the store may lack its new attributes.
+    // Compare this node's own lease with the store's after every report, even if the report does not name the lease.
+    // The lease may have been deleted before the first listing, or the store may lack its new attributes.
     const own = leases.get(node.lease.key)
     if (!own || isOwnUnreadable || !leasesEqual(own, { ...node.lease, attrs: node.attrs })) node.leaseDoubt.ring()
   }

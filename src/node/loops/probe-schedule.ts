@@ -2,7 +2,7 @@
 //
 // weftd probes each peer once per interval. The number of probes per second is limited, so with very many peers the
 // interval is longer. After a lost probe weftd probes the peer again immediately, because one lost packet does not mean
-// that the peer is down. The longer a peer stays silent, the less often weftd probes it: the peer's lease may remain
+// that the peer is down. The longer a peer stays silent, the less often weftd probes it. The peer's lease may remain
 // for a day after its host is gone, and each probe makes this host resolve a neighbour on its link. Any sign that the
 // peer's host is up restores the usual interval.
 
@@ -212,7 +212,7 @@ export class ProbeSchedule {
 
   answered(sequence: number, from: Address, roundTripMs: number, now: number): void {
     const peer = this.#waiting.get(sequence)?.peer ?? this.#lost.get(sequence)
-    // Ignore an answer from an address that weftd did not probe, because the answer proves nothing.
+    // Ignore an answer from an address that weftd did not probe, because the answer shows nothing about the peer.
     if (peer?.address !== from) return
     this.#waiting.delete(sequence)
     this.#lost.delete(sequence)
@@ -325,8 +325,8 @@ function resultOf(peer: Known): Probed | undefined {
   if (concludedAt === undefined) return undefined
   const losses = results.filter(({ isAnswered }) => !isAnswered).length
   const isAnswering = losses < results.length && lostInARow(peer) < LOST_IN_A_ROW
-  // The first lost probe of a peer that never answered proves nothing, because weftd probes the peer again immediately.
-  // So the peer has no result yet.
+  // The first lost probe of a peer that never answered does not show that the peer is silent, because weftd probes the
+  // peer again immediately. So the peer has no result yet.
   if (!isAnswering && results.length < LOST_IN_A_ROW) return undefined
   const lossPercent = Math.round((100 * losses) / (isAnswering ? REMEMBERED : results.length))
   return { isAnswering, roundTripMs, lossPercent, at: concludedAt, unansweredSince }

@@ -71,7 +71,7 @@ export async function probePeers(node: Node): Promise<never> {
       await lively(open)
       for (const { probes, socket } of open)
         for (const { address, sequence } of probes.due(now)) if (socket) send(socket.echo, address, sequence)
-      // If a peer loses probes over one family, also probe the peer over its second family: if the peer's host is down,
+      // If a peer loses probes over one family, also probe the peer over its second family. If the peer's host is down,
       // the report must not show a fault of one family only.
       for (const { family, probes } of open)
         for (const key of probes.takeDoubted())
@@ -93,8 +93,8 @@ const isHearing = ({ ownership: { dataPath } }: Node): boolean => {
 }
 
 /**
- * Returns a function that probes silent peers at the usual interval again when their hosts seem to be up: packets
- * arrive from them, their leases were written again, or this host has its own address again.
+ * Returns a function that probes silent peers at the usual interval again when their hosts seem to be up. The signs
+ * are: packets arrive from the peer, its lease was written again, or this host has its own address again.
  */
 function createLively(node: Node): (probings: readonly Probing[]) => Promise<void> {
   let lookedAt = -Infinity

@@ -148,8 +148,9 @@ const isWhole = (probed: Probed | undefined): probed is Probed =>
   probed?.isAnswering === true && probed.unansweredSince === undefined
 
 /**
- * Returns true if the peer certainly answers over one family but not over the other: since the time `since` the peer
- * has answered every probe over its working family, but has left a probe over the silent family unanswered.
+ * Returns true if the peer certainly answers over one family but not over the other. That is proved if, since the time
+ * `since`, the peer has answered every probe over its working family, but has left a probe over the silent family
+ * unanswered.
  */
 const isProof = (silent: Probed, probed: Probed | undefined, since: number | undefined): boolean =>
   probed !== undefined &&

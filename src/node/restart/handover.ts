@@ -91,7 +91,7 @@ export class Handover {
   private lock: Lock | undefined
   private predecessorNow: Predecessor | undefined
   private earlierRun: EarlierRun | undefined
-  /** The data paths that this process inherited from the previous one, and that no backend has taken yet. */
+  /** The data paths that this process inherited from the previous process, and that no backend has taken yet. */
   private untaken: readonly OpenPath[] = []
   /** The subnets for which the previous process opened its data paths; undefined if they are not known. */
   private subnetsBefore: Nets | undefined

@@ -88,8 +88,7 @@ export function storeNameOf(
 
 /**
  * Writes the file of the last known state. Rejects with the file system's error. Formatting a million leases takes
- * seconds, with pauses for other work, so the file may or may not include changes that are made to the leases in these
- * seconds.
+ * seconds, with pauses for other work. So the file may or may not include changes of the leases in these seconds.
  */
 export async function writeLastKnown(path: string, known: ToWrite): Promise<void> {
   // Only weftd's user may read and write the file, because a user who can write it determines where weftd sends

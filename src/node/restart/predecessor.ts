@@ -219,7 +219,7 @@ export class Predecessor {
   }
 }
 
-/** Splits the descriptors of an answer into the descriptor of the subnet file's lock and the rest. */
+/** Splits the descriptors of an answer into the descriptor of the subnet file's lock and the remaining descriptors. */
 function unpack({ text, fds }: Parcel): { readonly lock: number | undefined; readonly rest: readonly number[] } {
   const hasLock = parse(text)['lock'] === 1 && fds.length > 0
   return { lock: hasLock ? fds[0] : undefined, rest: hasLock ? fds.slice(1) : fds }

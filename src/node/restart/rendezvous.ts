@@ -3,7 +3,7 @@
 // directory of subnet.env, and accessible to this user only (mode 0600).
 //
 // The lock belongs to an open file description (fcntl(2), F_OFD_SETLK). So the data path's owner can send the lock to
-// another process as a descriptor, and the kernel releases the lock when the last process that has the descriptor ends.
+// another process as a descriptor. The kernel releases the lock when the last process that has the descriptor ends.
 
 import {
   accessSync,

@@ -76,8 +76,8 @@ export function createIpsecBackend({
   }
 
   /**
-   * Returns the MTU in bytes that containers get: flanneld's value, or less if charon carries the ESP packets, because
-   * charon always sends them in UDP datagrams and its device has a smaller MTU.
+   * Returns the MTU in bytes that containers get. This is flanneld's value, or less if charon carries the ESP packets:
+   * charon always sends them in UDP datagrams, and its device has a smaller MTU.
    */
   function mtuOf(): number {
     if (isUserspace) return Math.min(external.mtu - overhead - UDP_HEADER, USERSPACE_MTU)

@@ -128,8 +128,8 @@ export class WireguardDevice {
     const at = performance.now() - now
     return new Map(
       peers.map(({ publicKey, endpoint, handshakeAt, receivedBytes, sentBytes }) => {
-        // The byte counts are those of the encrypted packets. The kernel does not report when the last packet arrived,
-        // so weftd uses the time of the last handshake: while packets are exchanged, there is a handshake at least
+        // The byte counts are those of the encrypted packets. The kernel does not report when the last packet arrived.
+        // So weftd uses the time of the last handshake: while packets are exchanged, there is a handshake at least
         // every two minutes.
         const counted = { txBytes: sentBytes, rxBytes: receivedBytes }
         // If the system clock was set back after the handshake, `now - handshakeAt` is negative.

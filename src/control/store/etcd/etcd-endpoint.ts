@@ -1,9 +1,9 @@
 // etcd-endpoint.ts - parses the list of etcd endpoints, and makes calls to an endpoint. Each endpoint has its own
 // connection.
 //
-// The gRPC services come from the package etcd3. weft does not use etcd3's connection pool for four reasons: the pool
-// picks any host for a call, has no deadline for a single attempt, closes all connections of a host (with the open
-// watch) when one call fails, and requests a user's token over a connection that ignores the gRPC options.
+// The gRPC services come from the package etcd3. weft does not use etcd3's connection pool for four reasons. The pool
+// picks any host for a call. It has no deadline for a single attempt. When one call fails, it closes all connections of
+// the host, even that of an open watch. It requests a user's token over a connection that ignores the gRPC options.
 
 import { readdirSync, readFileSync, statSync } from 'node:fs'
 import { isIP } from 'node:net'
@@ -80,7 +80,7 @@ const CHANNEL_OPTIONS: grpc.ChannelOptions = {
 
 /**
  * The maximum duration of a connection attempt in ms; weftd then starts a new attempt. The kernel repeats a lost SYN
- * after 1, 2, 4 ... 64 s, so without this limit weftd would notice up to a minute late that a host is reachable again.
+ * after 1, 2, 4 ... 64 s. So without this limit weftd would notice up to a minute late that a host is reachable again.
  */
 const CONNECT_MS = 3_000
 

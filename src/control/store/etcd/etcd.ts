@@ -67,8 +67,8 @@ export class EtcdStore implements Store {
   /** The id and Raft term of the etcd cluster that answered last. If they change, another cluster may be answering. */
   #known: ClusterIdentity = {}
   /**
-   * The etcd leases that were granted for writes that failed, or may have failed. The next write of the same kind
-   * reuses them.
+   * The etcd leases that were granted for writes that failed, or may have failed. The next write for the same purpose
+   * (Kind) reuses such a lease.
    */
   readonly #spare = new Map<Kind, Grant>()
 

@@ -41,7 +41,7 @@ const LONGEST_NEGOTIATION_MS = 40_000
 
 /**
  * The maximum number of hosts for which weftd checks charon's shared keys. charon lists the ids of the keys in one
- * packet of at most 512 KiB, in which about 12,000 ids fit, and sends no answer if the packet would be longer.
+ * packet of at most 512 KiB, in which about 12,000 ids fit. If the packet would be longer, charon sends no answer.
  */
 const MOST_LISTED_KEYS = 10_000
 
@@ -183,7 +183,7 @@ export class IpsecConnections {
         // With the timeout -1 charon answers immediately, before it negotiates keys.
         await client?.request('initiate', { child: this.#childOf(peer), ike: name, timeout: '-1' })
       } catch (error) {
-        // If the connection to charon has ended, do not log here, because `#run` logs that.
+        // If the connection to charon has ended, do not log here, because `#run` logs the end of the connection.
         if (!client?.isOpen) return
         this.#calm.error(`Cannot negotiate keys with ${peer.host}: ${describeError(error)}`)
       }
@@ -250,7 +250,7 @@ export class IpsecConnections {
         return await this.#loadInto(charon, isCheck)
       } catch (error) {
         if (!isWeftError(error)) throw error
-        // If the connection to charon has ended, do not log here, because `#run` logs that.
+        // If the connection to charon has ended, do not log here, because `#run` logs the end of the connection.
         if (charon.client.isOpen) this.#calm.error(`error loading connection into IKE daemon: ${describeError(error)}`)
         return []
       }

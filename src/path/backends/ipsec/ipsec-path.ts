@@ -24,7 +24,8 @@ const SETTLE_MS = 100
 const AGAIN_MS = 5_000
 
 /**
- * The time in ms for which a peer must lack keys before weftd logs that. charon usually negotiates keys in less time.
+ * The time in ms for which a peer must lack keys before weftd logs that the keys are missing. charon usually negotiates
+ * keys in less time.
  */
 const MISSING_MS = 4_000
 

@@ -184,7 +184,7 @@ export class Handshakes {
 
   /**
    * Records that a new engine without keys runs. The next handshake with a peer may then begin immediately after the
-   * previous one.
+   * previous handshake.
    */
   lostKeys(): void {
     for (const peer of this.#node.peers.values()) peer.completedAt = -Infinity
