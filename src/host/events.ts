@@ -31,7 +31,7 @@ function familyOfEvent(event: KernelEvent): Family | undefined {
 
 /**
  * The reports of changes of links, and of the addresses, routes and routing rules of the families that `families`
- * returns, without reports that only renew a lifetime. `families` is called for each report.
+ * returns. Reports that only renew a lifetime are left out. `families` is called for each report.
  */
 export function changesOf(families: () => readonly Family[]): Watched {
   const filter = new LifetimeFilter()
@@ -113,9 +113,9 @@ export class HostWatch {
 }
 
 /**
- * Calls `onChange` when another program or the kernel itself changed the host, or may have changed the host because the
- * kernel's reports were lost or cannot be received. The caller must find out what changed. Resolves when `signal`
- * aborts.
+ * Calls `onChange` when another program or the kernel itself changed the host. Also calls it when the kernel's reports
+ * were lost or cannot be received, because the host may have changed then. The caller must find out what changed.
+ * Resolves when `signal` aborts.
  */
 export async function watchHost(
   kernel: HostKernel,

@@ -1,5 +1,5 @@
-// ask-nodes.ts - asks each peer for its state (its view: peers, versions, problems), over the network, at the addresses
-// at which this node probes the peer.
+// ask-nodes.ts - asks each peer over the network for its state (its view: peers, versions, problems). A query goes to
+// the address at which this node probes the peer.
 //
 // Each query has a time limit and a size limit, so that a peer which answers slowly, endlessly or with invalid data
 // does no harm.

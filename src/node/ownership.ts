@@ -204,8 +204,8 @@ export class Ownership {
 
   async #end(keep: (paths: readonly OpenPath[]) => Promise<void>): Promise<void> {
     try {
-      // Close the descriptors in this process. The successor has copies of them, and this process may run for a while,
-      // in which its descriptors would block the device and the port.
+      // Close the descriptors in this process. The successor has copies of them. This process may run for a while, and
+      // its descriptors would block the device and the port.
       if (this.#state.is === 'lent') return closeAll(fdsOf(this.#state.paths))
       if (this.#state.is !== 'forwarding') return
       const { dataPath } = this.#state

@@ -24,8 +24,8 @@ const REOPEN_RETRY_MS = 1_000
 const SETTLE_MS = 200
 /**
  * The ratio of the pause after a check to the CPU time of the check. The pause has at least SETTLE_MS and at most
- * RESYNC_MS. The pause limits the CPU time of weftd if another program changes the host all the time: a check of 5,000
- * peers takes a third of a second.
+ * RESYNC_MS. The pause limits the CPU time of weftd if another program changes the host all the time. For example, a
+ * check of 5,000 peers uses a third of a second of CPU time.
  */
 const PAUSE_PER_CHECK = 10
 /**
@@ -190,7 +190,7 @@ async function lookAfter(
     // Wait only a limited time: if opening the data path of one family takes long, the open data path must still be
     // checked.
     await withLatePromise(LATE_MS, (late) => Promise.race([renewing, late]))
-    // Until all loops run, changes of the host may go unnoticed, because weftd begins to watch the host at its first
+    // Until all loops run, changes of the host may go unnoticed, because weftd does not watch the host before its first
     // query of the store.
     isCalm &&= isRunning(node) && !node.unapplied && !dataPath.unreported && !dataPath.isOutdated
     // Search for leftovers at most once per RESYNC_MS, because starting and ending containers change the host all the

@@ -1,6 +1,6 @@
-// firewall.ts - the loop that maintains the firewall's rules: sets them at the start, restores them if other programs
-// remove or reorder them, and changes them when the node gets another subnet. Packets to peers do not need the rules,
-// so the start waits for the rules only briefly.
+// firewall.ts - the loop that maintains the firewall's rules. It sets them at the start, restores them if other
+// programs remove or reorder them, and changes them when the node gets another subnet. Packets to peers do not need the
+// rules, so the start waits for the rules only briefly.
 
 import { describeError, isWeftError, WeftError } from '../../base/errors.ts'
 import { seldom } from '../../base/log.ts'

@@ -17,8 +17,8 @@ const KEEP_MS = 10_000
 /** The interval in ms at which weftd reads the traffic counters, to find silent peers that send packets. */
 const HEARD_MS = 3_000
 /**
- * The longest interval in ms between probes of a silent peer if the kernel carries the packets, because weftd then does
- * not notice packets from the peer.
+ * The longest interval in ms between probes of a silent peer if the kernel carries the packets. weftd then sees no
+ * packets from the peer, so only a probe can show that the peer answers again.
  */
 const MOST_UNHEARD_MS = 60_000
 /** The error codes of the kernel for echo requests from a process that lacks the permission. */

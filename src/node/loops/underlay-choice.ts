@@ -68,7 +68,7 @@ interface UnderlayChoices {
 const STEADY = 3
 /**
  * If the preferred family fails within AGAIN_MS milliseconds after weftd chose it again, it must answer twice as long
- * before the next choice, at most MOST_STEADY_MS.
+ * before weftd chooses it once more, at most MOST_STEADY_MS.
  */
 const AGAIN_MS = 600_000
 const MOST_STEADY_MS = 3_600_000

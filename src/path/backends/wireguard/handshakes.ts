@@ -120,8 +120,8 @@ export class Handshakes {
   }
 
   /**
-   * Records that the engine needs keys for a peer, because packets wait or the session is old, and starts a handshake
-   * if none is running. The engine may call `wanted` for each packet; repeated calls have no effect.
+   * Records that the engine needs keys for a peer, because packets wait or the session is old. Starts a handshake if
+   * none is running. The engine may call `wanted` for each packet; repeated calls have no effect.
    */
   wanted(number: number, now: number): void {
     const peer = this.#node.peers.get(number)

@@ -78,6 +78,6 @@ export const MAX_PAUSE_MS = 500
 
 /**
  * How long, in ms, the session number of a removed peer stays unused. Packets and messages with the number wait in
- * queues for less time, and a thread of the engine needs less time for a batch of packets.
+ * queues for less than this time. A thread of the engine needs less than this time for a batch of packets.
  */
 export const NUMBER_REUSE_MS = 60_000
