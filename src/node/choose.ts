@@ -166,7 +166,7 @@ export async function charonOfHost() {
   return { leaveCharon, listConnections }
 }
 
-/** Runs a command. Only few backends run commands, so the module is loaded for the first command. */
+/** Runs a command. Only few backends run commands, so the module command.ts is not loaded before the first command. */
 const run: Run = async (file, args, options) => (await import('../host/command.ts')).run(file, args, options)
 
 async function makeBackend<T extends BackendType>(type: T, parts: Omit<AllParts<T>, 'settings'>): Promise<Backend> {

@@ -98,7 +98,7 @@ export async function waitFor<T>(name: string, task: Omit<Task<T>, 'onFailure'>,
 
 /**
  * Runs a step of weftd's start. If the step fails while the node forwards with the last known state, or still tries to
- * start this, runs the step again. Otherwise rejects.
+ * do this, runs the step again. Otherwise rejects.
  */
 export function whileForwarding<T>(
   node: NewNode,

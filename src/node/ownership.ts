@@ -1,4 +1,4 @@
-// ownership.ts - whether this process owns the host's data path. The ownership is always in one of these states:
+// ownership.ts - tracks whether this process owns the host's data path. The ownership is always in one of these states:
 // - closed: no data path is open in this process, and one may be opened.
 // - forwarding: this process forwards.
 // - lent: a successor forwards through the data path, which is open in both processes.

@@ -164,7 +164,7 @@ function restsFor({ ownership }: Node): () => boolean {
     if (!ownership.isOurs) return true
     since = ownership.hasSuccessor ? (since ?? performance.now()) : undefined
     // A successor that takes longer than STAND_BY_MS waits for another step, such as the answer of its store, and has
-    // not touched the firewall rules.
+    // not touched the firewall rules. So this process may restore its own rules again.
     return since !== undefined && performance.now() - since < STAND_BY_MS
   }
 }

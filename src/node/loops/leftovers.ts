@@ -300,8 +300,8 @@ const routesText = (bypasses: readonly Bypass[]): string => {
 }
 
 /**
- * Sets `node.pastPath`, and logs the lines that are new. Clients that may not read the full status see only the part of
- * a line before its first colon.
+ * Sets `node.pastPath` (the routes that bypass the data path), and logs the lines that are new. Clients that may not
+ * read the full status see only the part of a line before its first colon.
  */
 function setPastPath(node: Node, lines: readonly string[]): void {
   const before = node.pastPath.map(({ line }) => line)

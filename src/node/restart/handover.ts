@@ -502,8 +502,8 @@ const isInTheWay = (path: OpenPath, { tunName, bindAddresses }: WantedPath): boo
 }
 
 /**
- * Returns false if the inherited paths carried another subnet of a wanted family, because their device has the address
- * and the route of that other subnet.
+ * Returns false if the inherited paths carried a different subnet in a family that the new path must carry. Their
+ * device has the address and the route of that different subnet.
  */
 const isForSubnets = (before: Nets | undefined, { subnets = {} }: WantedPath): boolean =>
   FAMILIES.every((family) => {

@@ -234,8 +234,8 @@ async function requirePorts(): Promise<void> {
 }
 
 /**
- * Returns a strongswan.conf that includes the host's own configuration. In strongswan.conf a later section overrides an
- * earlier section.
+ * Returns a strongswan.conf that first includes the host's own configuration. The sections of weftd come after it,
+ * because a later section overrides an earlier section.
  */
 function configuration(isUserspace: boolean, given: string | undefined): string {
   const own = [given, ...CONFIGURATIONS].find((file) => file !== undefined && existsSync(file))

@@ -1,5 +1,5 @@
 // limits.ts - the limits of WireGuard's handshakes, each with its unit and its source.
-// docs/design/wireguard-sessions.md says why they are right. The limits of keys and packets are in SessionLimits
+// docs/design/wireguard-sessions.md explains the values. The limits of keys and packets are in SessionLimits
 // (native/core/session.h).
 //
 // The WireGuard paper is https://www.wireguard.com/papers/wireguard.pdf. The named files of Linux are in
