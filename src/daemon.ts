@@ -73,8 +73,8 @@ const ESSENTIAL: readonly Loop[] = [
 ]
 
 /**
- * The loops that packets do not depend on. weftd restarts an observing loop after a failure, so that no defect in the
- * loop stops packets.
+ * The loops that packets do not depend on. If such a loop ends with an unexpected error, the daemon starts the loop
+ * again and continues to forward packets.
  */
 const OBSERVING: readonly Loop[] = [
   watchForDuplicateNode, // reports another host that uses the same public IP
@@ -95,7 +95,7 @@ const OBSERVING: readonly Loop[] = [
   giveBack, // returns to the kernel the memory that only the start needed
 ]
 
-/** flanneld's log prefix for errors of the lease and of the device at the start. */
+/** The beginning of flanneld's log lines about a failure to get the lease or to set up the device at the start. */
 const REGISTERING = 'Error registering network: '
 
 /**
@@ -203,8 +203,8 @@ export async function runNode(
   const { backend, config, external, next, ...membership } = parts
   const { options, log, signal, stopping, ownership } = starting
   const means = { ...parts, options, kernel: starting.kernel, log, signal }
-  // If a program such as `iptables` does not answer in time, run it again, because an overloaded host is not a mistake
-  // of an operator.
+  // If a program such as `iptables` does not answer in time, run it again. Probably the host is overloaded, which is
+  // not a mistake of an operator.
   const answered = <T>(find: () => Promise<T>): Promise<T> => retry({ failure: REGISTERING, find }, { log, signal })
   const registered = <T>(work: Promise<T>): Promise<T> => prefixed(REGISTERING, work)
   const attrs = await answered(() => backend.prepare(signal))
@@ -225,8 +225,8 @@ export async function runNode(
   const obtaining = obtainLease(means, attrs, previous, false, publish)
   const lease = await prefixed(`${REGISTERING}failed to acquire lease: `, obtaining)
   await handover.opening()
-  // Release a device that was inherited from the previous process but that this backend cannot use, because the device
-  // would conflict with the backend's own device.
+  // Release a device that was inherited from the previous process if this backend cannot use it. The device would
+  // conflict with the backend's own device.
   if (!handover.tunNames.some((left) => goesOnWith(backend, left))) await handover.release()
   const forwardsAlready = canForward(starting)
   const facts = { config, backend, external, lease, attrs, next }

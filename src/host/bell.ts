@@ -1,4 +1,4 @@
-// bell.ts - wakes a loop that waits for an event, a time limit, or the signal to stop, and runs work in sequence.
+// bell.ts - lets a loop wait for an event, a time limit or the signal to stop, and runs work in sequence.
 
 /** Wakes a waiting loop. If no loop waits when the bell rings, the next wait ends immediately. */
 export interface Bell {
@@ -51,9 +51,9 @@ export async function pause(signal: AbortSignal, ms: number): Promise<void> {
 }
 
 /**
- * Runs `work` with a time limit of `ms` milliseconds. `work` gets a signal that aborts after this time with the error
- * that `late` returns, and that aborts with `signal` for the same reason. If the signal of `work` aborts and `work`
- * fails, the returned promise rejects with the signal's reason.
+ * Runs `work` with a time limit of `ms` milliseconds. `work` gets its own signal. This signal aborts after `ms` with
+ * the error that `late` returns, or earlier if `signal` aborts, with the reason of `signal`. If `work` fails after its
+ * signal has aborted, the returned promise rejects with the reason of that signal.
  */
 export async function limited<T>(
   signal: AbortSignal,
@@ -62,8 +62,8 @@ export async function limited<T>(
   work: (limit: AbortSignal) => Promise<T>,
 ): Promise<T> {
   signal.throwIfAborted()
-  // Use a timer and not AbortSignal.timeout: if only AbortSignal.any refers to the timeout signal, Node.js 20 may
-  // collect the timeout signal as garbage, and then this signal never aborts.
+  // Use a timer and not AbortSignal.timeout. If only AbortSignal.any refers to the timeout signal, Node.js 20 may
+  // collect the timeout signal as garbage. Then the combined signal never aborts.
   const limit = new AbortController()
   const onAbort = (): void => limit.abort(signal.reason)
   signal.addEventListener('abort', onAbort)
@@ -78,17 +78,17 @@ export async function limited<T>(
   }
 }
 
-/** The unit in ms in which `afterRunning` counts. */
+/** The length, in ms, of the steps in which `afterRunning` counts the elapsed time. */
 const COUNT_MS = 100
 
 /**
- * Calls `late` after `ms` milliseconds in which this process could run. The time in which the whole host stands still,
- * for example while its virtual machine is moved, counts as at most COUNT_MS, because the process for which the caller
- * waits could not run then either. clearTimeout cancels the returned timer.
+ * Calls `late` after `ms` milliseconds in which this process could run. If the whole host stands still, for example
+ * while its virtual machine is moved, that time counts as at most COUNT_MS, because no other process could run either.
+ * clearTimeout cancels the returned timer.
  */
 export function afterRunning(ms: number, late: () => void): NodeJS.Timeout {
   let leftMs = ms
-  // Node.js calls the function once after a standstill, however many intervals it took.
+  // After a standstill of the host, Node.js calls this function once, however many intervals the standstill took.
   const timer = setInterval(() => {
     leftMs -= COUNT_MS
     if (leftMs > 0) return

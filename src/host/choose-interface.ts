@@ -108,7 +108,7 @@ interface Choice {
   readonly pattern: string | undefined
 }
 
-/** The texts of log lines and errors about IPv4 and IPv6. Most texts are flanneld's. */
+/** For each family (IPv4, IPv6), the texts of log lines and errors. Most texts are flanneld's. */
 const SAYS = {
   ipv4: {
     using: (name: string, address: string) => `Using interface with name ${name} and address ${address}`,

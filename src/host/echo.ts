@@ -6,9 +6,9 @@ import { addon } from './addon.ts'
 
 export interface Echo {
   /**
-   * Sends an echo request that routers must not fragment. `bytes` is the length of the packet including its headers;
-   * without it the request has the minimum length. The destination `to` must have the family of the socket's source.
-   * Throws an Error with `code`, such as EMSGSIZE.
+   * Sends an echo request that routers must not fragment. `bytes` is the length of the packet including its headers; if
+   * it is left out, the request has the minimum length. The destination `to` must have the family of the socket's
+   * source. Throws an Error with `code`, such as EMSGSIZE.
    */
   send(to: Address, sequence: number, bytes?: number): void
   /**

@@ -8,14 +8,15 @@ import type { HostKernel, KernelEvent, Topic } from './kernel.ts'
 
 /**
  * The minimum and the maximum pause in ms before weftd tries again to watch the kernel. The pause doubles after each
- * failure. Each failure counts as a change, so weftd checks the host every RETRY_MAX_MS even if it can never watch.
+ * failure. Each failure counts as a change, so weftd checks the host every RETRY_MAX_MS even if it can never watch the
+ * kernel.
  */
 const RETRY_MIN_MS = 200
 const RETRY_MAX_MS = 5_000
 
 /**
- * The reports of the kernel that weftd receives, and a filter for them. Without a filter every report is a change,
- * except for reports about changes that this process requested.
+ * The reports of the kernel that weftd receives, and a filter for them. Without a filter every report counts as a
+ * change of the host, unless this process requested the change.
  */
 export interface Watched {
   readonly topics: readonly Topic[]
@@ -30,7 +31,7 @@ function familyOfEvent(event: KernelEvent): Family | undefined {
 
 /**
  * The reports of changes of links, and of the addresses, routes and routing rules of the families that `families`
- * returns, without reports that only renew a lifetime. `families` is called for each report.
+ * returns. Reports that only renew a lifetime are left out. `families` is called for each report.
  */
 export function changesOf(families: () => readonly Family[]): Watched {
   const filter = new LifetimeFilter()
@@ -54,7 +55,7 @@ export class LifetimeFilter {
   /** The last report of each address and of each route with a lifetime, as text without the lifetime. */
   readonly #known = new Map<string, string>()
 
-  /** Returns false if the report changes nothing but a lifetime. */
+  /** Returns false if the report differs from the previous report about the same object only in the lifetime. */
   isNews(event: KernelEvent): boolean {
     const name = nameOf(event)
     if (name === undefined || (event.of !== 'address' && event.of !== 'route')) return true
@@ -77,7 +78,7 @@ function nameOf(event: KernelEvent): string | undefined {
   return `${event.family} ${destination} ${deviceIndex} ${metric} ${table}`
 }
 
-/** Watches this host for changes, from a time when weftd does not know the families of the network yet. */
+/** Watches this host for changes. The watch can start before weftd knows the families of the network. */
 export class HostWatch {
   /** The families whose changes are reported. Before the first call of `follow` only IPv4. */
   #families: readonly Family[] = ['ipv4']
@@ -98,7 +99,7 @@ export class HostWatch {
     )
   }
 
-  /** Reports the changes of `families` from now on. */
+  /** From now on, reports the changes of addresses, routes and routing rules of these families. */
   follow(families: readonly Family[]): void {
     const isNew = families.some((family) => !this.#families.includes(family))
     this.#families = families
@@ -112,9 +113,9 @@ export class HostWatch {
 }
 
 /**
- * Calls `onChange` when another program or the kernel itself changed the host, or may have changed the host because the
- * kernel's reports were lost or cannot be received. The caller must find out what changed. Resolves when `signal`
- * aborts.
+ * Calls `onChange` when another program or the kernel itself changed the host. Also calls it when the kernel's reports
+ * were lost or cannot be received, because the host may have changed then. The caller must find out what changed.
+ * Resolves when `signal` aborts.
  */
 export async function watchHost(
   kernel: HostKernel,

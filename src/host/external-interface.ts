@@ -83,16 +83,16 @@ export class AddressHold {
   }
 
   /**
-   * Returns the address that the node must use again as soon as the interface has it. Returns undefined if there is no
-   * such address.
+   * Returns the address to which the node must return as soon as the interface has it again; undefined if there is
+   * none.
    */
   home(family: Family): Address | undefined {
     return this.#home[family]
   }
 
   /**
-   * Makes `address` the address to which the node returns after it had to use another address. `address` is better than
-   * the address with which the node started.
+   * Makes `address` the address to which the node returns after it had to use another address. The caller does this for
+   * an address that is better than the address with which the node started.
    */
   settle(address: Address): void {
     this.#home[familyOf(address)] = address
@@ -246,7 +246,7 @@ function addressThatCame(
 }
 
 /**
- * Returns the address that the node must use from now on; `known` is its address so far. The node returns to the
+ * Returns the address that the node must use from now on; `known` is its present address. The node returns to the
  * address with which it started, and leaves a makeshift or deprecated address for a better address. If the interface
  * lacks `known`, the node keeps `known` for HOLD_MS before it uses another address.
  */
@@ -354,8 +354,9 @@ export function readExternalText(value: unknown): ExternalInterface | undefined 
 
 /**
  * Finds the external interface that an earlier run used, and returns its current state. Finds the interface by its
- * name, or by its index if it was renamed, and requires that it has one of the earlier addresses. Returns undefined if
- * no interface fits. If the interface lacks the address of a family, the result has no address for this family.
+ * name, or by its index if it was renamed, and requires that it has one of the addresses of the earlier run. Returns
+ * undefined if no interface fits. If the interface lacks the address of a family, the result has no address for this
+ * family.
  */
 export async function resumeExternal(
   kernel: HostKernel,

@@ -1,5 +1,6 @@
 // ip-words.ts - writes changes of the kernel's network configuration as command lines of `ip`, `bridge` or `wg`, so
-// that an operator can repeat the changes by hand, and policy rules as `ip rule` prints them. All functions are pure.
+// that an operator can repeat the changes by hand. Also writes policy rules as `ip rule` prints them. All functions are
+// pure.
 
 import type { Secret } from '../base/secret.ts'
 import { printable } from '../base/text.ts'

@@ -1,4 +1,4 @@
-// iptables.ts - detects the abilities of iptables from its version.
+// iptables.ts - finds out from the version of iptables which options it has, and which kernel interface it uses.
 
 /**
  * The option by which iptables-restore waits for its lock without a limit. A caller that uses this option must run the

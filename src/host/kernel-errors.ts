@@ -14,7 +14,7 @@ const GONE: ReadonlySet<string | undefined> = new Set(['ENODEV', 'ENOENT', 'ESRC
 /** Returns true if the error of a removal means that another program has already removed the object. */
 export const isGone = (error: unknown): boolean => GONE.has(errnoOf(error))
 
-/** Makes the changes, all of them even if one fails. Throws the first error. */
+/** Applies all changes to the kernel's configuration, even if one of them fails. Throws the first error. */
 export async function applyChanges(kernel: HostKernel, changes: readonly Change[]): Promise<void> {
   const error = (await kernel.change(changes)).find((each) => each !== undefined)
   if (error) throw error
@@ -24,7 +24,7 @@ export async function applyChanges(kernel: HostKernel, changes: readonly Change[
 export const applyChange = (kernel: HostKernel, change: Change): Promise<void> => applyChanges(kernel, [change])
 
 /**
- * Removes the objects of these changes, all of them even if one removal fails. Ignores objects that are gone already.
+ * Makes all of these changes, which remove objects, even if one of them fails. Ignores objects that are gone already.
  * Throws the first error.
  */
 export async function removeAll(kernel: HostKernel, changes: readonly Change[]): Promise<void> {

@@ -2,7 +2,7 @@
 // interfaces, addresses, routes, policy rules, neighbour and forwarding entries, and WireGuard devices.
 //
 // src/host/netlink implements the interface with netlink sockets (netlink(7)). Unit tests and simulations use the model
-// in test/support/model-kernel.ts. This file has only types, so that importing it costs nothing at a start.
+// in test/support/model-kernel.ts. This file has only types, so that its import does not delay the start of weftd.
 
 import type { WeftError } from '../base/errors.ts'
 import type { Secret } from '../base/secret.ts'
@@ -75,7 +75,9 @@ export interface Link {
   readonly mtu: number
   /** True if the interface is set up (IFF_UP). */
   readonly up: boolean
-  /** True if the interface has a carrier (IFF_LOWER_UP). For a TUN: a process has the device open. */
+  /**
+   * True if the interface has a carrier (IFF_LOWER_UP). For a TUN device this means that a process has the device open.
+   */
   readonly hasCarrier: boolean
   readonly loopback: boolean
   readonly queueLength: number
@@ -124,8 +126,8 @@ export interface Route {
   readonly gateway: string | undefined
   readonly isMultipath?: boolean
   /**
-   * True if the kernel uses the route only for some of the packets to its destination: for a certain TOS, or, in IPv6,
-   * from a certain network. Only `HostKernel.routes` sets this member.
+   * True if the kernel uses the route only for some of the packets to its destination: only for a certain TOS or, in
+   * IPv6, only for packets from a certain source network. Only `HostKernel.routes` sets this member.
    */
   readonly isPartial?: boolean
   readonly metric: number
@@ -140,9 +142,9 @@ export interface Route {
 /** Selects routes of one family. Without `table` only the main table is read. */
 export interface RouteFilter {
   readonly family: Family
-  /** Only routes to exactly these destinations. */
+  /** Selects only routes to exactly these destinations. */
   readonly exactly?: readonly (Net | 'default')[]
-  /** Only routes whose destination is this network or a part of it. */
+  /** Selects only routes whose destination is this network or a part of it. */
   readonly within?: Net
   readonly device?: Device
   readonly table?: number | 'all'
@@ -189,7 +191,9 @@ export interface Neighbour {
   readonly states: readonly string[]
 }
 
-/** An entry of a vxlan device's own forwarding table: datagrams for `mac` go to the host `host`. */
+/**
+ * An entry of a vxlan device's own forwarding table: the device sends frames for `mac` in datagrams to the host `host`.
+ */
 export interface Forwarding {
   readonly deviceIndex: number
   readonly mac: string
@@ -226,11 +230,11 @@ export interface WireguardPeerChange {
   readonly presharedKey?: Secret
   readonly endpoint?: { readonly address: Address; readonly port: number }
   readonly keepaliveSeconds?: number
-  /** The complete list of the peer's networks, which replaces the kernel's list. */
+  /** The complete list of the networks behind the peer (allowed IPs), which replaces the kernel's list. */
   readonly allowedIps?: readonly Net[]
 }
 
-/** A table of nftables, with which iptables-nft stores its rules too. */
+/** A table of nftables; nft and iptables-nft store their rules in such tables. */
 export interface NftTable {
   /** The family as nft writes it: `ip`, `ip6`, `inet` and others. */
   readonly family: string
@@ -331,7 +335,10 @@ export type KernelEvent =
       readonly deviceIndex: number
       readonly address: Address
       readonly prefixLength: number
-      /** The address with its flags but without its lifetimes, as text, to recognise a report that changes nothing. */
+      /**
+       * The address with its flags but without its lifetimes, as text, to recognise a report about an unchanged
+       * address.
+       */
       readonly text: string
       readonly gone: boolean
     }

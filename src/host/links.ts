@@ -50,7 +50,7 @@ export function deletionOf(route: Route, family: Family): Change {
   }
 }
 
-/** A name that another program may change at any time. */
+/** The present name of an interface, which another program may change at any time. */
 export interface Named {
   readonly name: string
 }
@@ -88,7 +88,7 @@ export class FollowedLink implements Named {
     this.index = undefined
   }
 
-  /** Finds the interface as `find` does, and logs its name if the name has changed. */
+  /** Finds the interface as `find` does, and logs the new name if the name has changed. */
   async follow(kernel: HostKernel, log: Pick<Log, 'info'>): Promise<Link | undefined> {
     const before = this.name
     const link = await this.find(kernel)

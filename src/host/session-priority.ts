@@ -10,8 +10,8 @@ import { readFileSync, writeFileSync } from 'node:fs'
 const FILE = '/proc/self/autogroup'
 
 /**
- * Gives this process's session the nice value `nice`, if this process leads the session. So the session of a shell is
- * not changed. Does nothing if the kernel refuses.
+ * Gives this process's session the nice value `nice`, if this process leads the session. If an operator starts weftd in
+ * a shell, the shell leads the session, so the session is not changed. Does nothing if the kernel refuses.
  */
 export function raiseSession(nice: number): void {
   try {

@@ -1,5 +1,5 @@
-// unix-socket.ts - exchanges messages, each a text with descriptors, with other processes over Unix sockets of
-// sequenced packets.
+// unix-socket.ts - exchanges messages with other processes over Unix sockets (SOCK_SEQPACKET). A message has a text and
+// file descriptors.
 
 import { closeSync } from 'node:fs'
 import { addon } from './addon.ts'
@@ -16,8 +16,8 @@ export interface Connection {
   readonly peerPid: number
   /**
    * True if the kernel did not give this process all descriptors of a received message. AppArmor and SELinux can refuse
-   * descriptors, and a process can have no free ones. The message is lost, and `receive` reports the end of the
-   * connection.
+   * descriptors, and the process may have no free descriptor left. The message is lost, and `receive` reports the end
+   * of the connection.
    */
   readonly hasLostDescriptors: boolean
   /**
@@ -56,8 +56,8 @@ const LATER_MS = 100
 
 /**
  * Makes a queue of items that are read from the descriptor `fd`. Whenever `fd` is readable, the queue calls `take`
- * until `take` returns no item: undefined if no more can be read now, 'end' at the end of the connection, or 'later' if
- * `take` must be called again after LATER_MS.
+ * until `take` returns no item. In place of an item, `take` returns undefined if no more can be read now, 'end' at the
+ * end of the connection, or 'later' if `take` must be called again after LATER_MS.
  */
 function createQueue<T>(fd: number, take: () => T | undefined | 'end' | 'later') {
   const waiting: T[] = []
@@ -105,8 +105,8 @@ function connectionOf(fd: number): Connection {
       return parcel?.text === '' ? 'end' : parcel
     } catch (error) {
       // receive_parcel (native/io/unix_socket.cc) fails with EMSGSIZE for a message that the kernel shortened. weftd
-      // sends no longer text than a receiver accepts, so the message has lost descriptors. After any other error the
-      // other process has ended.
+      // never sends a text that is too long for the receiver, so the kernel has dropped descriptors of the message.
+      // After any other error the other process has ended.
       hasLostDescriptors = (error as NodeJS.ErrnoException).code === 'EMSGSIZE'
       return 'end'
     }
@@ -147,7 +147,7 @@ export function connect(path: string): Connection | undefined {
   }
 }
 
-/** Listens at a path for connections of processes of the same user. Throws an Error with `code`. */
+/** Listens at a path for connections from processes of the same user. Throws an Error with `code`. */
 export function listen(path: string): Listener {
   const fd = addon.listenUnix(path)
   const connections = createQueue(fd, () => {

@@ -1,5 +1,5 @@
-// ask-nodes.ts - asks each peer for its state (its view: peers, versions, problems), over the network, at the addresses
-// at which this node probes the peer.
+// ask-nodes.ts - asks each peer over the network for its state (its view: peers, versions, problems). A query goes to
+// the address at which this node probes the peer.
 //
 // Each query has a time limit and a size limit, so that a peer which answers slowly, endlessly or with invalid data
 // does no harm.
@@ -256,7 +256,7 @@ function ask({ from, to }: Target, port: number, token: Secret | undefined, sign
       else silent(messageOf(error))
     })
     asking.on('response', (response) => {
-      // Measure the time to the first byte, because a long answer takes longer to arrive.
+      // Measure the time until the first byte of the answer, because the rest of a long answer takes longer to arrive.
       const tookMs = performance.now() - sent
       const parts: Buffer[] = []
       let length = 0

@@ -71,7 +71,7 @@ async function createEtcd(options: KeyStoreOptions, log: Log): Promise<Store> {
   const isPlain = (endpoint: string): boolean =>
     caFile === '' ? !/^\s*https:/.test(endpoint) : /^\s*http:/.test(endpoint)
   // The words and the condition of this warning are those of flanneld (registry.go, newTlsConfig). weftd omits the
-  // warning if the connection uses TLS nevertheless.
+  // warning if every endpoint uses TLS.
   if ((certFile === '' || keyFile === '') && endpoints.some(isPlain))
     log.warn('no certificate provided: connecting to etcd with http. This is insecure')
   return new EtcdStore({
@@ -108,8 +108,8 @@ const BACKENDS: { readonly [T in BackendType]: () => Promise<(parts: AllParts<T>
 }
 
 /**
- * Checks the type and the options of a configuration's `Backend` object, and that the backend carries a family of the
- * network. Warns of a family that the backend does not carry. Throws WeftError CONFIG.
+ * Checks the type and the options of a configuration's `Backend` object, and that the backend carries at least one
+ * family of the network. Warns of a family that the backend does not carry. Throws WeftError CONFIG.
  */
 export function checkBackend(config: NetworkConfig, log: Pick<Log, 'warn'>): void {
   const type = knownType(config.backendType)
@@ -137,8 +137,8 @@ export async function createBackend(
 }
 
 /**
- * Creates the backend of a configuration only for withdrawing the route that it published. Returns undefined for a
- * backend that publishes no route outside of the host.
+ * Creates the backend of a configuration only to withdraw the route that this backend published. Returns undefined for
+ * a backend that publishes no route outside of the host.
  */
 export async function createWithdrawing(
   config: NetworkConfig,
@@ -166,7 +166,7 @@ export async function charonOfHost() {
   return { leaveCharon, listConnections }
 }
 
-/** Runs a command. Only few backends run commands, so the module is loaded for the first command. */
+/** Runs a command. Only few backends run commands, so the module command.ts is not loaded before the first command. */
 const run: Run = async (file, args, options) => (await import('../host/command.ts')).run(file, args, options)
 
 async function makeBackend<T extends BackendType>(type: T, parts: Omit<AllParts<T>, 'settings'>): Promise<Backend> {

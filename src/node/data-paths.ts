@@ -33,7 +33,10 @@ interface DataPathsParts {
   readonly backend: Pick<Backend, 'plan' | 'external'>
   readonly lease: OwnLease
   readonly leases: ReadonlyMap<string, Lease>
-  /** The lease keys of the peers that are reached over the second underlay family. */
+  /**
+   * The lease keys of the peers to which weftd sends over the second underlay family, because the preferred family
+   * failed.
+   */
   readonly others?: readonly string[] | undefined
   /** Aborts when the daemon stops. After that, failures of a data path are not logged. */
   readonly signal: AbortSignal
@@ -84,11 +87,11 @@ class PathPart {
   external: ExternalInterface | undefined
   /** Why this data path does not carry its families; undefined if it carries them. */
   lacking: string | undefined
-  /** The number of entries for this data path in the list `next`, which is part of the report that `drops` returns. */
+  /** The length of this data path's part of the list `next` that `drops` returned last. */
   places = 0
   /** The running check of the data path, or a completed check whose result `takeCheck` has not returned yet. */
   #check: Work<readonly string[]> | undefined
-  /** The running transfer of peers to the data path. */
+  /** The running task that sets the peers in the data path; undefined if none runs. */
   #transfer: Promise<void> | undefined
   /**
    * The lease keys of the peers that may have changed since the data path last got its peers. `all` means that every
@@ -111,7 +114,10 @@ class PathPart {
     return this.lacking === undefined ? this.path : undefined
   }
 
-  /** True while the data path lacks peers of the last `apply`, because the path is slow or has failed. */
+  /**
+   * True while the data path lacks some of the peers that the last call of `apply` wanted, because the data path is
+   * slow or has failed.
+   */
   get isBehind(): boolean {
     return this.#transfer !== undefined || this.#pending !== undefined
   }
@@ -124,8 +130,8 @@ class PathPart {
   }
 
   /**
-   * Gives the peers of the last `apply` to the data path. `wanted` returns these peers, or undefined after
-   * `close`. A call while a transfer runs starts a second transfer after it.
+   * Passes to the data path the peers that the last call of `apply` wanted. `wanted` returns these peers, or undefined
+   * after `close`. If this task is running already, a second one follows it.
    */
   transfer(wanted: () => Applied | undefined, touched: ReadonlySet<string> | undefined): Work<void> {
     const pending = this.#pending ?? new Set<string>()
@@ -136,8 +142,8 @@ class PathPart {
   async #transferAll(wanted: () => Applied | undefined): Promise<void> {
     const { path } = this
     try {
-      // A failed data path may complete a transfer after another data path was opened. In that case stop, because the
-      // new data path has its own transfers.
+      // A data path that has failed may complete a transfer after weftd has opened a new one in its place. In that case
+      // stop, because the new data path has its own transfers.
       while (this.path === path && this.#pending !== undefined) {
         const touched = this.#pending === 'all' ? undefined : this.#pending
         this.#pending = undefined
@@ -226,8 +232,8 @@ export class DataPaths {
   /** The families whose address was missing from the external interface at the last check, each with the reason. */
   #gone: ByFamily<string> = {}
   /**
-   * The path MTUs that the search for the longest packet (loops/path-search.ts) set last, by family. A data path that
-   * is opened again needs them too.
+   * The path MTUs that the search for the longest packet (loops/path-search.ts) set last, by family. weftd sets them
+   * again in a data path that it opens again.
    */
   readonly #limits: { [F in Family]?: ReadonlyMap<string, number> } = {}
   #applied: Applied | undefined
@@ -307,7 +313,7 @@ export class DataPaths {
     void path.fault.then(onFault, onFault)
   }
 
-  /** Returns the open data paths that have not failed, each with its part of the plan. */
+  /** Returns the open data paths that have not failed, each with the PathPart to which it belongs. */
   #carried(): readonly (readonly [PathPart, DataPath])[] {
     return this.#parts.flatMap((part) => (part.carried ? [[part, part.carried] as const] : []))
   }
@@ -316,7 +322,9 @@ export class DataPaths {
     return this.#carried().map(([, path]) => path)
   }
 
-  /** Returns the open data paths whose packets an engine of weft carries, each with its part of the plan. */
+  /**
+   * Returns the open data paths whose packets an engine of weft carries, each with the PathPart to which it belongs.
+   */
   #observed(): readonly (readonly [PathPart, Observing])[] {
     return this.#carried().flatMap(([part, { observing }]) => (observing ? [[part, observing] as const] : []))
   }
@@ -360,7 +368,7 @@ export class DataPaths {
     const ours = this.#parts.flatMap(({ families, lacking }) =>
       lacking === undefined ? [] : families.map((family) => [family, lacking] as const),
     )
-    // A data path for both families reports the family that it cannot carry now in its own `lacking`.
+    // If one data path carries both families, its own `lacking` has the family that it cannot carry now.
     return { ...Object.assign({}, ...this.#paths().map((path) => path.adapting?.lacking)), ...Object.fromEntries(ours) }
   }
 
@@ -387,8 +395,8 @@ export class DataPaths {
   }
 
   /**
-   * True while a data path lacks peers of the last `apply`, because the data path is slow or has failed. The next
-   * `apply` also gives the missing peers to this data path.
+   * True while a data path lacks some of the peers that the last call of `apply` wanted, because the data path is slow
+   * or has failed. The next `apply` also gives the missing peers to this data path.
    */
   get isBehind(): boolean {
     return this.#carried().some(([part]) => part.isBehind)
@@ -521,8 +529,8 @@ export class DataPaths {
   }
 
   /**
-   * Closes the failed data paths and returns their parts of the plan. Only logs a failure to close, because the data
-   * path that is opened next replaces the objects of the failed data path.
+   * Closes the failed data paths and returns their PathParts. Only logs a failure to close, because the data path that
+   * is opened next replaces the objects of the failed data path.
    */
   async #closeEnded(): Promise<readonly PathPart[]> {
     const ended = this.#parts.filter(({ lacking }) => lacking !== undefined)
@@ -645,8 +653,9 @@ export class DataPaths {
   }
 
   /**
-   * Returns the packets that were dropped last, with their headers (see Engine.drops). The list `next` has the entries
-   * of the first data path, then those of the second, and so on. A data path that is not open keeps its entries.
+   * Returns the packets that were dropped last, with their headers (see Engine.drops). The list `next`, which the
+   * caller passes as `after` to the next call, has the entries of the first data path, then those of the second, and so
+   * on. The entries of a data path that is not open stay the same.
    */
   drops(after: readonly number[] = []): Drops {
     const next: number[] = []
@@ -698,8 +707,8 @@ export class DataPaths {
   }
 
   async #leave(): Promise<readonly OpenPath[]> {
-    // Set `#isAway` first: it prevents new checks and stops a running check that has only read addresses so far,
-    // because a check would repair objects that the next process now owns.
+    // Set `#isAway` first. It prevents new checks, and stops a running check that has only read addresses so far. A
+    // check would repair objects that the next process now owns.
     this.#isAway = true
     let left: readonly OpenPath[] = []
     try {

@@ -27,7 +27,7 @@ const isLeaving = (reason: unknown): boolean => reason instanceof Superseded && 
 
 /**
  * Ends the data path and writes the last known state. If possible, the service manager keeps the descriptors of the
- * open paths. A second call has no effect.
+ * open data paths. A second call has no effect.
  */
 export async function endDataPath(node: NewNode, reason: unknown): Promise<void> {
   if (isLeaving(reason)) return closeDataPath(node)
@@ -54,7 +54,7 @@ const withdrawals = new WeakMap<NewNode, Promise<boolean>>()
 
 /**
  * Removes the route that the backend published in a cloud or a switch. Returns false if the route cannot be removed;
- * the node then leaves nevertheless.
+ * the node then leaves the network without removing the route.
  */
 function withdraw(node: ForwardingNode): Promise<boolean> {
   const withdrawal = withdrawals.get(node) ?? withdrawOnce(node)
@@ -88,8 +88,8 @@ async function closeDataPath(node: NewNode): Promise<void> {
 }
 
 /**
- * Gives the descriptors of the open paths to the service manager, and closes the paths in this process. Returns the
- * descriptions of the paths that the service manager keeps.
+ * Gives the descriptors of the open data paths to the service manager, and closes the data paths in this process.
+ * Returns the descriptions of the data paths that the service manager keeps.
  */
 async function giveToManager(
   paths: readonly OpenPath[],

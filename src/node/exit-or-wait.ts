@@ -41,7 +41,7 @@ export interface Waiter {
   readonly log: Log
   readonly signal: AbortSignal
   /**
-   * Returns true if packets would stop when this process ended. If `isForwarding` is left out, weftd forwards no
+   * Returns true if packets would stop if this process ended now. If `isForwarding` is left out, weftd forwards no
    * packets.
    */
   readonly isForwarding?: () => boolean
@@ -97,8 +97,8 @@ export async function waitFor<T>(name: string, task: Omit<Task<T>, 'onFailure'>,
 }
 
 /**
- * Runs a step of weftd's start. If the step fails while the node forwards with the last known state, or tries to do so,
- * runs the step again. Otherwise rejects.
+ * Runs a step of weftd's start. If the step fails while the node forwards with the last known state, or still tries to
+ * do this, runs the step again. Otherwise rejects.
  */
 export function whileForwarding<T>(
   node: NewNode,

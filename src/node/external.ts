@@ -147,8 +147,8 @@ const textOf = ({ name, address }: ExternalInterface): string =>
 
 /**
  * Returns the earlier interface in its present state. Returns `gone` if all its addresses are missing for the moment.
- * Returns undefined if there was no earlier interface, if it belonged to another network, or if `found` is a different
- * interface, or if the operator gave other addresses for `found`.
+ * Returns undefined if there was no earlier interface or if it belonged to another network. Also returns undefined if
+ * `found` is a different interface, or if the operator gave other addresses for `found`.
  */
 async function asBefore(
   kernel: HostKernel,

@@ -176,7 +176,7 @@ async function requirePort(
   if (code === 'EACCES')
     throw engineStartError({ code, message: `UDP port ${port}: ${code}` }, portConfig(needed, device))
   // Ignore errors other than EACCES and EADDRINUSE, for example that the address does not exist yet. If the error
-  // persists, opening the port will report it.
+  // persists, opening the port will report the error.
   if (code !== 'EADDRINUSE') return
   const sockets = await socketsAt(family, address, port)
   const own = await socketsOf(process.pid)

@@ -98,8 +98,8 @@ interface Membership {
 export type NodeParts = Membership & Omit<PathFacts, 'lease' | 'attrs'>
 
 /**
- * The lease keys of the applied peers that a loop has not handled yet. If `keys` is undefined, the loop must handle all
- * peers.
+ * The lease keys of peers that were set in the data path, and that a loop has not handled yet. If `keys` is undefined,
+ * the loop must handle all peers.
  */
 interface Unseen {
   keys: Set<string> | undefined
@@ -125,11 +125,11 @@ interface NodeState {
   known: LastKnown | undefined
   view: PeerView
   /**
-   * Says which peers the next check must apply again: `all` if setting the peers of the data path failed, `rest` if a
-   * part of the data path lacks some peers.
+   * Says which peers the next check must apply again: `all` if setting the peers of the data path failed, `rest` if one
+   * of several data paths still lacks some peers.
    */
   unapplied: 'all' | 'rest' | undefined
-  /** The key of this node's own lease when weftd last applied peers; undefined before weftd first applied peers. */
+  /** The key of this node's own lease when weftd last set the data path's peers; undefined before the first time. */
   ownApplied: string | undefined
   /** The state of the loop that follows the leases in the store, such as the time of the last listing (FollowState). */
   readonly following: FollowState
@@ -170,7 +170,10 @@ interface NodeState {
   threads: Threads
   /** The results of the probes for each inner family; undefined while the node sends no probes. */
   probes: ByFamily<Pick<ProbeSchedule, 'results' | 'result' | 'takeNews' | 'intervalMs'>> | undefined
-  /** The peers' events and the values of the last hour; undefined until the loop in memory.ts runs. */
+  /**
+   * The peers' events, and the traffic and round-trip times of the last hour; undefined until the loop in memory.ts
+   * runs.
+   */
   memory: Memory | undefined
   /** The lengths of the longest packets that reach the peers, for each inner family. */
   lengths: ByFamily<Pick<PathSearch, 'lengths' | 'length' | 'takeNews'>>

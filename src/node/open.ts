@@ -15,8 +15,8 @@ import type { Handover } from './restart/handover.ts'
 import { lastKnownFile, readLastKnown } from './restart/last-known.ts'
 
 /**
- * Opens data paths with the facts `facts`. `others` lists the lease keys of the peers that are reached over the second
- * underlay family.
+ * Opens data paths with the facts `facts`. `others` lists the lease keys of the peers to which weftd sends over the
+ * second underlay family, because the preferred family failed.
  */
 export const openPath = (
   { view: leases, signal, kernel, log }: NewNode,
@@ -26,7 +26,7 @@ export const openPath = (
 
 /**
  * Returns true if the backend can use the TUN device `left` of the earlier run, which may have been renamed since. Any
- * other TUN device would conflict with the backend's device, and keep the route to the network.
+ * other TUN device would conflict with the backend's device, and would still have the route to the network.
  */
 export const goesOnWith = ({ tunNames }: Backend, left: string): boolean =>
   tunNames?.some((name) => isNamedBy(name, left) || !hasBackendName(left)) === true
@@ -111,10 +111,9 @@ export async function openNode(
 }
 
 /**
- * Reads the leases and the underlay choices that the predecessor writes to the file of the last known state when it
- * receives the message `meet`. If an ended process left descriptors, reads the leases and choices of that process,
- * because the sessions and packets in these descriptors belong to the peers of that process. Otherwise returns
- * undefined.
+ * Returns the leases and the underlay choices in the file of the last known state if this node continues with the
+ * sessions of another process, because these sessions belong to the peers in that file. The other process is a
+ * predecessor that lends its data path, or an ended process that left descriptors. Otherwise returns undefined.
  */
 async function knownBefore(
   { options, store, log }: NewNode,

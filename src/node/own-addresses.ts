@@ -80,7 +80,7 @@ export function ownAddresses({ manager, subnet, known, kernel, log, signal, ...g
     })())
   /**
    * Returns whether this host or another host has an address, by the host names in the store. Returns undefined if the
-   * store does not show that.
+   * store does not show whose address it is.
    */
   async function ownerOf(address: Address): Promise<'this' | 'other' | undefined> {
     const owner = (await namesOf()).get(formatAddress(address))
@@ -109,8 +109,8 @@ export function ownAddresses({ manager, subnet, known, kernel, log, signal, ...g
     isOwn: (link) => hasBackendName(link.name) || hasOwnAddress(link, subnet),
   }
   /**
-   * Returns true if a lease with this node's earlier subnet and the public IP `address` is the node's own: this host
-   * has the address now, or it had the address earlier and no other host answers there.
+   * Returns true if a lease with this node's earlier subnet and the public IP `address` is the node's own. That is so
+   * if this host has the address now, or had it earlier and no other host answers there.
    */
   async function isMine(address: Address): Promise<boolean> {
     const links = await kernel.links()

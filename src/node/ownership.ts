@@ -1,4 +1,4 @@
-// ownership.ts - whether this process owns the host's data path. The ownership is always in one of these states:
+// ownership.ts - tracks whether this process owns the host's data path. The ownership is always in one of these states:
 // - closed: no data path is open in this process, and one may be opened.
 // - forwarding: this process forwards.
 // - lent: a successor forwards through the data path, which is open in both processes.
@@ -113,16 +113,16 @@ export class Ownership {
   }
 
   /**
-   * Stops forwarding, and returns the open paths for a successor. Returns an empty list if this process has no path to
-   * lend.
+   * Stops forwarding, and returns the open data paths for a successor. Returns an empty list if this process has no
+   * data path to lend.
    */
   lend(): Promise<readonly OpenPath[]> {
     return this.#forOther(() => this.#lend())
   }
 
   /**
-   * Stops forwarding, and closes the paths for a successor that opens its own paths. The device stays. Logs a failure
-   * to close a path.
+   * Stops forwarding, and closes the paths for a successor that opens its own paths. The network device stays. Logs a
+   * failure to close a path.
    */
   release(): Promise<void> {
     return this.#forOther(() => this.#release())
@@ -134,8 +134,8 @@ export class Ownership {
 
   /**
    * Stops forwarding for good. If this process forwards and its data path can be handed over, calls `keep` with the
-   * descriptors of the open paths. `keep` may give copies of the descriptors to the next process, and must close the
-   * descriptors in this process.
+   * descriptors of the open data paths. `keep` may give copies of the descriptors to the next process, and must close
+   * the descriptors in this process.
    */
   end(keep: (paths: readonly OpenPath[]) => Promise<void>): Promise<void> {
     return this.#inTurn(() => this.#end(keep))
@@ -162,7 +162,7 @@ export class Ownership {
     this.#state = { is: 'lent', dataPath, paths: [] } // from here on no loop repairs the data path
     try {
       const paths = await handover.leave()
-      // If the list of paths is empty, the data path has died, and its `fault` reports that.
+      // If the list of paths is empty, the data path has died, and its `fault` reports the reason.
       this.#state = paths.length > 0 ? { is: 'lent', dataPath, paths } : { is: 'forwarding', dataPath }
       return paths
     } catch (error) {
@@ -204,8 +204,8 @@ export class Ownership {
 
   async #end(keep: (paths: readonly OpenPath[]) => Promise<void>): Promise<void> {
     try {
-      // Close the descriptors in this process. The successor has copies of them, and this process may run for a while,
-      // in which its descriptors would block the device and the port.
+      // Close the descriptors in this process. The successor has copies of them. This process may run for a while, and
+      // its descriptors would block the device and the port.
       if (this.#state.is === 'lent') return closeAll(fdsOf(this.#state.paths))
       if (this.#state.is !== 'forwarding') return
       const { dataPath } = this.#state

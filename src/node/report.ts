@@ -325,8 +325,8 @@ type AllProbed = ByFamily<ReadonlyMap<string, Probed>>
 const probedOf = ({ probes }: Node): AllProbed => ({ ipv4: probes?.ipv4?.results(), ipv6: probes?.ipv6?.results() })
 
 /**
- * Returns the status of each peer. Reads path MTUs from the kernel only if the number of peers is at most `mostPaths`,
- * or for peers that full-size packets do not reach.
+ * Returns the status of each peer. Reads the path MTUs of all peers from the kernel if there are at most `mostPaths`
+ * peers; otherwise reads only those of the peers that full-size packets do not reach.
  */
 function peersOf(
   node: Node,
@@ -346,7 +346,8 @@ function peersOf(
   const families = new Set(carriedBy(dataPath, node.config))
   const seenOf = (lease: Lease): Seen => {
     const peer = set.get(lease.key)
-    // If the kernel carries the packets, the data path has no function `pathMtu`.
+    // If the kernel carries the packets, `dataPath.pathMtu` returns undefined, because weftd does not know the path
+    // MTU.
     const pathMtuOf = (family: Family): number | undefined => {
       const mayBeNarrow = lengths[family]?.get(lease.key)?.isWhole === false
       return (isFew || mayBeNarrow) && peer?.[family] ? dataPath?.pathMtu(lease, family) : undefined

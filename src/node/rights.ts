@@ -43,8 +43,8 @@ export async function requireRights(
 ): Promise<void> {
   // If other programs make the routes, skip the check, because weftd does not know the rights of these programs.
   if (kindOf(name)?.routes === 'none') return
-  // If the status cannot be read, skip the check: if a right is missing, the kernel later returns an error for the
-  // operation.
+  // If /proc/self/status cannot be read, skip the check. If a right is missing, the kernel later returns an error for
+  // the operation.
   const status = await host.status().catch(() => '')
   const effective = /^CapEff:\s*([\da-f]+)$/m.exec(status)?.[1]
   if (effective !== undefined && (BigInt(`0x${effective}`) & NET_ADMIN) === 0n)

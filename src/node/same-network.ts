@@ -22,7 +22,7 @@ const RETRY_MS = 1_000
 
 /**
  * Resolves when the store has the predecessor's lease, `leaseNow`, or when the predecessor has no lease. Throws
- * WeftError DEVICE if the store does not have the lease: the store then belongs to another network, and a hand-over
+ * WeftError DEVICE if the store does not have the lease. The store then belongs to another network, and a hand-over
  * would cut the node off from its own network.
  */
 export async function waitForSameNetwork(

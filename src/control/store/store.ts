@@ -1,9 +1,9 @@
 // store.ts - the interface of a store: a few primitive operations on one directory of flannel's keys.
 //
-// weft makes all decisions (allocation, reuse, renewal, following changes) in the code that calls this interface, so
-// all stores, and the simulated store of the tests, share that code. A store offers compare-and-set and a watch that
-// can be resumed. All methods reject with a WeftError: STORE_UNAVAILABLE if a later attempt may succeed, STORE if an
-// operator must act.
+// The code that calls this interface makes all decisions (allocation, reuse, renewal, following changes). So all
+// stores, and the simulated store of the tests, share this code. A store offers compare-and-set and a watch that can be
+// resumed. All methods reject with a WeftError: STORE_UNAVAILABLE if a later attempt may succeed, STORE if an operator
+// must act.
 
 /**
  * How long a key lives after its last write, in ms, unless a store is created with another lifetime: 24 hours, as in
@@ -62,15 +62,15 @@ export interface Written {
    */
   readonly expiresAt: number | undefined
   /**
-   * Why the store could only extend the key's life and not write the value, as a full store does; undefined if the
-   * value was written.
+   * Why the store could only extend the key's life and not write the value, for example because the store is full;
+   * undefined if the value was written.
    */
   readonly unwritten?: string
 }
 
 /**
- * The claims by name. A claim is a text that a host stores next to the leases. The answer has all claims, or only the
- * claims written after an earlier answer.
+ * The claims by name. A claim is a text that a host stores next to the leases. `values` holds all claims, or only the
+ * claims that were written after an earlier listing.
  */
 export interface Claims {
   readonly revision: bigint
@@ -115,7 +115,7 @@ export interface Store {
   /**
    * Writes a key if its revision and value are still `expected`; returns undefined if they are not. The value is
    * compared too, because a restored store uses the same revisions again. A reservation stays a reservation. If the
-   * stored value already is `value`, a full store may extend the key's life and write nothing.
+   * stored value already is `value`, a store without free space may extend the key's life and write nothing.
    */
   update(key: string, value: string, expected: Expected, signal: AbortSignal): Promise<Written | undefined>
   /** Deletes a key if its revision and value are still `expected`, and returns true. Returns false otherwise. */

@@ -39,8 +39,8 @@ const TEXTS: Readonly<Record<string, string>> = {
 }
 
 /**
- * Some error numbers have two names. weft does not use these names, because the kernel's sources use EAGAIN and
- * EOPNOTSUPP.
+ * The second names of the error numbers that have two names. weft uses the first names, EAGAIN and EOPNOTSUPP, as the
+ * kernel's sources do.
  */
 const SECOND_NAMES: ReadonlySet<string> = new Set(['EWOULDBLOCK', 'ENOTSUP'])
 const NAMES: ReadonlyMap<number, string> = new Map(

@@ -49,7 +49,7 @@ type Rest = Awaited<ReturnType<typeof loadRest>>
 
 type WireguardChange = Extract<Change, { readonly kind: 'set wireguard' }>
 
-/** Changes that are sent together: either changes of WireGuard devices, or changes of other objects. */
+/** A batch of changes: either only changes of WireGuard devices, or only changes of other objects. */
 interface Batch {
   readonly changes: Change[]
   readonly isWireguard: boolean
@@ -60,7 +60,7 @@ export class NetlinkKernel implements HostKernel {
   readonly #generic = new KernelSocket(NETLINK.GENERIC)
   readonly #netfilter = new KernelSocket(NETLINK.NETFILTER)
   readonly #xfrm = new KernelSocket(NETLINK.XFRM)
-  /** The log into which each change is logged if its verbosity is 4 or more; undefined until `logTo` is called. */
+  /** The log to which each change is written if the log's verbosity is 4 or more; undefined until `logTo` is called. */
   #log: Pick<Log, 'info' | 'v'> | undefined
 
   /** Logs each later change as a command of `ip`, if the verbosity of the log is 4 or more. */
@@ -91,7 +91,7 @@ export class NetlinkKernel implements HostKernel {
     if (index === 0) return []
     const dump = new RouteDump(which, index)
     const [answer] = await this.#exchange([dump.request])
-    // The kernel has no such routing table, or does not support the family.
+    // If the kernel does not have this routing table, or does not support the family, there are no routes.
     if (answer && (isMissing(answer) || isMissingFamily(answer))) return []
     return dump.routesIn(await dataOf(answer, 'routes'), createNames())
   }
@@ -202,7 +202,7 @@ export class NetlinkKernel implements HostKernel {
       if (xfrm.length > 0)
         monitors.push(watchGroups(NETLINK.XFRM, xfrm, () => onEvent({ of: 'ipsec policies' }, false), lost, signal))
     } catch (error) {
-      // A kernel without IPsec has no policies to report.
+      // A kernel without IPsec refuses this request, and has no IPsec policies.
       if (isWithoutIpsec(error)) return
       stop()
       signal.removeEventListener('abort', stop) // the caller may try again many times
@@ -262,8 +262,8 @@ const watchGroups = (
 export const hostKernel = new NetlinkKernel()
 
 /**
- * Divides changes into batches. A change that names an interface begins a new batch if an earlier change in the batch
- * creates or deletes an interface, because weftd determines the index of the interface when it sends the batch.
+ * Divides changes into batches. weftd determines the index of an interface when it sends the batch. So a change that
+ * names an interface begins a new batch if an earlier change in the batch creates or deletes an interface.
  */
 function batchesOf(changes: readonly Change[]): readonly Batch[] {
   const batches: Batch[] = []

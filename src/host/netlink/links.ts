@@ -98,7 +98,10 @@ export function getLink(which: string | number): Buffer | undefined {
   return request.attributeU32(IFLA.EXT_MASK, WITHOUT_COUNTERS).finish()
 }
 
-/** Lists the addresses of both families; with an index other than 0 only those of one interface (Linux 4.20). */
+/**
+ * Returns the request that lists the addresses of both families; with an index other than 0, only the addresses of that
+ * interface (Linux 4.20).
+ */
 export const listAddresses = (index = 0): Buffer =>
   new MessageWriter(RTM_ADDRESS.GET, NLM_F.DUMP).u32(0).u32(index).finish()
 
@@ -309,13 +312,16 @@ function addressOf(message: ReceivedMessage): FoundAddress | undefined {
   }
 }
 
-/** Returns the report of an interface; undefined for a message of another kind. The link's addresses are left out. */
+/**
+ * Returns the event that a message reports about an interface, without the interface's addresses; undefined for a
+ * message of another kind.
+ */
 export function linkEventOf(message: ReceivedMessage): KernelEvent | undefined {
   const link = linkOf(message, new Map())
   return link && { of: 'link', link, gone: message.type === RTM_LINK.DELETE }
 }
 
-/** Returns the report of an address; undefined for a message of another kind. */
+/** Returns the event that a message reports about an address; undefined for a message of another kind. */
 export function addressEventOf(message: ReceivedMessage): KernelEvent | undefined {
   const of = addressOf(message)
   if (!of) return undefined

@@ -12,7 +12,10 @@ export const NLM_F = { REQUEST: 1, ACK: 4, DUMP: 0x300, REPLACE: 0x100, EXCL: 0x
 
 const MESSAGE_HEADER = 16
 const ATTRIBUTE_HEADER = 4
-/** The flag of an attribute that contains attributes, and the bits of an attribute's type without its two flags. */
+/**
+ * The flag of an attribute that contains attributes, and the mask that removes the two flag bits from an attribute's
+ * type.
+ */
 const NESTED = 0x8000
 const TYPE_BITS = 0x3fff
 const MAX_ATTRIBUTE = 0xffff
@@ -29,7 +32,7 @@ export class MessageWriter {
   /** The number of bytes written. */
   #length = MESSAGE_HEADER
 
-  /** `flags` are added to NLM_F.REQUEST. */
+  /** Begins a request of the given type. The flags of the request are NLM_F.REQUEST and `flags`. */
   constructor(type: number, flags = 0) {
     this.#bytes = Buffer.alloc(128)
     this.#setU16(4, type)
@@ -173,7 +176,7 @@ export class MessageWriter {
     if (needed > this.#bytes.length) {
       const larger = Buffer.alloc(Math.max(needed, this.#bytes.length * 2))
       larger.set(this.#bytes)
-      // Wipe the old bytes, because the message may contain a key.
+      // Overwrite the old bytes with zeros, because the message may contain a key.
       this.#bytes.fill(0)
       this.#bytes = larger
     }
@@ -286,7 +289,7 @@ export function* messagesIn(buffer: Buffer): Generator<ReceivedMessage, void> {
  */
 export class Attributes {
   readonly #buffer: Buffer
-  /** The type, the beginning and the end of the value of each attribute, one after another. */
+  /** For each attribute three numbers: its type, and the positions of the beginning and the end of its value. */
   readonly #found: number[] = []
 
   constructor(buffer: Buffer, from = 0) {

@@ -48,8 +48,9 @@ export const neighboursRequest = (family: Family, deviceIndex?: number): Buffer 
 export const forwardingRequest = (deviceIndex: number): Buffer => dumpOf(AF_BRIDGE, deviceIndex)
 
 function dumpOf(family: number, deviceIndex: number | undefined): Buffer {
-  // For forwarding entries, Linux before 4.20 ignores an index in a request of this length, and lists all interfaces
-  // (net/core/rtnetlink.c, rtnl_fdb_dump). So the functions that read the answer compare the index, too.
+  // Linux before 4.20 accepts `struct ndmsg` as the header of a request for forwarding entries, but ignores its index
+  // and lists the entries of all interfaces (net/core/rtnetlink.c, rtnl_fdb_dump). So the functions that read the
+  // answer compare the index, too.
   const writer = headed(RTM_GETNEIGH, NLM_F.DUMP, family, 0, 0, 0)
   if (deviceIndex !== undefined) writer.attributeU32(NDA.IFINDEX, deviceIndex)
   return writer.finish()
@@ -105,7 +106,9 @@ export function neighbourIn(message: ReceivedMessage): Neighbour | undefined {
   }
 }
 
-/** The states of the permanent entries, which are most entries of a node among thousands of peers. */
+/**
+ * The list of states that all permanent entries share. On a node with thousands of peers most entries are permanent.
+ */
 const PERMANENT: readonly string[] = ['PERMANENT']
 
 function statesOf(state: number): readonly string[] {

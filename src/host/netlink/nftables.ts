@@ -1,5 +1,5 @@
-// nftables.ts - lists the tables of nftables, and reads the generation of its rules (NFT_MSG_GETTABLE and NFT_MSG_GETGEN
-// in linux/netfilter/nf_tables.h).
+// nftables.ts - lists the tables of nftables, and reads the generation number of its rules (NFT_MSG_GETTABLE and
+// NFT_MSG_GETGEN in linux/netfilter/nf_tables.h).
 
 import type { NftTable } from '../kernel.ts'
 import { messagesIn, MessageWriter, NLM_F } from './message.ts'
@@ -21,7 +21,7 @@ const requestOf = (type: number, flags: number): Buffer =>
 
 export const generationRequest = (): Buffer => requestOf(GET_GENERATION, NLM_F.ACK)
 
-/** Returns the generation of the rules; undefined if the answer does not contain it. */
+/** Returns the generation number of the rules; undefined if the answer does not contain it. */
 export function generationIn(data: Buffer): number | undefined {
   for (const message of messagesIn(data)) {
     const id = message.attributes(HEADER).bytes(GENERATION.ID)

@@ -279,7 +279,7 @@ export class RouteDump {
     return routes
   }
 
-  /** Returns false for most routes that the filter excludes, before their texts are made. */
+  /** Returns false for most of the routes that the filter excludes, so that weftd need not format them. */
   #isSelected(message: ReceivedMessage, attributes: Attributes): boolean {
     if (this.#table !== undefined && tableIn(message, attributes) !== this.#table) return false
     const { within } = this.#filter

@@ -45,7 +45,7 @@ export const rulesRequest = (family: Family): Buffer =>
 export function ruleRequest({ kind, family, priority, iif, from, to, action }: RuleChange): Buffer {
   const isNew = kind === 'add rule'
   const table = typeof action === 'object' ? action.table : undefined
-  // Like `ip rule`, find a rule that must be deleted by its table alone, without its action.
+  // Identify a rule to delete by its table alone, without its action, as `ip rule` does.
   const actionNumber = typeof action === 'string' ? ACTION_NUMBERS[action] : isNew ? TO_TABLE : 0
   const type = isNew ? RTM_NEWRULE : RTM_DELRULE
   const writer = new MessageWriter(type, NLM_F.ACK | (isNew ? NLM_F.CREATE | NLM_F.EXCL : 0))

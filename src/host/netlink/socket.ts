@@ -84,7 +84,7 @@ export class KernelSocket implements NetlinkSocket {
 
   async #exchange(requests: readonly Buffer[]): Promise<readonly Answer[]> {
     if (requests.length === 0) return []
-    // If the last exchange hangs, send nothing: an exchange over a new socket would hang too, and each hanging exchange
+    // If the last exchange hangs, send nothing. An exchange over a new socket would hang too, and each hanging exchange
     // blocks one of the few threads of libuv's pool.
     if (!(await this.#isDone())) return requests.map(() => TIMED_OUT)
     this.#socket ??= addon.openNetlink(this.#protocol)

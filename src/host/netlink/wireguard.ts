@@ -41,8 +41,8 @@ const UNANSWERED: Answer = { data: Buffer.alloc(0), errno: 71, explanation: unde
 const SOCKADDR = { INET: 16, INET6: 28 } as const
 
 /**
- * A request of this length in bytes or more gets no further peer. The attribute that contains the peers is limited to
- * 64 KiB.
+ * Once a request has this length in bytes, the next peer goes into a new request, because the attribute that contains
+ * the peers is limited to 64 KiB.
  */
 const LONG_REQUEST = 32 * 1024
 /** The maximum number of allowed IPs in one description of a peer; each takes up to 44 bytes. */
@@ -70,8 +70,8 @@ export async function readWireguard(socket: NetlinkSocket, device: Device): Prom
 }
 
 /**
- * Makes changes of WireGuard devices in the given order, all of them even if the kernel refuses one. Returns for each
- * change the kernel's first refusal, or an answer without an error number.
+ * Requests all changes of WireGuard devices in the given order, even if the kernel refuses one of them. Returns for
+ * each change the kernel's first refusal, or an answer without an error number.
  */
 export async function setWireguard(
   socket: NetlinkSocket,
@@ -139,7 +139,10 @@ function setRequests(family: number, { device, privateKey, port, peers = [] }: W
   return requests.map((request) => request.finish())
 }
 
-/** A part of a peer's description. Only the first part has settings other than the allowed IPs. */
+/**
+ * A part of the description of a WireGuard peer, which is divided if it is long. Only the first part has settings other
+ * than the allowed IPs.
+ */
 interface PeerPart {
   readonly peer: WireguardPeerChange
   readonly isFirst: boolean

@@ -29,7 +29,7 @@ export async function findConfig(manager: SubnetManager, waiter: Waiter): Promis
   let named: string | undefined
   const find = async (): Promise<FoundConfig> => {
     const configText = await manager.config(signal)
-    // weftd ignores unknown keys, as flanneld does, but logs them.
+    // weftd ignores unknown keys in the network configuration, as flanneld does, but logs them.
     if (configText !== named) for (const unknown of unknownKeys(configText)) log.warn(`Without effect: ${unknown}`)
     named = configText
     const config = parseNetworkConfig(configText, { areGiven: manager.givesSubnets })

@@ -24,8 +24,8 @@ const REOPEN_RETRY_MS = 1_000
 const SETTLE_MS = 200
 /**
  * The ratio of the pause after a check to the CPU time of the check. The pause has at least SETTLE_MS and at most
- * RESYNC_MS. The pause limits the CPU time of weftd if another program changes the host all the time: a check of 5,000
- * peers takes a third of a second.
+ * RESYNC_MS. The pause limits the CPU time of weftd if another program changes the host all the time. For example, a
+ * check of 5,000 peers uses a third of a second of CPU time.
  */
 const PAUSE_PER_CHECK = 10
 /**
@@ -176,8 +176,8 @@ async function lookAfter(
       signal.throwIfAborted()
       calm.error(`Cannot check the device: ${describeError(error)}`)
     }
-    // If the node got a new lease and then its former lease again before this check, the data path still has the peers
-    // that were set for the new lease.
+    // Before this check the node may have got a new lease and then its former lease again. In that case the data path
+    // still has the peers that were set for the new lease.
     const isAsElsewhere = node.ownApplied !== undefined && node.ownApplied !== pathLease.key
     if (node.unapplied || isAsElsewhere) await applyPeers(node, new Set())
     // Each try to open a missing family may change the host, and the kernel reports that change. The report must not
@@ -190,7 +190,7 @@ async function lookAfter(
     // Wait only a limited time: if opening the data path of one family takes long, the open data path must still be
     // checked.
     await withLatePromise(LATE_MS, (late) => Promise.race([renewing, late]))
-    // Until all loops run, changes of the host may go unnoticed, because weftd begins to watch the host at its first
+    // Until all loops run, changes of the host may go unnoticed, because weftd does not watch the host before its first
     // query of the store.
     isCalm &&= isRunning(node) && !node.unapplied && !dataPath.unreported && !dataPath.isOutdated
     // Search for leftovers at most once per RESYNC_MS, because starting and ending containers change the host all the
@@ -251,6 +251,7 @@ async function renew(node: ForwardingNode, dataPath: DataPaths, log: Log): Promi
     node.signal.throwIfAborted()
     log.error(`Cannot open the data path: ${describeError(error)}`)
   }
-  // Apply the peers again, because the path to a peer may have changed, and with it the address that weftd probes.
+  // Set the data path's peers again, because the path to a peer may have changed, and with it the address that weftd
+  // probes.
   if (!dataPath.isOutdated) await applyPeers(node)
 }

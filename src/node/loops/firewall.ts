@@ -1,6 +1,6 @@
-// firewall.ts - the loop that maintains the firewall's rules: sets them at the start, restores them if other programs
-// remove or reorder them, and changes them when the node gets another subnet. Packets to peers do not need the rules,
-// so the start waits for the rules only briefly.
+// firewall.ts - the loop that maintains the firewall's rules. It sets them at the start, restores them if other
+// programs remove or reorder them, and changes them when the node gets another subnet. Packets to peers do not need the
+// rules, so the start waits for the rules only briefly.
 
 import { describeError, isWeftError, WeftError } from '../../base/errors.ts'
 import { seldom } from '../../base/log.ts'
@@ -15,13 +15,13 @@ import { LATE_MS, RESYNC_MS, type Node } from '../node.ts'
 import { createRepairLog } from '../repairs.ts'
 import type { PreviousNets } from './subnet-env-file.ts'
 
-/** How long, in ms, this process leaves the firewall rules alone while a starting successor may be setting them. */
+/** How long, in ms, this process does not change the firewall rules while a starting successor may be setting them. */
 const STAND_BY_MS = 60_000
 /** The time in ms after which weftd logs that the firewall rules are not set yet, and why. */
 const RULES_LATE_MS = 3_000
 /**
  * How long, in ms, a weftd that does not forward yet waits until the firewall rules are set. Because of this wait the
- * log lines have flanneld's order on slow hosts too.
+ * log lines have the same order as flanneld's, even on slow hosts.
  */
 const RULES_WAIT_MS = 10_000
 /**
@@ -164,7 +164,7 @@ function restsFor({ ownership }: Node): () => boolean {
     if (!ownership.isOurs) return true
     since = ownership.hasSuccessor ? (since ?? performance.now()) : undefined
     // A successor that takes longer than STAND_BY_MS waits for another step, such as the answer of its store, and has
-    // not touched the firewall rules.
+    // not touched the firewall rules. So this process may restore its own rules again.
     return since !== undefined && performance.now() - since < STAND_BY_MS
   }
 }

@@ -46,8 +46,8 @@ export async function warnOfForwarding(
     )
   const route = await defaultRoute(kernel, 'ipv6')
   if (route?.protocol !== 'ra') return
-  // An interface that does not forward accepts IPv6 router advertisements. Setting `all/forwarding` to 1 makes each
-  // interface forward (Linux, addrconf_fixup_forwarding).
+  // Only an interface that does not forward accepts IPv6 router advertisements, unless its accept_ra is 2. Setting
+  // `all/forwarding` to 1 makes each interface forward (Linux, addrconf_fixup_forwarding).
   const forwards = forwarding === '0' || (await readSysctl(`net/ipv6/conf/${route.device}/forwarding`)) !== '0'
   // If accept_ra is 0, another program, such as systemd-networkd or NetworkManager, handles router advertisements. That
   // program, not the kernel, made the default route, so the route stays when the kernel forwards.

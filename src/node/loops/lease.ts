@@ -27,8 +27,8 @@ const RENEW_RETRY_MAX_MS = 60_000
  */
 const RENEW_JITTER = 0.1
 /**
- * A store, such as a full etcd, may extend a lease without writing its value. In that case weftd tries to write the
- * value again, and logs the problem again, within UNWRITTEN_MS milliseconds.
+ * An etcd whose storage quota is used up may extend a lease without writing its value. In that case weftd tries to
+ * write the value again, and logs the problem again, within UNWRITTEN_MS milliseconds.
  */
 const UNWRITTEN_MS = 3_600_000
 /**
@@ -40,7 +40,7 @@ const DISPUTE_PAUSE_MIN_MS = 100
 const DISPUTE_PAUSE_MAX_MS = 60_000
 /**
  * The longest pause, in ms, before weftd writes this node's lease again if the lease is missing from the store. If most
- * leases vanish at the same time, peers keep them for longer than this pause.
+ * leases vanish from the store at the same time, the peers still use these leases for longer than this pause.
  */
 const GONE_PAUSE_MAX_MS = 10_000
 /**
@@ -90,7 +90,7 @@ const amendments = new WeakMap<Backend, Backend>()
 /**
  * Returns a copy of the backend whose `prepare` publishes the public IP that an operator set for this node. The first
  * call of `prepare` waits for the store. If the store does not answer a later call, that call uses the store's last
- * answer, so that weftd can open a data path again. `amended` returns the same result for the same backend.
+ * answer, so that weftd can open a data path again. Two calls of `amended` with the same backend return the same copy.
  */
 export function amended(backend: Backend, manager: Node['manager'], log: Log): Backend {
   if (!manager.amend) return backend
@@ -168,9 +168,9 @@ function isSuccessors({ ownership, view, lease }: Node): boolean {
 }
 
 /**
- * Runs `write`, and adds to the written lease the time of its expiry by the monotonic clock, because the wall clock may
- * be set later (NTP does so at boot). If the wall clock is set during the write, the earlier of the two possible times
- * counts.
+ * Runs `write`, and adds to the written lease the time of its expiry by the monotonic clock. The wall clock is not
+ * enough, because it may be set later, for example by NTP at boot. If the wall clock is set during the write, the
+ * earlier of the two possible times counts.
  */
 async function timed(write: () => Promise<OwnLease>): Promise<OwnLease> {
   const monotonicZero = (): number => Date.now() - performance.now()

@@ -31,8 +31,8 @@ type Leftovers = NonNullable<Node['leftovers']>
 
 /**
  * Removes leftovers of other backends. Records in `node.pastPath` the routes that still make packets bypass the data
- * path. Returns true if there are no such routes. Only a node that forwards may call this function, because otherwise a
- * successor may have made devices already.
+ * path. Returns true if there are no such routes. Only a node that forwards may call this function: on any other node
+ * the devices that look like leftovers may belong to a successor.
  */
 export async function clearLeftovers(node: Node): Promise<boolean> {
   const { backend, leftovers, ownership } = node
@@ -65,7 +65,8 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
     node.signal.throwIfAborted()
     const why = isWeftError(error) ? describeError(error) : messageOf(error)
     const line = `Cannot check for leftovers of another backend: ${why}`
-    // A node that is ready keeps the findings of its last successful check, so only log that this check failed.
+    // If this search for leftovers failed, a node that is ready keeps the findings of its last successful search, so
+    // only log the failure.
     if (node.isReady) calmOf(node).warn(line)
     else setPastPath(node, [line])
   }
@@ -90,8 +91,8 @@ async function removePrograms(node: Node): Promise<void> {
   const remove = async (remains: readonly Remains[]): Promise<void> => {
     for (const each of remains) {
       const what = each.things.join(', ')
-      // An eBPF program that stays attached carries no packets after a minute, so it must not keep the node from being
-      // ready.
+      // If the kernel does not detach an eBPF program, the program carries no packets after a minute. So this failure
+      // must not keep the node from being ready.
       try {
         await each.remove()
         calm.info(`Removed ${what}, which an earlier run left`)
@@ -316,8 +317,8 @@ const routesText = (bypasses: readonly Bypass[]): string => {
 }
 
 /**
- * Sets `node.pastPath`, and logs the lines that are new. Clients that may not read the full status see only the part of
- * a line before its first colon.
+ * Sets `node.pastPath` (the routes that bypass the data path), and logs the lines that are new. Clients that may not
+ * read the full status see only the part of a line before its first colon.
  */
 function setPastPath(node: Node, lines: readonly string[]): void {
   const before = node.pastPath.map(({ line }) => line)

@@ -30,8 +30,8 @@ type Traffic = ReadonlyMap<string, PeerTraffic>
 
 const memories = new WeakMap<Node, ReturnType<typeof createMemory>>()
 /**
- * Returns the recorded events and the last hour of this node. If the loop is restarted after a failure, it continues
- * with this record.
+ * Returns the recorded events, and the traffic and round trips of the last hour. If the loop is restarted after a
+ * failure, it continues with this record.
  */
 function memoryOf(node: Node): ReturnType<typeof createMemory> {
   const memory = memories.get(node) ?? createMemory(node)
@@ -106,7 +106,7 @@ interface Totals {
   readonly drops: number | undefined
 }
 
-/** Returns the rate per second; undefined if the counter was reset between the two samples. */
+/** Returns how much a counter has increased per second; undefined if the counter was reset between the two samples. */
 const rate = (now: number | undefined, then: number | undefined, ms: number): number | undefined =>
   now !== undefined && then !== undefined && now >= then && ms > 0 ? ((now - then) * 1000) / ms : undefined
 
@@ -161,7 +161,7 @@ class Sampler {
     this.#watch.keep(new Set(places))
   }
 
-  /** Returns the rates since the last sample, and the round trip and the loss of the probes to all peers. */
+  /** Returns the traffic rates since the last sample, and the round trip and the loss of the probes to all peers. */
   #nodeSample(now: Totals): NodeSample {
     const then = this.#last
     this.#last = now
@@ -260,7 +260,7 @@ function createEventsFile({ next, log }: Pick<Node, 'next' | 'log'>, events: Pee
   }
 }
 
-/** Settles like `work`, but rejects if `work` takes longer than PATIENCE_MS. */
+/** Resolves or rejects as `work` does, but rejects after PATIENCE_MS if `work` has not ended by then. */
 async function patiently<T>(work: Promise<T>): Promise<T> {
   let timer: NodeJS.Timeout | undefined
   const late = new Promise<never>((_resolve, reject) => {

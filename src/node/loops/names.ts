@@ -1,7 +1,7 @@
 // names.ts - the loop that reads the names of the peers' hosts from the store. Each weftd writes its host's name next
 // to its lease, under its public IP (duplicate-node.ts).
 //
-// In Kubernetes the names come with the leases, so this loop has no work there. flanneld writes no name.
+// In Kubernetes the names come with the leases, so this loop does nothing in Kubernetes. flanneld writes no name.
 
 import { hostNameIn } from '../../control/lease/host-name.ts'
 import { pause } from '../../host/bell.ts'
@@ -33,7 +33,7 @@ export async function keepNames(node: Node): Promise<never> {
     try {
       if (performance.now() - wholeAt >= WHOLE_MS) since = undefined
       const found = await manager.claims?.(since, signal)
-      // A restored store has a smaller revision, so read all names again.
+      // A smaller revision shows that the store was restored, so read all names again.
       if (found && since !== undefined && found.revision < since) {
         since = undefined
         continue

@@ -38,8 +38,8 @@ const CONFIRM_EVERY_MS = 10_000
 const CONFIRM_ONE_MS = 300
 const RAISE_EVERY_MS = 30_000
 /**
- * The pause in ms after a search in which the peer was silent. SOON_MS is the maximum delay in ms of the search for a
- * new or changed peer.
+ * The pause in ms after a search in which the peer answered no request. SOON_MS is the maximum delay in ms of the
+ * search for a new or changed peer.
  */
 const RETRY_MS = 10_000
 const SOON_MS = 1_000
@@ -185,7 +185,7 @@ export class PathSearch {
 
   answered(sequence: number, from: Address, now: number): void {
     const { peer, search, at } = this.#waiting.get(sequence) ?? {}
-    // Ignore an answer from an address to which weftd sent no request, because the answer proves nothing.
+    // Ignore an answer from an address to which weftd sent no request, because the answer shows nothing about the peer.
     if (!peer || !search || peer.address !== from) return
     this.#waiting.delete(sequence)
     if (at === undefined) search.answered++
@@ -255,7 +255,10 @@ export class PathSearch {
     else this.#later.set(second, [peer])
   }
 
-  /** Yields the peers that are due: first those with a running search, then the rest, the longest overdue first. */
+  /**
+   * Yields the peers to which a request is due: first the peers with a running search, then the rest, the longest
+   * overdue first.
+   */
   *#turns(now: number): Generator<Known, void, undefined> {
     yield* [...this.#begun].filter(({ nextAt }) => nextAt <= now).toSorted((a, b) => a.nextAt - b.nextAt)
     for (const second of [...this.#later.keys()].filter((each) => each * 1000 <= now).toSorted((a, b) => a - b)) {
@@ -314,8 +317,8 @@ export class PathSearch {
   }
 
   /**
-   * Returns the requests to send to a peer that is due. If the tried size got no answer after enough requests,
-   * concludes that this size does not reach the peer.
+   * Returns the requests to send now to a peer. If the tried size got no answer after enough requests, concludes that
+   * this size does not reach the peer.
    */
   #questionsFor(peer: Known, now: number): readonly Question[] {
     const longest = this.#knownMtu(peer.key)

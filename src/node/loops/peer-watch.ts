@@ -23,7 +23,7 @@ const WEIGHT = 1 / 16
  * If the round trip exceeds the usual one for NEW_USUAL_MS milliseconds, the longer round trip becomes the usual one.
  */
 const NEW_USUAL_MS = 3_600_000
-/** How long, in ms, after a peer fell silent its packets may still arrive because the peer sent them before. */
+/** The time in ms after a peer fell silent in which packets that the peer sent earlier may still arrive. */
 const ON_ITS_WAY_MS = 2_000
 
 /** The present probe results of a peer over one family. */
@@ -140,7 +140,7 @@ export class PeerWatch {
     return ms < 0 ? null : Math.round(ms / 1000)
   }
 
-  /** Adds events when a peer falls silent, is back, or sends packets but does not answer. */
+  /** Adds events when a peer falls silent, answers again, or sends packets but does not answer. */
   #lookAtAnswers(state: State, looked: Looked, now: number): void {
     const { probed, heardAt } = looked
     if (!probed) return
@@ -183,7 +183,7 @@ export class PeerWatch {
   /** Adds events when the round trip becomes much slower than usual, or is usual again. */
   #lookAtRoundTrip(state: State, looked: Looked, now: number): void {
     const { probed } = looked
-    // Use each probe only once, although `look` may be called more often.
+    // Use the result of each probe only once, because `look` may be called several times between two probes.
     if (!probed?.isAnswering || probed.roundTripMs === undefined || probed.at === state.probed?.at) return
     const ms = probed.roundTripMs
     if (state.learnt < LEARNT_FROM) {

@@ -31,13 +31,14 @@ export async function keepPeers(node: Node): Promise<never> {
   })
   const overlaps = createOverlaps(node)
   /**
-   * The keys of the leases that may have changed since the peers were last applied; undefined if all leases may have
-   * changed.
+   * The keys of the leases that may have changed since the data path's peers were last set; undefined if all leases may
+   * have changed.
    */
   let touched: Set<string> | undefined
   for await (const { leases, added, changed, removed, renewed, isListing, isOwnUnreadable } of following) {
     node.view = leases
-    // After a complete listing apply all leases, so that the listing corrects errors of earlier changes.
+    // After a complete listing pass all leases to the data path, so that the listing corrects errors of earlier
+    // changes.
     if (isListing && added.length + changed.length + removed.length > 0) touched = undefined
     for (const { key } of [...added, ...changed, ...removed]) touched?.add(key)
     for (const key of renewed) touched?.add(key)
@@ -51,14 +52,14 @@ export async function keepPeers(node: Node): Promise<never> {
       const applying = touched
       touched = new Set()
       await applyPeers(node, applying)
-      // Log these lines only after the peers were applied, because a program that reads such a line may send packets to
-      // the peer immediately.
+      // Log the changes of leases only after the data path has them, because a program that reads such a log line may
+      // send packets to the peer immediately.
       for (const lease of [...added, ...changed]) if (!isOwn(lease)) log.info(say.added(lease))
       for (const lease of removed) if (!isOwn(lease)) log.info(say.removed(lease))
       node.learnt.ring()
     }
-    // Compare this node's own lease with the store's after every report, even if the report does not name the lease:
-    // the lease may have been deleted before the first listing, or the store may lack its new attributes.
+    // Compare this node's own lease with the store's after every report, even if the report does not name the lease.
+    // The lease may have been deleted before the first listing, or the store may lack its new attributes.
     const own = leases.get(node.lease.key)
     if (!own || isOwnUnreadable || !leasesEqual(own, { ...node.lease, attrs: node.attrs })) node.leaseDoubt.ring()
   }
@@ -106,7 +107,7 @@ type Applying = Pick<
 
 /**
  * Makes the data path's peers equal to all accepted leases except this node's own. Logs a failure once; the next check
- * tries again. `touched` has the keys of the leases that may have changed since the peers were last applied. If
+ * tries again. `touched` has the keys of the leases that may have changed since the data path's peers were last set. If
  * `touched` is left out, or if this node's own lease changed, all leases may have changed.
  */
 export async function applyPeers(node: Applying, touched?: ReadonlySet<string>): Promise<void> {

@@ -2,7 +2,7 @@
 //
 // weftd probes each peer once per interval. The number of probes per second is limited, so with very many peers the
 // interval is longer. After a lost probe weftd probes the peer again immediately, because one lost packet does not mean
-// that the peer is down. The longer a peer stays silent, the less often weftd probes it: the peer's lease may remain
+// that the peer is down. The longer a peer stays silent, the less often weftd probes it. The peer's lease may remain
 // for a day after its host is gone, and each probe makes this host resolve a neighbour on its link. Any sign that the
 // peer's host is up restores the usual interval.
 
@@ -18,7 +18,10 @@ const LOST_IN_A_ROW = 2
  * The number of consecutive lost probes that count as an outage. After the outage these probes do not count as loss.
  */
 const OUTAGE = 4
-/** The number of consecutive lost probes after which each interval is twice as long as the previous one. */
+/**
+ * The number of consecutive lost probes of a peer after which each interval between its probes is twice as long as the
+ * previous interval.
+ */
 const BACK_OFF_AFTER = 10
 /** The longest interval in ms between probes of a silent peer, unless the usual interval is longer. */
 export const MOST_SILENT_MS = 300_000
@@ -30,8 +33,8 @@ const ONE_OUTAGE_MS = 60_000
 /** The maximum number of probes per second, which limits the load of this host with many peers. */
 export const ASKED_A_SECOND = 50
 /**
- * weftd probes a new peer within SOON_MS milliseconds, and after that at a random time in the interval. Otherwise weftd
- * would probe peers that appeared simultaneously always simultaneously.
+ * weftd probes a new peer within SOON_MS milliseconds, and after that at a random time in the interval. Otherwise peers
+ * that appeared at the same time would always be probed at the same time.
  */
 const SOON_MS = 1_000
 /** The number of different ICMP sequence numbers (RFC 792). */
@@ -209,7 +212,7 @@ export class ProbeSchedule {
 
   answered(sequence: number, from: Address, roundTripMs: number, now: number): void {
     const peer = this.#waiting.get(sequence)?.peer ?? this.#lost.get(sequence)
-    // Ignore an answer from an address that weftd did not probe, because the answer proves nothing.
+    // Ignore an answer from an address that weftd did not probe, because the answer shows nothing about the peer.
     if (peer?.address !== from) return
     this.#waiting.delete(sequence)
     this.#lost.delete(sequence)
@@ -277,7 +280,7 @@ export class ProbeSchedule {
     else this.#later.set(second, [{ key, at }])
   }
 
-  /** Returns the next peer that is due; undefined if there is none. */
+  /** Returns the next peer to which a probe is due; undefined if there is none. */
   #nextDue(): readonly [string, Known] | undefined {
     while (this.#taken < this.#come.length) {
       const turn = this.#come[this.#taken++]
@@ -322,8 +325,8 @@ function resultOf(peer: Known): Probed | undefined {
   if (concludedAt === undefined) return undefined
   const losses = results.filter(({ isAnswered }) => !isAnswered).length
   const isAnswering = losses < results.length && lostInARow(peer) < LOST_IN_A_ROW
-  // The first lost probe of a peer that never answered proves nothing, because weftd probes the peer again immediately.
-  // So the peer has no result yet.
+  // The first lost probe of a peer that never answered does not show that the peer is silent, because weftd probes the
+  // peer again immediately. So the peer has no result yet.
   if (!isAnswering && results.length < LOST_IN_A_ROW) return undefined
   const lossPercent = Math.round((100 * losses) / (isAnswering ? REMEMBERED : results.length))
   return { isAnswering, roundTripMs, lossPercent, at: concludedAt, unansweredSince }

@@ -17,8 +17,8 @@ const KEEP_MS = 10_000
 /** The interval in ms at which weftd reads the traffic counters, to find silent peers that send packets. */
 const HEARD_MS = 3_000
 /**
- * The longest interval in ms between probes of a silent peer if the kernel carries the packets, because weftd then does
- * not notice packets from the peer.
+ * The longest interval in ms between probes of a silent peer if the kernel carries the packets. weftd then sees no
+ * packets from the peer, so only a probe can show that the peer answers again.
  */
 const MOST_UNHEARD_MS = 60_000
 /** The error codes of the kernel for echo requests from a process that lacks the permission. */
@@ -42,8 +42,8 @@ export async function probePeers(node: Node): Promise<never> {
   })
   const lively = createLively(node)
   /**
-   * The data path whose peers the loop read last. `at` is the time when the loop read all its peers, in ms of
-   * performance.now().
+   * The data path whose peers the loop read last. `at` is the time when the loop last read all peers of this data path,
+   * in ms of performance.now().
    */
   let given: { readonly dataPath?: DataPaths | undefined; readonly at: number } = { at: 0 }
   try {
@@ -71,7 +71,7 @@ export async function probePeers(node: Node): Promise<never> {
       await lively(open)
       for (const { probes, socket } of open)
         for (const { address, sequence } of probes.due(now)) if (socket) send(socket.echo, address, sequence)
-      // If a peer loses probes over one family, also probe the peer over its second family: if the peer's host is down,
+      // If a peer loses probes over one family, also probe the peer over its second family. If the peer's host is down,
       // the report must not show a fault of one family only.
       for (const { family, probes } of open)
         for (const key of probes.takeDoubted())
@@ -93,8 +93,8 @@ const isHearing = ({ ownership: { dataPath } }: Node): boolean => {
 }
 
 /**
- * Returns a function that probes silent peers at the usual interval again when their hosts seem to be up: packets
- * arrive from them, their leases were written again, or this host has its own address again.
+ * Returns a function that probes silent peers at the usual interval again when their hosts seem to be up. The signs
+ * are: packets arrive from the peer, its lease was written again, or this host has its own address again.
  */
 function createLively(node: Node): (probings: readonly Probing[]) => Promise<void> {
   let lookedAt = -Infinity

@@ -61,7 +61,8 @@ function subnetEnvOf(node: Node): SubnetEnv | undefined {
 
 export async function publish(node: Node, log = node.log): Promise<void> {
   const env = subnetEnvOf(node)
-  // Containers must not start on this node before all their packets use the data path.
+  // Do not write subnet.env yet: containers must not start on this node while routes make their packets bypass the data
+  // path.
   if (!env || (!node.isReady && node.pastPath.length > 0)) return
   const path = node.options['subnet-file']
   node.isPublished = false

@@ -17,8 +17,8 @@ export type Underlay = 'first' | 'other'
 export const otherThan = (by: Underlay): Underlay => (by === 'first' ? 'other' : 'first')
 
 /**
- * The longest interval in ms between two probes over one family of a peer that answers over neither family. It is
- * short, because weftd must soon use a family that works again.
+ * The longest interval in ms between two probes of a peer over one family, if the peer answers over neither family. It
+ * is short, because weftd must soon use a family that works again.
  */
 const MOST_SILENT_MS = 60_000
 
@@ -68,7 +68,7 @@ interface UnderlayChoices {
 const STEADY = 3
 /**
  * If the preferred family fails within AGAIN_MS milliseconds after weftd chose it again, it must answer twice as long
- * before the next choice, at most MOST_STEADY_MS.
+ * before weftd chooses it once more, at most MOST_STEADY_MS.
  */
 const AGAIN_MS = 600_000
 const MOST_STEADY_MS = 3_600_000
@@ -77,7 +77,10 @@ const KNOWN_MS = PATIENCE_MS + 2_000
 
 interface State {
   by: Underlay
-  /** For each family, the time since which it has answered every probe, in ms of the caller's clock. */
+  /**
+   * For each family, the time since which the peer has answered every probe over this family, in ms of the caller's
+   * clock.
+   */
   readonly since: Record<Underlay, number | undefined>
   /**
    * The time in ms for which the preferred family must answer before weftd chooses it again. `backAt` is the time of
@@ -145,8 +148,9 @@ const isWhole = (probed: Probed | undefined): probed is Probed =>
   probed?.isAnswering === true && probed.unansweredSince === undefined
 
 /**
- * Returns true if the peer certainly answers over one family but not over the other: since the time `since` the peer
- * has answered every probe over its working family, but has left a probe over the silent family unanswered.
+ * Returns true if the peer certainly answers over one family but not over the other. That is proved if, since the time
+ * `since`, the peer has answered every probe over its working family, but has left a probe over the silent family
+ * unanswered.
  */
 const isProof = (silent: Probed, probed: Probed | undefined, since: number | undefined): boolean =>
   probed !== undefined &&

@@ -1,5 +1,5 @@
-// underlays.ts - the loop that chooses the underlay family (IPv4 or IPv6) of each dual-stack peer: it probes these
-// peers over both families, and moves a peer that does not answer over one family to the second family
+// underlays.ts - the loop that chooses the underlay family (IPv4 or IPv6) of each dual-stack peer. It probes these
+// peers over both families. If a peer does not answer over one family, the loop moves the peer to the second family
 // (underlay-choice.ts).
 
 import { pause } from '../../host/bell.ts'
@@ -69,9 +69,9 @@ export async function chooseUnderlays(node: Node): Promise<never> {
       const targets = targetsOf(probing)
       const keys = new Set(targets.map(({ key }) => key))
       choices.keep((key) => keys.has(key))
-      // The peers that use the family `other` now. Compare with these peers, not with the last choices: a peer that was
-      // removed and added again uses the preferred family, and a peer that weftd could not probe for a while may still
-      // use the family `other`.
+      // The peers that use the family `other` now. Compare with these peers, not with the last choices. A peer that was
+      // removed and added again uses the preferred family. A peer that weftd could not probe for a while may still use
+      // the family `other`.
       const before = new Set(underlays.others())
       choices.assume([...before].filter((key) => keys.has(key)))
       for (const which of BOTH) {
@@ -110,7 +110,7 @@ function sourceOf(dataPath: DataPaths | undefined): Address | undefined {
 
 /**
  * Opens the sockets for probes over both families. Returns undefined if the source address does not exist yet, or if
- * this process may not send echo requests; probes.ts logs that.
+ * this process may not send echo requests; probes.ts logs these failures.
  */
 function openFor(dataPath: DataPaths, source: Address, everyMs: number, { openEcho }: Node): Probing | undefined {
   const { underlays } = dataPath

@@ -45,8 +45,8 @@ export function takeKept(environment: NodeJS.ProcessEnv, pid: number): number[] 
 }
 
 /**
- * Combines the kept descriptors with their description in the last known state `known`. If `store` is given and is not
- * the store of `known`, closes the descriptors.
+ * Combines the descriptors that the service manager kept with their description in the last known state `known`. If
+ * `store` is given and is not the store of `known`, closes the descriptors.
  */
 export function earlierRun(
   fds: readonly number[],

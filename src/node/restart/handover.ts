@@ -52,7 +52,7 @@ export interface WantedPath extends Pick<OpenPath, 'bindAddresses' | 'port' | 'w
   readonly workers: number
 }
 
-/** The part of a hand-over that a backend uses. */
+/** The members of a hand-over that a backend uses. */
 export type Inheritable = Pick<Handover, 'tunNames' | 'take'>
 
 export interface HandoverParts {
@@ -91,7 +91,7 @@ export class Handover {
   private lock: Lock | undefined
   private predecessorNow: Predecessor | undefined
   private earlierRun: EarlierRun | undefined
-  /** The data paths that this process inherited from the previous one, and that no backend has taken yet. */
+  /** The data paths that this process inherited from the previous process, and that no backend has taken yet. */
   private untaken: readonly OpenPath[] = []
   /** The subnets for which the previous process opened its data paths; undefined if they are not known. */
   private subnetsBefore: Nets | undefined
@@ -103,7 +103,7 @@ export class Handover {
   /** True if an attempt to forward with the last known state failed and will be repeated. */
   private isUnresumed = false
   /**
-   * True if the lock of rendezvous.ts belongs, or belonged, to this process and to another process at the same time.
+   * True if this process and another process have held the lock of the subnet file (rendezvous.ts) at the same time.
    */
   private isShared = false
   private isOpening = false
@@ -159,9 +159,9 @@ export class Handover {
   }
 
   /**
-   * Returns an inherited path that fits, through which no other process forwards any more. If no path fits, resolves
-   * when the sockets and devices of the predecessor are free, except those of paths that another backend may still
-   * take. Throws WeftError DEVICE if the predecessor hangs.
+   * Returns an inherited path that fits `wanted`; no other process forwards through this path any more. If no path
+   * fits, waits until the predecessor has freed its sockets and devices, except those of paths that another backend may
+   * still take. Then returns undefined. Throws WeftError DEVICE if the predecessor hangs.
    */
   take(wanted: WantedPath): Promise<OpenPath | undefined> {
     return this.oneByOne(() => this.takeNext(wanted))
@@ -172,15 +172,15 @@ export class Handover {
     this.isOpening = true
     this.open()
     await this.standing
-    // Besides returning the description, `about` makes the predecessor write its current state to the file of the last
-    // known state.
+    // `about` returns the predecessor's description of itself. It also makes the predecessor write its current state to
+    // the file of the last known state.
     const about = this.predecessorNow && !this.lock ? await this.predecessorNow.about() : undefined
     if (about?.lease) this.subnetsBefore = parseLeaseKey(about.lease.key)
   }
 
   /**
-   * Makes the predecessor close all its paths. Without a predecessor, closes the descriptors that the service manager
-   * kept.
+   * Makes the predecessor close all its data paths. Without a predecessor, closes the descriptors that the service
+   * manager kept.
    */
   async release(): Promise<void> {
     // Close the descriptors that the service manager kept, because they would block a backend that does not use them.
@@ -213,8 +213,8 @@ export class Handover {
   }
 
   /**
-   * Closes the inherited paths that no backend took, and releases the subnet file's lock last. If this process never
-   * forwarded (`wasIdle`), removes the lock file, because the process left no state for the next process.
+   * Closes the inherited data paths that no backend took, and releases the subnet file's lock last. If this process
+   * never forwarded (`wasIdle`), removes the lock file, because the process left no state for the next process.
    */
   close(wasIdle: boolean): void {
     this.isClosed = true
@@ -502,8 +502,8 @@ const isInTheWay = (path: OpenPath, { tunName, bindAddresses }: WantedPath): boo
 }
 
 /**
- * Returns false if the inherited paths carried another subnet of a wanted family, because their device has the address
- * and the route of that other subnet.
+ * Returns false if the inherited paths carried a different subnet in a family that the new path must carry. Their
+ * device has the address and the route of that different subnet.
  */
 const isForSubnets = (before: Nets | undefined, { subnets = {} }: WantedPath): boolean =>
   FAMILIES.every((family) => {

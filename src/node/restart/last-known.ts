@@ -29,7 +29,10 @@ export interface LastKnown {
   readonly expiresAt: number | undefined
   /** All accepted leases, including this node's own. */
   readonly leases: readonly Lease[]
-  /** The lease keys of the peers that are reached over the second underlay family. */
+  /**
+   * The lease keys of the peers to which weftd sends over the second underlay family, because the preferred family
+   * failed.
+   */
   readonly others?: readonly string[] | undefined
   /** The external interface that was in use. `wishes` has the flags by which it was chosen, as text (wishesText). */
   readonly external?: ExternalInterface | undefined
@@ -41,7 +44,7 @@ export interface LastKnown {
    * such a file.
    */
   readonly isForCleanup?: true
-  /** The descriptions of the open paths (open-path.ts) whose descriptors the service manager keeps. */
+  /** The descriptions of the open data paths (open-path.ts) whose descriptors the service manager keeps. */
   readonly paths?: unknown
 }
 
@@ -85,8 +88,7 @@ export function storeNameOf(
 
 /**
  * Writes the file of the last known state. Rejects with the file system's error. Formatting a million leases takes
- * seconds, with pauses for other work, so the file may or may not include changes that are made to the leases in these
- * seconds.
+ * seconds, with pauses for other work. So the file may or may not include changes of the leases in these seconds.
  */
 export async function writeLastKnown(path: string, known: ToWrite): Promise<void> {
   // Only weftd's user may read and write the file, because a user who can write it determines where weftd sends

@@ -20,15 +20,17 @@ import {
 /** The operations that a successor requests of its predecessor. */
 export interface Lender {
   about(): About
-  /** Returns why no process may take over; undefined if a process may take over. */
+  /** Returns why no process may take over the data path; undefined if a process may take it over. */
   refusal(): string | undefined
   /** Called with true when a successor has connected, and with false when the successor has gone. */
   attend(isThere: boolean): void
   /** Writes the last known state into its file. */
   write(): Promise<void>
-  /** Stops forwarding, and returns the open paths. Returns an empty list if this process has no path to lend. */
+  /**
+   * Stops forwarding, and returns the open data paths. Returns an empty list if this process has no data path to lend.
+   */
   lend(): Promise<readonly OpenPath[]>
-  /** Stops forwarding, and closes the paths of this process, including lent paths. The device stays. */
+  /** Stops forwarding, and closes the paths of this process, including lent paths. The network device stays. */
   release(): Promise<void>
   /** Forwards again after `lend` or `release`. `why` is the end of a sentence that begins with "the successor". */
   takeBack(why: string): Promise<void>
@@ -44,7 +46,7 @@ export interface Lender {
  */
 export class Superseded extends Error {
   readonly how: 'end' | 'leave'
-  /** Reports to the successor that this process has no path open any more. */
+  /** Reports to the successor that this process has no data path open any more. */
   readonly confirm: () => void
   /**
    * The result of the request `leave`: true if the store deleted the lease, false if the store did not; undefined if

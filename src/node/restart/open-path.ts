@@ -1,5 +1,5 @@
-// open-path.ts - packs open paths for another process: descriptions as JSON, and a list of the descriptors to which the
-// descriptions refer.
+// open-path.ts - packs open data paths for another process: their descriptions as JSON, and a list of the file
+// descriptors to which the descriptions refer.
 
 import { FAMILIES, familyOfText, type Family } from '../../net/address.ts'
 import type { OpenPath } from '../../path/engine/engine.ts'
@@ -8,7 +8,10 @@ type LoopDescriptors = OpenPath['loops'][number]
 type LoopSockets = NonNullable<LoopDescriptors['sockets']['ipv4']>
 
 interface PackedPaths {
-  /** The descriptions of the paths. In place of a descriptor a description has the index of the descriptor in `fds`. */
+  /**
+   * The descriptions of the open data paths. In place of a descriptor a description has the index of the descriptor in
+   * `fds`.
+   */
   readonly descriptions: readonly OpenPath[]
   readonly fds: readonly number[]
 }
@@ -19,7 +22,7 @@ export function packPaths(paths: readonly OpenPath[]): PackedPaths {
   return { descriptions, fds }
 }
 
-/** Returns all descriptors of the paths, in the order of their indices in the descriptions. */
+/** Returns all descriptors of the data paths, in the order of their indices in the descriptions. */
 export function fdsOf(paths: readonly OpenPath[]): number[] {
   return paths
     .flatMap(({ loops, handoverState }) => [...loops.flatMap(fdsOfLoop), handoverState])
@@ -32,8 +35,8 @@ const fdsOfLoop = ({ tun, sockets }: LoopDescriptors): (number | undefined)[] =>
 ]
 
 /**
- * Returns the paths with their descriptors. Returns no paths if the descriptions are invalid or do not match the
- * descriptors.
+ * Returns the data paths with their descriptors. Returns no data paths if the descriptions are invalid or do not match
+ * the descriptors.
  */
 export function unpackPaths(descriptions: unknown, fds: readonly number[]): readonly OpenPath[] {
   if (!Array.isArray(descriptions) || !descriptions.every(isPath)) return []

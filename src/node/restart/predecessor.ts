@@ -35,7 +35,7 @@ export class Predecessor {
    * `end` could be sent.
    */
   private timer: NodeJS.Timeout | undefined
-  /** Resolves the request that waits for its answer; undefined if no request waits. */
+  /** The function that passes an arrived answer to the request that waits for it; undefined if no request waits. */
   private answered: ((parcel: Parcel | undefined) => void) | undefined
   private onEnded!: () => void
   private onTakenBack!: () => void
@@ -64,8 +64,8 @@ export class Predecessor {
   }
 
   /**
-   * Makes the daemon stop forwarding, and returns its open paths and the descriptor of the subnet file's lock. Returns
-   * undefined if the daemon refuses to pass its paths on.
+   * Makes the daemon stop forwarding, and returns its open data paths and the descriptor of the subnet file's lock.
+   * Returns undefined if the daemon refuses to pass its data paths on.
    */
   async takePaths(): Promise<{ readonly paths: readonly OpenPath[]; readonly lock: number | undefined } | undefined> {
     const parcel = await this.request('path')
@@ -80,7 +80,9 @@ export class Predecessor {
     return undefined
   }
 
-  /** Makes the daemon stop forwarding and close its paths. Resolves with the descriptor of the subnet file's lock. */
+  /**
+   * Makes the daemon stop forwarding and close its data paths. Resolves with the descriptor of the subnet file's lock.
+   */
   async release(): Promise<number | undefined> {
     const parcel = await this.request('release')
     if (!parcel) return undefined
@@ -217,7 +219,7 @@ export class Predecessor {
   }
 }
 
-/** Splits the descriptors of an answer into the descriptor of the subnet file's lock and the rest. */
+/** Splits the descriptors of an answer into the descriptor of the subnet file's lock and the remaining descriptors. */
 function unpack({ text, fds }: Parcel): { readonly lock: number | undefined; readonly rest: readonly number[] } {
   const hasLock = parse(text)['lock'] === 1 && fds.length > 0
   return { lock: hasLock ? fds[0] : undefined, rest: hasLock ? fds.slice(1) : fds }

@@ -3,7 +3,7 @@
 // directory of subnet.env, and accessible to this user only (mode 0600).
 //
 // The lock belongs to an open file description (fcntl(2), F_OFD_SETLK). So the data path's owner can send the lock to
-// another process as a descriptor, and the kernel releases the lock when the last process that has the descriptor ends.
+// another process as a descriptor. The kernel releases the lock when the last process that has the descriptor ends.
 
 import {
   accessSync,
@@ -30,7 +30,7 @@ type SubnetFile = Pick<NodeOptions, 'subnet-file'>
 export const handoverSocket = (options: SubnetFile): string => `${options['subnet-file']}.handover`
 export const handoverLock = (options: SubnetFile): string => `${options['subnet-file']}.handover.lock`
 
-/** The right to forward for one subnet file. Only one weftd at a time has it. */
+/** The lock of one subnet file. Only the weftd that has this lock may forward packets with the subnet in this file. */
 export interface Lock {
   /**
    * The descriptor of the lock file, which is sent with the data path. Undefined if the file could not be created; then

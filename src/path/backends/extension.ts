@@ -4,8 +4,8 @@
 //
 // The commands' arguments, variables and input, and the handling of failures, are those of flanneld
 // (pkg/backend/extension, v0.28.2 and later). weftd runs commands without a shell: it splits a command at white space.
-// A command gets a peer's addresses as variables. It gets the data that a peer published only on its standard input, so
-// that a peer cannot add arguments to a command.
+// A command gets a peer's addresses as variables. It gets on its standard input, and not as arguments, the data that a
+// peer published. So a peer cannot add arguments to a command.
 
 import { isDeepStrictEqual } from 'node:util'
 import { messageOf, WeftError } from '../../base/errors.ts'
@@ -135,7 +135,7 @@ class Commands {
 
   /**
    * Runs a command and returns its output. Returns an empty text if the command is not configured. Like flanneld, sets
-   * no time limit. Logs a command that runs longer than ten seconds, and logs it again each time the waiting time has
+   * no time limit. Logs a command that runs longer than ten seconds, and logs it again each time its run time has
    * doubled.
    */
   async call(name: Command, variables: Variables, signal: AbortSignal, input = ''): Promise<string> {

@@ -101,7 +101,10 @@ class FabricPath implements DataPath {
   readonly fault: Promise<Error> = new Promise(() => {})
   readonly #keepers: readonly RouteKeeper[]
   readonly #filters: ReadonlyMap<Family, PeerFilter>
-  /** The check of the routes whose repairs `resync` has not returned yet; undefined if there is none. */
+  /**
+   * The running or completed check of the routes, until `resync` has returned the check's repairs; undefined if there
+   * is no such check.
+   */
   #running: Promise<readonly string[]> | undefined
 
   constructor(keepers: readonly RouteKeeper[], filters: ReadonlyMap<Family, PeerFilter>) {

@@ -76,8 +76,8 @@ export function createIpsecBackend({
   }
 
   /**
-   * Returns the MTU in bytes that containers get: flanneld's value, or less if charon carries the ESP packets, because
-   * charon always sends them in UDP datagrams and its device has a smaller MTU.
+   * Returns the MTU in bytes that containers get. This is flanneld's value, or less if charon carries the ESP packets:
+   * charon always sends them in UDP datagrams, and its device has a smaller MTU.
    */
   function mtuOf(): number {
     if (isUserspace) return Math.min(external.mtu - overhead - UDP_HEADER, USERSPACE_MTU)
@@ -112,8 +112,8 @@ export function createIpsecBackend({
       start: (stop) => Charon.start(isUserland, log, stop),
       log,
     })
-    // First block unencrypted packets. Then remove the blocking policies or routes that an earlier run left for the
-    // other carrier (kernel or charon), because these would block all packets.
+    // First make the kernel block unencrypted packets. Then remove the blocking policies or routes that an earlier run
+    // left for the other carrier (kernel or charon), because they would block all packets.
     await guard.block()
     await (isUserland ? removePolicies(run, formatNet(network)) : removeUserspaceGuard(kernel, network))
     await connections.open(signal)

@@ -31,8 +31,8 @@ export abstract class KernelPath implements DataPath {
   readonly families: readonly Family[]
   readonly probing: Probing
   /**
-   * A fault would make weftd open the data path again. weftd can repair the kernel's objects without that, so this
-   * promise never resolves, unless a backend replaces it.
+   * A fault would make weftd open the data path again. weftd can repair the kernel's objects without opening it again,
+   * so this promise never resolves, unless a backend replaces it.
    */
   readonly fault: Promise<Error> = new Promise(() => {})
   protected readonly filters: readonly PeerFilter[]

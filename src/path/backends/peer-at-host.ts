@@ -1,5 +1,5 @@
-// peer-at-host.ts - a peer as the status shows it, for backends that send the packets to the peer's host without a
-// tunnel of weftd.
+// peer-at-host.ts - the status entry of a peer, for backends that send the packets to the peer's host without a tunnel
+// of weftd.
 
 import { hasFamily, sideOf, type Lease } from '../../control/lease/lease.ts'
 import { formatAddress, type Family } from '../../net/address.ts'

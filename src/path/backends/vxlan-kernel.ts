@@ -59,8 +59,8 @@ export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts):
       const open: { [F in Family]?: VxlanPath } = {}
       const watched: Watched = {
         topics: ['neighbours'],
-        // Ignore the kernel's reports about entries that are as wanted, because every other report starts a check of
-        // all entries. The kernel does not report whether weftd itself changed a forwarding entry.
+        // Ignore the kernel's reports about entries that have the wanted values, because every other report starts a
+        // check of all entries. The kernel does not report whether weftd itself changed a forwarding entry.
         matters: (event) => listed(open).some((path) => path.owns(event) && !isAsWanted(event, path.entries())),
       }
       return families.map((family) => ({

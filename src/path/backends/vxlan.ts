@@ -110,7 +110,7 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
         return before && vtepMacOf(before, family)
       }
       // Peers send to the MAC in the node's lease. So this node uses the same MAC again after a restart of weftd, a new
-      // device or a reboot, and makes a random MAC only if no earlier MAC is known.
+      // device or a reboot. It makes a random MAC only if no earlier MAC is known.
       const macOf = async (family: Family): Promise<string> =>
         (await vxlanMac(kernel, await nameOf(family))) ?? macs[family] ?? (await published(family)) ?? randomMac()
       const found: { ipv4?: string; ipv6?: string } = {}

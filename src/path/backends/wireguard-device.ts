@@ -94,7 +94,7 @@ export class WireguardDevice {
   }
 
   /**
-   * Makes the device's peers equal to `peers`, without touching peers that are already right. Returns the number of
+   * Makes the device's peers equal to `peers`, without changing peers that are already right. Returns the number of
    * settings that were wrong, including the device's own settings.
    */
   async setPeers(peers: readonly WireguardPeer[]): Promise<number> {
@@ -128,8 +128,8 @@ export class WireguardDevice {
     const at = performance.now() - now
     return new Map(
       peers.map(({ publicKey, endpoint, handshakeAt, receivedBytes, sentBytes }) => {
-        // The byte counts are those of the encrypted packets. The kernel does not report when the last packet arrived,
-        // so weftd uses the time of the last handshake: while packets are exchanged, there is a handshake at least
+        // The byte counts are those of the encrypted packets. The kernel does not report when the last packet arrived.
+        // So weftd uses the time of the last handshake: while packets are exchanged, there is a handshake at least
         // every two minutes.
         const counted = { txBytes: sentBytes, rxBytes: receivedBytes }
         // If the system clock was set back after the handshake, `now - handshakeAt` is negative.
@@ -173,5 +173,5 @@ export class WireguardDevice {
 
 export const endpointText = ({ address, port }: WireguardPeer['endpoint']): string => formatEndpoint(address, port)
 
-/** Returns a text that is the same for the same networks in any order. */
+/** Returns the networks as a text that does not depend on their order. */
 const textOf = (nets: readonly Net[]): string => nets.map(formatNet).toSorted().join(' ')

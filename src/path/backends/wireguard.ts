@@ -118,8 +118,8 @@ class WireguardBackend {
     this.#external = await currentExternal(kernel, this.#external)
     this.#checkOuterAddress()
     checkNetwork(config, this.#external.address, this.#calm)
-    // On a host without X25519 the kernel computes the public key, so weftd first finds out whether the kernel supports
-    // WireGuard.
+    // If this Node.js lacks X25519, the kernel computes the public key, so weftd first finds out whether the kernel
+    // supports WireGuard.
     this.#carrier ??= await chooseCarrier(settings.dataPath, this.#lacks, kernel, log)
     const { publicKey } = await this.#key.read()
     const lanes = this.#carrier === 'userspace' && this.#hasLanes() ? { AnyPort: true } : {}

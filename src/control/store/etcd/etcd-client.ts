@@ -1,7 +1,7 @@
 // etcd-client.ts - calls to etcd: authentication, watches, and errors for the operator.
 //
-// A call may reach etcd twice (etcd-choice.ts). So callers must make writes conditional, and recognise their own
-// earlier write.
+// A call may reach etcd twice, because weftd sends it to a second endpoint if the first one falls silent
+// (etcd-choice.ts). So callers must make writes conditional, and recognise their own earlier write.
 
 import type { Duplex } from 'node:stream'
 import type * as grpc from '@grpc/grpc-js'
@@ -19,7 +19,7 @@ export interface EtcdOptions extends EndpointOptions {
   readonly prefix: string
   readonly username: string
   readonly password: Secret
-  /** How many ms after its last write a key expires. */
+  /** The lifetime of a key in ms, counted from the key's last write. */
   readonly ttlMs?: number
   /** The log for warnings about options that have no effect. */
   readonly log?: { warn(message: string): void }
@@ -36,8 +36,8 @@ interface OpenWatch {
   /** Ends the watch. The caller must also call `end` after the watch ended by itself. */
   readonly end: () => void
   /**
-   * Returns true if a watch ended with the error that the server closed its connection because of too many keepalive
-   * pings. Later connections to that endpoint ping less often, so the caller can open the watch again.
+   * Returns true if the error shows that the server closed the watch's connection because of too many keepalive pings.
+   * weftd then pings that endpoint less often, so the caller can open the watch again.
    */
   readonly pingsLess: (error: unknown) => boolean
 }
@@ -71,7 +71,7 @@ const TOKEN_ENDED = /invalid auth token|revision of auth store is old/
  */
 class WatchDenied extends EndpointError {}
 
-/** Never resolves; rejects with the signal's reason when the signal aborts. */
+/** Returns a promise that never resolves, and that rejects with the signal's reason when the signal aborts. */
 const aborted = (signal: AbortSignal): Promise<never> =>
   new Promise((_resolve, reject) =>
     signal.addEventListener('abort', () => reject(signal.reason as Error), { once: true }),
@@ -122,8 +122,8 @@ export class EtcdClient {
 
   /** Opens a watch and waits until etcd has confirmed it. Rejects if all endpoints fail. */
   async openWatch(request: etcd3.IWatchCreateRequest, signal: AbortSignal): Promise<OpenWatch> {
-    // The watches that etcd has confirmed. etcd may confirm a watch just after weftd abandoned its endpoint. The caller
-    // does not get such a watch, so `openWatch` must end it.
+    // The watches that etcd has confirmed. etcd may confirm a watch just after weftd gave up the endpoint and tried
+    // another one. The caller does not get such a watch, so `openWatch` must end it.
     const opened: OpenWatch[] = []
     let watch: OpenWatch | undefined
     try {

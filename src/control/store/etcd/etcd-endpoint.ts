@@ -1,9 +1,9 @@
 // etcd-endpoint.ts - parses the list of etcd endpoints, and makes calls to an endpoint. Each endpoint has its own
 // connection.
 //
-// The gRPC services come from the package etcd3. weft does not use etcd3's connection pool for four reasons: the pool
-// picks any host for a call, has no deadline for a single attempt, closes all connections of a host (with the open
-// watch) when one call fails, and requests a user's token over a connection that ignores the gRPC options.
+// The gRPC services come from the package etcd3. weft does not use etcd3's connection pool for four reasons. The pool
+// picks any host for a call. It has no deadline for a single attempt. When one call fails, it closes all connections of
+// the host, even that of an open watch. It requests a user's token over a connection that ignores the gRPC options.
 
 import { readdirSync, readFileSync, statSync } from 'node:fs'
 import { isIP } from 'node:net'
@@ -20,8 +20,8 @@ const { Host } = loadEtcdPool()
 export interface EndpointOptions {
   readonly endpoints: readonly string[]
   /**
-   * The file name of the client's certificate; empty if not given. `keyFile` names the client's key, and `caFile` the
-   * certificate authorities, which alone are enough for TLS.
+   * The file name of the client's certificate; empty if not given. `keyFile` names the file of the client's key, and
+   * `caFile` the file of the certificate authorities. `caFile` alone is enough for TLS.
    */
   readonly certFile: string
   readonly keyFile: string
@@ -80,13 +80,13 @@ const CHANNEL_OPTIONS: grpc.ChannelOptions = {
 
 /**
  * The maximum duration of a connection attempt in ms; weftd then starts a new attempt. The kernel repeats a lost SYN
- * after 1, 2, 4 ... 64 s, so without this limit weftd would notice the return of a host up to a minute late.
+ * after 1, 2, 4 ... 64 s. So without this limit weftd would notice up to a minute late that a host is reachable again.
  */
 const CONNECT_MS = 3_000
 
 /**
- * The functions that receive gRPC's log lines, one for each endpoint. Only these lines report that a server complained
- * about too many pings.
+ * For each endpoint, the function that receives gRPC's log lines. Only these lines report that a server complained
+ * about too many keepalive pings.
  */
 const listeners = new Set<(line: string) => void>()
 /**
@@ -267,8 +267,8 @@ function readCredential(flag: string, path: string): Buffer {
 }
 
 /**
- * Returns the TLS credentials. `isUsed` is false if no endpoint uses TLS. Reads the files even then, so that weftd
- * reports a mistyped file name.
+ * Returns the TLS credentials. `isUsed` is false if no endpoint uses TLS. The files are read even if no endpoint uses
+ * TLS, so that weftd reports a mistyped file name.
  */
 function tlsCredentials({ certFile, keyFile, caFile }: EndpointOptions, isUsed: boolean): grpc.ChannelCredentials {
   const root = caFile === '' ? null : readCredential('etcd-cafile', caFile)
@@ -305,7 +305,7 @@ function withoutAddressAsName(tls: grpc.ChannelCredentials): grpc.ChannelCredent
 }
 
 /**
- * The files in which Linux distributions keep the trusted authorities, in the order in which Go tries them
+ * The files in which Linux distributions keep the trusted certificate authorities, in the order in which Go tries them
  * (crypto/x509/root_linux.go).
  */
 const ROOT_FILES = [
@@ -345,7 +345,7 @@ function systemRoots(): Buffer | null {
   return found.length === 0 ? null : Buffer.from(found.join('\n'))
 }
 
-/** Returns a text that differs after a certificate file was changed. */
+/** Returns a text that changes when one of the certificate files is changed. */
 export function certificateTimes({ certFile, keyFile, caFile }: EndpointOptions): string {
   return [certFile, keyFile, caFile]
     .map((path) => (path === '' ? undefined : statSync(path, { throwIfNoEntry: false })))

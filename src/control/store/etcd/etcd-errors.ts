@@ -1,5 +1,5 @@
-// etcd-errors.ts - failures of calls to etcd: decides whether to try another endpoint, and explains the failure to an
-// operator.
+// etcd-errors.ts - handles failures of calls to etcd: decides whether weftd tries another endpoint, and explains the
+// failure to an operator.
 
 import type * as grpc from '@grpc/grpc-js'
 import { loadGrpc } from '../../../base/assets.ts'
@@ -25,9 +25,8 @@ const DECISIONS: ReadonlySet<grpc.status | undefined> = new Set([
   status.OUT_OF_RANGE,
 ])
 /**
- * Matches rejections that every etcd member would give to the request. The gRPC statuses of these rejections do not
- * show that all members agree, because a single member uses the same statuses for its own faults, such as being a
- * learner or lagging behind.
+ * Matches the messages of rejections that every etcd member would give. Their gRPC statuses alone do not show this,
+ * because a member uses the same statuses for its own faults, for example if it lags behind.
  */
 const DECIDED = /authentication is not enabled|lease already exists|database space exceeded/
 
@@ -44,9 +43,7 @@ export function isDecision(error: unknown): boolean {
   return /etcdserver: /.test(message) && (DECISIONS.has(code) || DECIDED.test(message))
 }
 
-/**
- * Returns true if an etcd member refused a call because of a missing or unknown token. A member that refuses is alive.
- */
+/** Returns true if an etcd member refused a call because of a missing or unknown token. So this member is alive. */
 export const isUnknownToken = (error: unknown): boolean =>
   codeOf(error) === status.UNAUTHENTICATED && /etcdserver: /.test(messageOf(error))
 

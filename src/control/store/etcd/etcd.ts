@@ -1,4 +1,4 @@
-// etcd.ts - implements the interface of store.ts by etcd v3, with flannel's keys.
+// etcd.ts - implements the interface of store.ts with etcd v3 and flannel's keys.
 
 import { randomBytes } from 'node:crypto'
 import { posix } from 'node:path'
@@ -21,7 +21,7 @@ const LIST_TIMEOUT_MS = 20_000
 const KEEP_ALIVE_TIMEOUT_MS = 6_000
 
 /**
- * The etcd lease that was granted for a failed write may serve a later write until this fraction of the lease's
+ * After a failed write weftd keeps the write's etcd lease for a later write, until this fraction of the etcd lease's
  * lifetime has passed: one hour of 24.
  */
 const SPARE_SHARE = 1 / 24
@@ -67,8 +67,8 @@ export class EtcdStore implements Store {
   /** The id and Raft term of the etcd cluster that answered last. If they change, another cluster may be answering. */
   #known: ClusterIdentity = {}
   /**
-   * The etcd leases that were granted for writes that failed, or may have failed. The next write of the same kind
-   * reuses them.
+   * The etcd leases that were granted for writes that failed, or may have failed. The next write for the same purpose
+   * (Kind) reuses such a lease.
    */
   readonly #spare = new Map<Kind, Grant>()
 
@@ -140,8 +140,8 @@ export class EtcdStore implements Store {
     } catch (error) {
       if (!isFull(error)) throw error
       const kept = await this.#keepAsRead(key, expected, signal)
-      // A full etcd only extends the key's life. That is enough only if the value stays the same and the etcd lease has
-      // not expired yet.
+      // If etcd's storage quota is used up, weftd can extend the key's life but cannot write a value. That is enough
+      // only if the value stays the same and the etcd lease has not expired yet.
       if (kept && (value !== expected.value || (kept.expiresAt ?? Infinity) <= Date.now())) throw error
       return kept && { ...kept, unwritten: describeError(error) }
     }
@@ -345,8 +345,9 @@ export class EtcdStore implements Store {
     const expiresAt = grant && grant.at + Number(grant.TTL) * 1000
     if (result.succeeded) return { revision: this.#revisionOf(result.header), expiresAt }
     if (!grant) return undefined
-    // weftd repeats a call whose answer is lost. So the conditions can also fail because this process has already
-    // written the key with the same etcd lease: by the same call, or by an earlier call with another value.
+    // The conditions can also fail because this process itself has written the key. weftd repeats a call whose answer
+    // was lost, although etcd may have run it. The key is then attached to the same etcd lease. Its value may be that
+    // of an earlier call.
     const present = result.responses[0]?.response_range?.kvs[0]
     if (present?.lease !== grant.ID) await this.#revoke(grant, signal)
     else if (present.value.equals(Buffer.from(value))) return { revision: BigInt(present.mod_revision), expiresAt }
@@ -354,8 +355,8 @@ export class EtcdStore implements Store {
   }
 
   /**
-   * Extends the life of a key whose state is still `expected`. A full etcd still allows this. Returns undefined if the
-   * key has changed.
+   * Extends the life of a key whose state is still `expected`. etcd allows this even if its storage quota is used up.
+   * Returns undefined if the key has changed.
    */
   async #keepAsRead(key: string, expected: Expected, signal: AbortSignal): Promise<Written | undefined> {
     const [pair] = (await this.#client.call(signal, (etcd) => etcd.kv.range({ key: this.#fullKey(key) }))).kvs

@@ -25,8 +25,8 @@ const PAGE = 100
 const MOST_PAGES = 100
 
 /**
- * The remedies for the API's error codes that an operator can correct. The remedy of `Forbidden` also applies to codes
- * such as `Forbidden.RAM`.
+ * The remedies for the API's error codes whose cause an operator can correct. The remedy of `Forbidden` also applies to
+ * codes such as `Forbidden.RAM`.
  */
 const REMEDIES: Readonly<Record<string, string>> = {
   NoPermission: 'give the keys the permissions in docs/cloud.md',
@@ -60,7 +60,10 @@ export class AliPublisher implements Publisher {
   readonly #place: Place
   readonly #endpoints: AliEndpoints
 
-  /** `wanted` has the ids of route tables. If it is empty, the publisher uses the system route table of the VPC. */
+  /**
+   * `wanted` lists the ids of the route tables to use. If the list is empty, the publisher uses the system route table
+   * of the VPC.
+   */
   constructor(given: GivenKeys, wanted: readonly string[], place: Place, endpoints = ENDPOINTS) {
     this.#given = given
     this.#wanted = wanted

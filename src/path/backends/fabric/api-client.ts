@@ -25,7 +25,9 @@ export interface ApiRequest {
   readonly url: string
   readonly headers?: Readonly<Record<string, string>>
   readonly body?: string | undefined
-  /** The certificates, in PEM, of the authorities to trust instead of the authorities built into Node.js. */
+  /**
+   * The certificates, in PEM, of the certificate authorities to trust instead of the authorities built into Node.js.
+   */
   readonly ca?: string | undefined
 }
 

@@ -10,7 +10,7 @@ const API_VERSION = '2016-11-15'
 /** The maximum number of pages of one answer that weftd reads. */
 const MOST_PAGES = 100
 
-/** The remedies for EC2's error codes that an operator can correct. */
+/** The remedies for EC2's error codes whose cause an operator can correct. */
 const REMEDIES: Readonly<Record<string, string>> = {
   UnauthorizedOperation: 'give the role of the instance the permissions in docs/cloud.md',
   AuthFailure: 'check the keys of AWS and the clock of this host',

@@ -41,7 +41,8 @@ export class AwsPublisher implements Publisher {
   readonly #metadata: string
 
   /**
-   * `tables` has the ids of route tables. If it is empty, the publisher uses the route table of the instance's subnet.
+   * `tables` lists the ids of the route tables to use. If the list is empty, the publisher uses the route table of the
+   * instance's subnet.
    */
   constructor(tables: readonly string[], place: Place) {
     this.#tables = tables
@@ -111,7 +112,8 @@ export class AwsPublisher implements Publisher {
   async #findTable(api: AwsApi, { subnetId, vpcId }: Interface, signal: AbortSignal): Promise<string> {
     const filters = [
       filterOf([['association.subnet-id', subnetId]]),
-      // If the subnet has no associated table, read the main table of the VPC, which AWS then uses for the subnet.
+      // If no route table is associated with the subnet, read the main route table of the VPC, which AWS then uses for
+      // the subnet.
       filterOf([
         ['association.main', 'true'],
         ['vpc-id', vpcId],

@@ -18,7 +18,7 @@ const PRIORITY = 1000
 const POLL_MS = 1_000
 const MOST_PAGES = 100
 
-/** The remedies for HTTP statuses that an operator can correct. */
+/** The remedies for HTTP statuses whose cause an operator can correct. */
 const REMEDIES: Readonly<Record<number, string>> = {
   401: "check the instance's service account, and the clock of this host",
   403: "give the instance's service account the permissions in docs/cloud.md, and the instance the scope compute-rw",

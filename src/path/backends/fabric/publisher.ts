@@ -1,5 +1,5 @@
-// publisher.ts - the contract of the fabric backends: a publisher calls the API of a cloud or a switch, and writes the
-// route to this node's subnet into the API's route tables.
+// publisher.ts - the interface of a publisher: it calls the API of a cloud or a switch, and writes the route to this
+// node's subnet into the API's route tables.
 
 import type { Log } from '../../../base/log.ts'
 import type { Address, Net } from '../../../net/address.ts'

@@ -22,8 +22,8 @@ const PAGE = 100
 const MOST_PAGES = 100
 
 /**
- * The remedies for the API's error codes that an operator can correct. The remedy of `AuthFailure` also applies to
- * codes such as `AuthFailure.SecretIdNotFound`.
+ * The remedies for the API's error codes whose cause an operator can correct. The remedy of `AuthFailure` also applies
+ * to codes such as `AuthFailure.SecretIdNotFound`.
  */
 const REMEDIES: Readonly<Record<string, string>> = {
   UnauthorizedOperation: 'give the keys the permissions in docs/cloud.md',
@@ -128,7 +128,8 @@ export class TencentPublisher implements Publisher {
   #routeOf({ RouteId, DestinationCidrBlock, GatewayType, GatewayId, RouteType, Enabled }: JsonRoute): FabricRoute[] {
     if (DestinationCidrBlock === undefined || RouteType !== 'USER') return []
     const isOwn = GatewayType === 'NORMAL_CVM' && GatewayId === this.#gateway
-    // Only an operator disables a route to another node. So such a route counts as active and stays in the table.
+    // If a route to another node is disabled, an operator has disabled it. Such a route counts as active, so that weftd
+    // leaves it in the table.
     const state = isOwn && Enabled === false ? 'dead' : 'active'
     const target = `${GatewayType ?? 'unknown'} ${GatewayId ?? ''}`.trim()
     return [{ destination: DestinationCidrBlock, target, isOwn, state, id: String(RouteId) }]

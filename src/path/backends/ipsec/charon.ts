@@ -21,8 +21,8 @@ const FOLDERS = ['/usr/lib/strongswan', '/usr/lib/ipsec', '/usr/libexec/strongsw
 /** charon's UDP ports: 500 for the key exchange, 4500 for the key exchange and ESP packets through NAT. */
 const PORTS = [500, 4500]
 /**
- * The variables of weftd's environment that charon gets. weftd does not pass the rest, which may hold secrets of weftd,
- * such as the password of the store.
+ * The variables of weftd's environment that charon gets. weftd does not pass its other variables, which may hold
+ * secrets, such as the password of the store.
  */
 const VARIABLES = ['LANG', 'TZ', 'LD_LIBRARY_PATH', 'OPENSSL_CONF', 'OPENSSL_MODULES', 'LEAK_DETECTIVE_DISABLE']
 /** The program that makes charon end when weftd ends. */
@@ -234,8 +234,8 @@ async function requirePorts(): Promise<void> {
 }
 
 /**
- * Returns a strongswan.conf that includes the host's own configuration. In strongswan.conf a later section overrides an
- * earlier section.
+ * Returns a strongswan.conf that first includes the host's own configuration. The sections of weftd come after it,
+ * because a later section overrides an earlier section.
  */
 function configuration(isUserspace: boolean, given: string | undefined): string {
   const own = [given, ...CONFIGURATIONS].find((file) => file !== undefined && existsSync(file))

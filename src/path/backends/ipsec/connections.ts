@@ -41,7 +41,7 @@ const LONGEST_NEGOTIATION_MS = 40_000
 
 /**
  * The maximum number of hosts for which weftd checks charon's shared keys. charon lists the ids of the keys in one
- * packet of at most 512 KiB, in which about 12,000 ids fit, and sends no answer if the packet would be longer.
+ * packet of at most 512 KiB, in which about 12,000 ids fit. If the packet would be longer, charon sends no answer.
  */
 const MOST_LISTED_KEYS = 10_000
 
@@ -180,10 +180,10 @@ export class IpsecConnections {
       this.#asked.set(name, isDue ? { at: now, ms: Math.min(2 * ms, LONGEST_NEGOTIATION_MS) } : { at, ms })
       if (!isDue || !peer) continue
       try {
-        // The timeout -1 makes charon answer before it negotiates.
+        // With the timeout -1 charon answers immediately, before it negotiates keys.
         await client?.request('initiate', { child: this.#childOf(peer), ike: name, timeout: '-1' })
       } catch (error) {
-        // If the connection to charon has ended, do not log here, because `#run` logs that.
+        // If the connection to charon has ended, do not log here, because `#run` logs the end of the connection.
         if (!client?.isOpen) return
         this.#calm.error(`Cannot negotiate keys with ${peer.host}: ${describeError(error)}`)
       }
@@ -250,7 +250,7 @@ export class IpsecConnections {
         return await this.#loadInto(charon, isCheck)
       } catch (error) {
         if (!isWeftError(error)) throw error
-        // If the connection to charon has ended, do not log here, because `#run` logs that.
+        // If the connection to charon has ended, do not log here, because `#run` logs the end of the connection.
         if (charon.client.isOpen) this.#calm.error(`error loading connection into IKE daemon: ${describeError(error)}`)
         return []
       }
@@ -266,7 +266,7 @@ export class IpsecConnections {
     const loaded = this.#loaded
     const lost = isCheck ? await this.#check(loaded) : []
     await this.#loadKeys(loaded)
-    // Keep the connections of an earlier run until the peers are known.
+    // Until the peers are known, keep the connections that an earlier run loaded into charon.
     if (!this.#wanted) return []
     for (const name of loaded.connections)
       if (!this.#wanted.has(name)) {
@@ -290,8 +290,8 @@ export class IpsecConnections {
   }
 
   /**
-   * Compares `loaded` with the connections and keys that charon lists. Removes those that an earlier run of weftd
-   * loaded. Returns the names of the connections that charon lost.
+   * Compares `loaded` with the connections and keys that charon lists. Removes from charon those that an earlier run of
+   * weftd loaded and that are not needed now. Returns the names of the connections that charon lost.
    */
   async #check(loaded: Loaded): Promise<readonly string[]> {
     const { network, log } = this.#options

@@ -24,7 +24,8 @@ const SETTLE_MS = 100
 const AGAIN_MS = 5_000
 
 /**
- * The time in ms for which a peer must lack keys before weftd logs that. charon usually negotiates keys in less time.
+ * The time in ms for which a peer must lack keys before weftd logs that the keys are missing. charon usually negotiates
+ * keys in less time.
  */
 const MISSING_MS = 4_000
 
@@ -183,7 +184,7 @@ export class IpsecPath extends KernelPath implements Counting {
     return this.#reading
   }
 
-  /** Reads the keys after `ms` milliseconds, or earlier if an earlier time is already planned. */
+  /** Plans to read the keys after `ms` milliseconds, unless weftd already plans to read them earlier. */
   #readSoon(ms: number): void {
     const at = performance.now() + ms
     if (this.#isClosed || (this.#timer && this.#readAt <= at)) return

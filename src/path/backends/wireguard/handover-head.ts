@@ -11,7 +11,7 @@ import type { UdpEndpoint } from '../../engine/engine.ts'
 import { hmac, isEqual } from './crypto.ts'
 import type { HandshakeMemory } from './handshakes.ts'
 
-/** The version of the format of the state. */
+/** The version of the format in which one weftd process passes its state to the next. */
 const FORM = 3
 const PROOF_BYTES = 32
 

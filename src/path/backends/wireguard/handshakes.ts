@@ -120,8 +120,8 @@ export class Handshakes {
   }
 
   /**
-   * Records that the engine needs keys for a peer, because packets wait or the session is old, and starts a handshake
-   * if none is running. The engine may call `wanted` for each packet; repeated calls have no effect.
+   * Records that the engine needs keys for a peer, because packets wait or the session is old. Starts a handshake if
+   * none is running. The engine may call `wanted` for each packet; repeated calls have no effect.
    */
   wanted(number: number, now: number): void {
     const peer = this.#node.peers.get(number)
@@ -184,7 +184,7 @@ export class Handshakes {
 
   /**
    * Records that a new engine without keys runs. The next handshake with a peer may then begin immediately after the
-   * previous one.
+   * previous handshake.
    */
   lostKeys(): void {
     for (const peer of this.#node.peers.values()) peer.completedAt = -Infinity

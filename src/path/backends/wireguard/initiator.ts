@@ -1,5 +1,5 @@
-// initiator.ts - the initiator of a handshake: when this node sends an initiation to a peer, repeats it and gives up,
-// and what it does with the peer's response or cookie reply.
+// initiator.ts - the initiator of a handshake: decides when this node sends an initiation to a peer, repeats it and
+// gives up, and handles the peer's response or cookie reply.
 //
 // A peer has one of these states:
 // - idle: `wantedAt` and `pending` are undefined, because the engine wants no keys.

@@ -1,5 +1,5 @@
 // limits.ts - the limits of WireGuard's handshakes, each with its unit and its source.
-// docs/design/wireguard-sessions.md says why they are right. The limits of keys and packets are in SessionLimits
+// docs/design/wireguard-sessions.md explains the values. The limits of keys and packets are in SessionLimits
 // (native/core/session.h).
 //
 // The WireGuard paper is https://www.wireguard.com/papers/wireguard.pdf. The named files of Linux are in
@@ -68,9 +68,9 @@ export const MOST_UNKNOWN = 16
 /** Between two pauses, this node processes at most this number of messages from senders that are not peers. */
 export const MOST_OF_OTHERS = 64
 /**
- * The pauses in which weftd reads no control messages, so that a flood of messages uses only a small part of a core. A
- * pause is `times` times as long as the processing before it. For each processed message or moved peer it is at least
- * `leastMs` and at most `mostMs` long.
+ * The pauses in which weftd processes no handshake messages, so that a flood of such messages uses only a small part of
+ * a core. A pause is `times` times as long as the processing before it. For each processed message or moved peer it is
+ * at least `leastMs` and at most `mostMs` long.
  */
 export const PAUSE = { times: 15, leastMs: 2, mostMs: 10 } as const
 /** The maximum length of a pause in ms, so that many moving peers do not delay handshakes. */
@@ -78,6 +78,6 @@ export const MAX_PAUSE_MS = 500
 
 /**
  * How long, in ms, the session number of a removed peer stays unused. Packets and messages with the number wait in
- * queues for less time, and a thread of the engine needs less time for a batch of packets.
+ * queues for less than this time. A thread of the engine needs less than this time for a batch of packets.
  */
 export const NUMBER_REUSE_MS = 60_000
