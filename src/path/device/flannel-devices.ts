@@ -22,8 +22,8 @@ function isOfBackend({ name, type, tun, vxlan }: Link): boolean {
   return (
     DEVICES.some(([kind, pattern]) => kind === type && isNamedBy(pattern, name)) &&
     (type !== 'tun' || tun?.mode === 'tun') &&
-    // flannel's vxlan devices have a fixed VNI, with which their name ends. A device with the flag `external` has no
-    // fixed VNI, because it takes the VNI from each packet.
+    // flannel's vxlan devices have a fixed VNI, with which their name ends. A vxlan device with the kernel's flag
+    // `external` is not flannel's, because it has no fixed VNI: routes or programs set the VNI of each packet.
     !vxlan?.external &&
     (vxlan === undefined || name.endsWith(`.${vxlan.vni}`))
   )

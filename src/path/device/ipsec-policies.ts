@@ -56,8 +56,8 @@ export class IpsecPolicies {
   }
 
   /**
-   * Adds the policies that block unencrypted packets. The policies that an earlier run made for the peers stay until
-   * `apply`, so that a restart does not interrupt the packets.
+   * Adds the policies that block unencrypted packets of the network. The policies that an earlier run made for the
+   * peers stay until `apply`, so that a restart of weftd does not interrupt traffic.
    */
   async block(): Promise<void> {
     this.#wanted = new Map(this.#blocks())
@@ -155,9 +155,9 @@ const template = (from: string, to: string): string =>
   `tmpl src ${from} dst ${to} proto esp reqid ${REQUEST_ID} mode tunnel`
 
 /**
- * Lists the policies that weftd or flanneld made, in the form of `#wanted`. A policy that differs from this form has
- * the words `other`. With `-o` iproute2 prints a policy in one line, with `\` in place of a line break, and prints
- * neither the action `allow` nor the default priority of templates.
+ * Lists the policies that weftd or flanneld made, in the form of `#wanted`. For a policy that does not have this form,
+ * the map has the text `other` in place of the words. With `-o` iproute2 prints a policy in one line, with `\` in place
+ * of a line break, and prints neither the action `allow` nor the default priority of templates.
  */
 export async function listPolicies(run: Run): Promise<ReadonlyMap<string, string>> {
   const output = await run('ip', ['-o', 'xfrm', 'policy', 'list']).catch((error: unknown) => {

@@ -49,8 +49,8 @@ export interface Surroundings {
   /** The names or name patterns of the devices that this node's data path has or may have. */
   readonly ownDevices: readonly string[]
   /**
-   * True if routes to subnets through the nodes' hosts must stay, because this data path or another program makes these
-   * routes on purpose.
+   * True if routes to subnets through the nodes' hosts must stay, because this node's data path or another program
+   * makes these routes on purpose.
    */
   readonly routesToHosts: boolean
   /** True if another program makes all routes to the network, so that no route counts as a leftover. */
@@ -119,7 +119,7 @@ export interface Found {
   readonly leftovers: readonly Leftover[]
   readonly held: readonly Held[]
   readonly bypasses: readonly Bypass[]
-  /** True if some routes may be leftovers, and only the leases of all nodes can show whether they are. */
+  /** True if weftd must read the leases of all nodes to find out whether some routes are leftovers. */
   readonly needsLeases: boolean
 }
 
@@ -221,8 +221,8 @@ export async function findBlockingIpsec(
 }
 
 /**
- * The facts about one family that classify its routes: this node's subnet, and the subnets and hosts of the other
- * nodes.
+ * The facts about one address family with which routes are classified: this node's subnet, and the subnets and hosts of
+ * the other nodes.
  */
 interface Side {
   readonly family: Family
@@ -355,8 +355,8 @@ export async function findDiverted(kernel: HostKernel, surroundings: Surrounding
 }
 
 /**
- * Returns the senders of the packets for which `findDiverted` queries routes: this host itself, and a container at each
- * bridge with an address in this node's subnet.
+ * Returns the senders for whose packets `findDiverted` looks up the kernel's routes: this host itself, and a container
+ * at each bridge with an address in this node's subnet.
  */
 async function sendersOf(
   kernel: HostKernel,
@@ -395,7 +395,8 @@ function kindOf(route: Route, side: Side, here: Surroundings & Pick<Devices, 'br
   if (isWhole && route.metric >= USUAL_METRIC[family]) return 'right'
   const gateway = route.gateway === undefined ? undefined : parseAddress(route.gateway)
   const isToHost = gateway !== undefined && addresses.has(addressKey(gateway))
-  // weftd and flanneld set no protocol on their routes, so the kernel records `boot`, as for a manual `ip route add`.
+  // weftd and flanneld set no protocol on their routes, so the kernel records the protocol `boot`. A route that an
+  // operator adds by `ip route add` has the same protocol.
   const isMadeByHand = route.protocol === 'boot'
   if (subnet && isPartOf(net, subnet)) {
     if (route.isMultipath) return 'own'

@@ -19,7 +19,8 @@ const TICKS_PER_SECOND = 60
 /** The number of nanoseconds in a tick (the unit of weft's timestamps): 2^24, about 17 ms. */
 const TICK_NS = 0x100_0000
 /**
- * The length of the reserved period in ticks. weftd writes the end of each period to a file before it uses the period.
+ * The length, in ticks, of the period for which weftd reserves timestamps in advance. weftd writes the end of each
+ * period to a file before it uses the period.
  */
 export const STRETCH_TICKS = 10 * TICKS_PER_SECOND
 
