@@ -86,7 +86,7 @@ function setAddress(view: DataView, at: number, address: Address): void {
 
 const ipv6At = (view: DataView, at: number): bigint => (view.getBigUint64(at) << 64n) | view.getBigUint64(at + 8)
 
-/** Returns the address to which datagrams to a peer are sent; 0 for a peer that is gone. */
+/** Returns the address to which datagrams to a peer are sent; 0 in a record that removes the peer. */
 export const hostOf = ({ hosts, outer }: Peer): Address => hosts[outer] ?? 0
 
 export function encodePeers(peers: readonly Peer[]): Uint8Array {

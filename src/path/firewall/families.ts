@@ -10,8 +10,8 @@ import type { FirewallWish } from './rules.ts'
 
 export interface Firewall {
   /**
-   * Finds out from iptables or nft, without changing the rules, whether `raise` would throw WeftError, and throws it in
-   * that case. Does not throw if the tool does not answer in time. Left out if `raise` never throws.
+   * Finds out with iptables or nft whether `raise` would throw WeftError, and throws that error, but changes no rules.
+   * Does not throw if the tool does not answer in time. Left out if `raise` never throws.
    */
   check?(): Promise<void>
   /**
@@ -49,8 +49,8 @@ export interface FirewallOptions extends Pick<FirewallWish, 'masq' | 'forward'> 
 }
 
 /**
- * The wanted rules of one family. If `isOn` is false, the family must have no rules, and `network` and `subnet` have no
- * meaning.
+ * The wanted rules of one family. If `isOn` is false, the family must have no rules, and `network` and `subnet` are not
+ * used.
  */
 export interface FamilyWish extends Omit<FirewallWish, 'randomFully'> {
   readonly isOn: boolean

@@ -47,13 +47,13 @@ const UNDONE = 'undone'
 /** The maximum number of chains and sets in nftables up to which weftd reads all rules with one iptables-save. */
 const FEW_CHAINS = 200
 
-/** Returns the rules of all tables. */
+/** Returns the rules of all tables of one family. */
 type ReadTables = () => Promise<Tables>
 
 /** A chain that weftd has set. */
 interface SetChain {
   readonly chain: IptablesChain
-  /** The beginning of the chain's entry in `#shown`: the subnet and a line feed. */
+  /** The beginning of the chain's entry in `#shown`, which consists of this node's subnet and a line feed. */
   readonly wanted: string
   /** The number of the chain's rules, and of the jumps to it, that weftd has set. */
   readonly count: number
@@ -126,7 +126,7 @@ class FamilyChains {
   readonly #shown = new Map<string, string>()
   /** The chains that weftd has checked or removed since the start, or since the last `lookAgain`. */
   readonly #tidy = new Set<IptablesChain>()
-  /** The chains that weftd has set and not read again since. */
+  /** The chains that weftd has set and whose rules it has not read back from iptables yet. */
   #unconfirmed: readonly SetChain[] = []
   /** True if iptables has version 1.6.2 or later; undefined until weftd has read the version. */
   #isModern: boolean | undefined
@@ -160,7 +160,7 @@ class FamilyChains {
 
   /**
    * Returns one function for each chain that must be checked or removed, and a last function that reads the chains that
-   * were set. All functions except the last share one reading of the tables.
+   * the earlier functions have set. All functions except the last share one reading of the tables.
    */
   works(subnet: Nets): readonly (() => Promise<readonly string[]>)[] {
     return [
@@ -196,7 +196,10 @@ class FamilyChains {
     })
   }
 
-  /** Sets the rules of one chain for the first time. Only logs failures, because `works` tries again later. */
+  /**
+   * Sets the rules of one chain for the first time. Only logs failures, because the functions of `works` set the rules
+   * later.
+   */
   async bootstrap(subnet: Nets, chain: IptablesChain, all: ReadTables = this.reading()): Promise<void> {
     const says = SAYS[this.#family]
     const wish = this.#wishFor(subnet)
@@ -277,7 +280,7 @@ class FamilyChains {
   async #ensureChain(chain: IptablesChain, all: ReadTables, subnet: Nets): Promise<boolean> {
     if (this.#isModern === undefined) {
       const tables = await this.#tables()
-      // Reading all rules also finds out the version, so `--version` need not run.
+      // Reading all rules also shows the version of iptables, so `iptables --version` need not run.
       if (tables?.length !== 0 && hasFewChains(tables)) await all()
     }
     if (this.#isModern === undefined) this.#setVersion(await this.#run(this.#program, ['--version']))

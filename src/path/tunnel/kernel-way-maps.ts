@@ -135,14 +135,14 @@ export function peerKey({ address, prefixLength }: { readonly address: Address; 
   return key
 }
 
-/** Returns the name of the map that has the peer. */
+/** Returns the name of the map that has the entry of the peer. */
 export const mapOf = ({ subnet }: Pick<Peer, 'subnet'>): 'peers4' | 'peers6' =>
   isIpv4Net(subnet) ? 'peers4' : 'peers6'
 
 /**
- * Returns the value of a peer's entry in its map. `limit` is the longest packet in bytes that reaches the peer. If
- * weftd reaches the peer over IPv6, the value has the address 0, so that the eBPF programs leave the peer's packets to
- * the engine.
+ * Returns the value of a peer's entry in the map `peers4` or `peers6`. `limit` is the longest packet in bytes that
+ * reaches the peer. If weftd reaches the peer over IPv6, the value has the address 0, so that the eBPF programs leave
+ * the peer's packets to the engine.
  */
 export function encodePeer(peer: Peer, limit: number, flags: number): Uint8Array {
   const value = new Uint8Array(PEER_BYTES)

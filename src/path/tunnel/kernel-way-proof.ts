@@ -83,7 +83,10 @@ export class ProofServer {
     this.close()
   }
 
-  /** Closes the connections without a `bye`, so that the peers' eBPF programs continue to send packets to this host. */
+  /**
+   * Closes the test connections without sending `bye`. So the peers' eBPF programs continue to send packets to this
+   * host.
+   */
   close(): void {
     for (const server of this.#servers.splice(0)) server.close()
     for (const socket of this.#open) socket.destroy()

@@ -172,7 +172,8 @@ export class Underlay {
 
   /**
    * Returns the smallest path MTU in bytes that weftd uses for inner packets of a family: at most 1280 for IPv6,
-   * because hosts ignore smaller values in ICMPv6 errors. If the path carries less, the kernel fragments the datagrams.
+   * because hosts ignore smaller MTUs in ICMPv6 errors. If the path MTU is smaller still, the kernel fragments the
+   * datagrams.
    */
   #leastMtu(inner: Family): number {
     return inner === 'ipv6' ? Math.min(LEAST_MTU, this.#kind.mtu) : 0
