@@ -89,8 +89,8 @@ function keyOf(address: string | undefined): Address | undefined {
 }
 
 /**
- * Returns true if requests can reach this host at `statusIp`: it is empty or unspecified (all addresses), a loopback
- * address, or one of the host's addresses `own`.
+ * Returns true if requests can reach this host at `statusIp`. This is so if `statusIp` is empty or unspecified (all
+ * addresses), a loopback address, or one of the host's addresses `own`.
  */
 export const isReachableAt = (statusIp: string, own: readonly string[]): boolean =>
   statusIp === '' ||

@@ -11,7 +11,7 @@
 const HUNG_LOOKS = 5
 
 interface ThreadState {
-  /** The number of iterations that the thread's loop had made at the last check. */
+  /** The number of iterations that the thread's loop had completed at the last check. */
   readonly rounds: number
   /** The number of consecutive checks that found no new iteration of the thread's loop. */
   readonly silentLooks: number

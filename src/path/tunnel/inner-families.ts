@@ -185,7 +185,7 @@ export class InnerFamilies {
         lease,
         network,
         outers: underlay.families,
-        // True in a dual-stack network. Then a device need not carry both families.
+        // True in a dual-stack network, because each of the two families then has a filter of its own.
         isOneOfTwo: familiesOf(config).length > 1,
         log,
       })

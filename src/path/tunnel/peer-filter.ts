@@ -398,8 +398,8 @@ export class PeerFilter<N extends Net = Net> {
   }
 
   /**
-   * Narrows the type of a lease that has passed all other checks. It is true for a lease with a subnet of the filter's
-   * family, and an address of that family unless the datagrams use another family.
+   * Narrows the type of a lease that has passed all other checks. Returns true if the lease has a subnet of the
+   * filter's family, and an address of that family unless the datagrams use another family.
    */
   #isOfNetwork(lease: Lease): lease is PeerOf<N> {
     return this.#outers.some((outer) => outer !== this.#family) || hasFamily(lease, this.#family)

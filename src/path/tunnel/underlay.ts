@@ -172,7 +172,7 @@ export class Underlay {
 
   /**
    * Returns the smallest path MTU in bytes that weftd uses for inner packets of a family: at most 1280 for IPv6,
-   * because hosts ignore smaller MTUs in ICMPv6 errors. If the path MTU is smaller still, the kernel fragments the
+   * because hosts ignore smaller MTUs in ICMPv6 errors. If the path MTU is even smaller, the kernel fragments the
    * datagrams.
    */
   #leastMtu(inner: Family): number {

@@ -30,7 +30,7 @@ export class PeerMap {
   readonly #isWide = matchMedia('(min-width: 60rem)')
   readonly #showPlaces: (places: readonly Place[]) => void
   #places: readonly Place[] = []
-  /** The index of the button of the map that the Tab key reaches. The arrow keys move between the buttons. */
+  /** The index of the one map button that the Tab key reaches. The arrow keys move from this button to the others. */
   #chosen = 0
 
   constructor(history: History, actions: MapActions) {

@@ -37,8 +37,8 @@ export async function findPublishedRoute(file: string): Promise<Remains[]> {
     }
     return [{ things: [what], stays: [], remove }]
   } catch (error) {
-    // If the configuration is invalid although it is complete (no secret was removed from it), no weftd could start
-    // with it. So no route was published.
+    // If the configuration is invalid although it is complete (no secret was removed from it), no weftd can have
+    // started with it, so no weftd has published a route.
     if (!known.config.includes(HIDDEN)) return []
     return [{ things: [], stays: [`${what}: ${messageOf(error)}; remove it by hand`], remove: async () => {} }]
   }

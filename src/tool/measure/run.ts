@@ -37,13 +37,14 @@ const WRITE_BYTES = 256 * 1024
 /** The text of an echo request. The listener sends the same text back. */
 const ECHO = '.\n'
 /**
- * The pause in ms between two echo requests. During the pause the threads that carry the request go to sleep, as they
- * do on an idle host.
+ * The pause in ms between two echo requests. During the pause the threads that forward the requests go to sleep, so
+ * that each round trip is measured as on an idle host.
  */
 const TRIP_PAUSE_MS = 10
 const MOST_TRIPS_MS = 1_000
 /**
- * The shortest delay of a Node.js timer, in ms. After each delay the sender sends the datagrams that have become due.
+ * The shortest delay of a Node.js timer, in ms. After each such delay the sender sends the datagrams that are due by
+ * then.
  */
 const TICK_MS = 1
 /**
