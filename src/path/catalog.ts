@@ -23,8 +23,8 @@ export type Option = {
       readonly default?: string
     }
   /**
-   * A text that may contain a secret. If the option is left out, the text is empty, unless the option is required.
-   * `refusal` is flanneld's error message for a text of the wrong form.
+   * A text that may contain a secret. If the option is left out, the text is empty; a required option must not be left
+   * out. `refusal` is flanneld's error message for a text of the wrong form.
    */
   | {
       readonly kind: 'secret'
@@ -215,15 +215,15 @@ const HTTP_OPTIONS = {
   removeMethod: { name: 'RemoveMethod', kind: 'text', default: 'DELETE', form: METHOD_FORM, remedy: METHOD_REMEDY },
   removeBody: { name: 'RemoveBody', kind: 'object', orText: true, remedy: 'give it a text or an object' },
   /**
-   * The URL that lists the routes. Without this option weftd sends the request that adds this node's route at regular
-   * intervals, and does not see the routes of other nodes.
+   * The URL that lists the routes. Without this option weftd does not see the routes of other nodes, and repeats at
+   * regular intervals the request that adds this node's route.
    */
   listUrl: { name: 'ListURL', kind: 'text', form: URL_FORM, remedy: URL_REMEDY },
   listMethod: { name: 'ListMethod', kind: 'text', default: 'GET', form: METHOD_FORM, remedy: METHOD_REMEDY },
   listBody: { name: 'ListBody', kind: 'object', orText: true, remedy: 'give it a text or an object' },
   /**
-   * The member of the JSON answer that has the array of routes. `ListDestination`, `ListGateway` and `ListID` name the
-   * members of each route.
+   * The name of the member of the JSON answer whose value is the array of routes. `ListDestination`, `ListGateway` and
+   * `ListID` name the members of each route in this array.
    */
   listRoutes: { name: 'ListRoutes', kind: 'text', form: MEMBER_FORM, remedy: MEMBER_REMEDY },
   listDestination: {

@@ -155,7 +155,10 @@ export interface NeededPart {
 
 export interface NeededPort {
   readonly family: Family
-  /** The local address as text; `0.0.0.0` or `::` if the kernel or another program binds the port on all addresses. */
+  /**
+   * The local address as text; `0.0.0.0` or `::` if the kernel, or a program other than weftd, binds the port on all
+   * addresses.
+   */
   readonly address: string
   readonly port: number
   /** The name of the option in the `Backend` object that sets the port. */
@@ -469,6 +472,6 @@ export interface HandoverSide {
    * on.
    */
   leave(): Promise<readonly OpenPath[]>
-  /** Forwards again with the descriptors that `leave` returned. */
+  /** Continues to forward packets with the descriptors that `leave` returned. */
   takeBack(): Promise<void>
 }

@@ -1,5 +1,5 @@
-// effects.ts - describes in words how weftd's state affects packets: which peers they do not reach, and which problems
-// of the host stop them. Pure.
+// effects.ts - describes in words how weftd's state affects packets: which peers packets do not reach, and which
+// problems of the host stop packets. Pure.
 
 import { FAMILY_NAMES, listed } from '../net/address.ts'
 import { kindOf, publishers } from '../path/catalog.ts'

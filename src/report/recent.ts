@@ -37,8 +37,8 @@ export function createRecent(): Recent {
       const increases = Object.fromEntries(
         Object.entries(counters).map(([name, count]) => {
           const before = then.counters[name] ?? 0
-          // If a counter decreased, the data path was opened again and the counter restarted at 0. So its new value is
-          // its growth.
+          // If a counter decreased, the data path was opened again and the counter restarted at 0. So the counter's new
+          // value is its growth.
           return [name, count >= before ? count - before : count]
         }),
       )

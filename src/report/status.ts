@@ -429,8 +429,8 @@ export function isSendingOnly(
 }
 
 /**
- * Describes the condition of a peer. If its two families have different conditions, describes each family that does not
- * answer.
+ * Describes the condition of a peer. If its two families have different conditions, describes each family over which
+ * the peer does not answer.
  */
 export function conditionText(peer: PeerStatus, wordOf: (condition: Condition) => string): string {
   const { ipv4, ipv6 } = sidesOf(peer)
@@ -472,8 +472,8 @@ export function countPeers(list: readonly PeerStatus[], probeSeconds: number | n
 }
 
 /**
- * Returns the fraction of the network that this node reaches; undefined if there are no peers, or if no probe has shown
- * yet whether the peers that the data path has answer.
+ * Returns the fraction of the network that this node reaches. Returns undefined if there are no peers, or if weftd has
+ * probed no peer yet, so that it is not known which peers answer.
  */
 export const knownWhole = ({ whole, stored, probed }: Omit<PeersStatus, 'list'>): number | undefined =>
   whole === 1 && (stored === 0 || !probed) ? undefined : whole

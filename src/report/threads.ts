@@ -5,8 +5,8 @@
 // machine was suspended.
 
 /**
- * A thread counts as hung after HUNG_LOOKS consecutive checks that found no new iteration of its loop. Sending a batch
- * to a full queue can take 2.5 s (native/io/udp.h).
+ * A thread counts as hung after HUNG_LOOKS consecutive checks that found no new iteration of its loop. The number must
+ * be large enough for a thread that sends a batch to a full queue: one iteration can then take 2.5 s (native/io/udp.h).
  */
 const HUNG_LOOKS = 5
 

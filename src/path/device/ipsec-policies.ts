@@ -36,8 +36,8 @@ interface PolicyOptions {
   readonly network: string
   readonly own: PolicyPeer
   /**
-   * True if hosts have addresses within the network, so that this host's own packets to the network may leave
-   * unencrypted.
+   * True if hosts have addresses within the network, so that this host's own packets to the network are allowed to
+   * leave unencrypted.
    */
   readonly hasHosts?: boolean
   readonly run: Run

@@ -260,8 +260,8 @@ function sideOf(family: Family, { networks, subnets, leases }: Surroundings): Si
 const isSubnetOf = ({ hosts }: Side, net: Net | undefined): boolean => net !== undefined && hosts.has(netKey(net))
 
 /**
- * Returns true if the addresses of another backend's device, or the routes through the device, show that it was created
- * for this node's network.
+ * Returns true if the addresses of another backend's device, or the routes through the device, show that the device was
+ * created for this node's network.
  */
 function isOfThisNode(
   addresses: readonly Address[],
@@ -404,7 +404,7 @@ function kindOf(route: Route, side: Side, here: Surroundings & Pick<Devices, 'br
     if (route.gateway === undefined || (gateway !== undefined && netContains(subnet, gateway))) return 'right'
     if (isInner && !isToHost) return 'right'
     // A backend's route uses the external interface or leads to a node's host. If the external interface is not known,
-    // any device may have been the external interface.
+    // any device may have been the external interface, so the route's device does not matter.
     const isLikeOurs = isToHost || here.external === undefined || route.device === here.external
     const isWhollyAway = net.prefixLength === subnet.prefixLength
     return isMadeByHand && isLikeOurs && (isWhollyAway || isToHost) ? 'left' : 'own'
@@ -425,7 +425,10 @@ function mayBeLeased(net: Net, { subnet }: Side, range: SubnetRange | undefined)
   return !range || range.subnetLength === 0 || (net.address >= range.subnetMin && net.address <= range.subnetMax)
 }
 
-/** If weftd removes more routes than this number, it logs them in one line. */
+/**
+ * The number of removed routes up to which weftd logs each route in a line of its own. weftd logs more routes together
+ * in one line.
+ */
 const ONE_BY_ONE = 20
 
 /**

@@ -117,7 +117,8 @@ export interface Engine {
   readonly tunName: string
   readonly offloads: readonly string[]
   /**
-   * Messages for the operator about the start, such as a smaller receive buffer or a feature that the kernel refused.
+   * Messages for the operator about the start, such as a receive buffer that is smaller than requested, or a feature
+   * that the kernel refused.
    */
   readonly notes: readonly string[]
   /** Less important messages about the start; weftd logs them only with -v 1 or higher. */

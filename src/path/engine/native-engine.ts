@@ -1,5 +1,5 @@
-// native-engine.ts - the engine in C++ threads (native/): starts the threads, reads their counters, passes the
-// descriptors on and stops the threads.
+// native-engine.ts - the engine in C++ threads (native/): starts the threads, reads their counters, passes their
+// descriptors to another process, and stops the threads.
 
 import type { Descriptors, Drops, LoopSockets, UnknownSender } from '../../../native/addon.d.ts'
 import { addon } from '../../host/addon.ts'
@@ -286,7 +286,7 @@ export class NativeEngine implements Engine {
     await this.#native.stop()
   }
 
-  /** Adds notes for the operator if the kernel granted a smaller receive buffer or refused features. */
+  /** Adds notes for the operator if the kernel granted a smaller receive buffer than requested, or refused features. */
   #noteRefusals({ receiveBufferAsked: wanted, receiveBufferGranted: granted, features }: OpenDescriptors): void {
     if (granted < wanted) {
       this.notes.push(

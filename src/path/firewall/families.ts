@@ -1,5 +1,5 @@
 // families.ts - the interface `Firewall`, and the wanted firewall rules of each family. If the rules of one family
-// fail, weftd still sets the rules of the second family.
+// cannot be set, weftd still sets the rules of the second family.
 
 import { isWeftError, type WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -15,9 +15,9 @@ export interface Firewall {
    */
   check?(): Promise<void>
   /**
-   * Sets the rules for the first time. Removes rules that another version, weftd with other flags, or the unused tool
-   * (iptables or nft) left. Logs a failure after which flanneld would continue. Throws WeftError for a failure with
-   * which flanneld would exit.
+   * Sets the rules for the first time. Removes rules that other versions of weftd or flanneld left, or that a run with
+   * other flags or with the second tool (iptables or nft) left. Logs a failure after which flanneld would continue.
+   * Throws WeftError for a failure with which flanneld would exit.
    */
   raise(subnet: Nets): Promise<void>
   /** Repairs the rules, or changes the rules if this node has another subnet now. */

@@ -46,7 +46,7 @@ export function createNftables(options: FirewallOptions): Firewall {
   let isNftSound = false
   /**
    * Returns the wanted rules of a family before this node's subnet is known. The rules have the network in place of the
-   * subnet, because the kernel accepts or refuses both in the same way.
+   * subnet, because the kernel accepts rules with the network if and only if it accepts rules with a subnet.
    */
   const preliminary = ({ family, network, wishFor }: Part) => wishFor({ [family]: network })
   const inputOf = (part: Part): string => nftInput({ ...preliminary(part), randomFully: false })

@@ -247,8 +247,9 @@ export class KernelWayPeers {
     const host = each.peer.outer === 'ipv4' ? each.peer.hosts.ipv4 : undefined
     if (!isBusy || slot === 0 || host === undefined || each.isProving || now < each.retryAt) return
     if (this.#proofs >= MOST_PROOFS || this.#promoted >= MOST_PROMOTED) return
-    // Only the engine notices if datagrams to an address inside the tunnel circulate (native/core/circle.h). So the
-    // engine must carry the packets of a peer with such an address.
+    // If the address of a peer's host is inside a network of the tunnel, the kernel may route datagrams to that host
+    // back into the tunnel. Only the engine notices this (native/core/circle.h), so the engine must carry the packets
+    // to such a peer.
     if (listed(this.#parts.networks).some((network) => netContains(network, host))) return
     void this.#prove(each, host)
   }

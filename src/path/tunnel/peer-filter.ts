@@ -313,8 +313,8 @@ export class PeerFilter<N extends Net = Net> {
     const { subnet, attrs } = lease
     if (isOneOfTwo && subnet[this.#family] === undefined) return undefined
     const isLoggedByOther = isOneOfTwo && familiesOf(subnet)[0] !== this.#family
-    // Ignore a lease of another backend type. The text is a log line of flanneld, which must stay the same
-    // (pkg/backend/route_network.go, vxlan_network.go).
+    // Ignore a lease of another backend type. The message is flanneld's log line for such a lease, which must stay the
+    // same (pkg/backend/route_network.go, vxlan_network.go).
     if (type !== undefined && attrs.backendType !== type)
       return isLoggedByOther
         ? undefined

@@ -68,7 +68,7 @@ export function totalsOf({ dataPath, peers }: Status): Totals {
 
 /**
  * Returns the increase of a counter per second. Returns undefined if the counter decreased, which means that it was
- * reset in between.
+ * reset between the two statuses.
  */
 const rate = (now: number | null | undefined, then: number | null | undefined, seconds: number): number | undefined =>
   typeof now === 'number' && typeof then === 'number' && now >= then ? (now - then) / seconds : undefined

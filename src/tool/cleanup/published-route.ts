@@ -16,7 +16,7 @@ import type { Remains } from '../../path/remains.ts'
 
 /** The time limit in ms for all requests together that withdraw the route. */
 const WITHDRAW_MS = 60_000
-/** Discards log lines: the daemon already logged these warnings about its configuration when it started. */
+/** Discards log lines. Parsing the configuration logs only warnings that the daemon already logged when it started. */
 const QUIET: Log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 
 /** Finds the published route, of which there is at most one. `file` is the file of the last known state. */

@@ -60,7 +60,7 @@ export interface Question {
   readonly destination: Address
   readonly status: Status
   readonly facts: Facts
-  /** The kernel's route for the packet; undefined if the kernel has no route or rejects packets like it. */
+  /** The kernel's route for the packet; undefined if the kernel finds no route or rejects the packet. */
   readonly route: Route | undefined
   /** The text of the policy rule that selected the route, if the route is not in the main table. */
   readonly byRule?: string | undefined

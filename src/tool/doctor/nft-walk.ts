@@ -1,8 +1,8 @@
 // nft-walk.ts - decides from the output of `nft list ruleset` whether the chains of nftables would accept a packet.
 // Pure.
 //
-// Whether a condition holds that this code cannot read is unknown. A chain with the policy accept whose last rule
-// rejects is treated like a chain with the policy drop.
+// If this code cannot read a condition of a rule, it treats the result of the condition as unknown. A chain with the
+// policy accept whose last rule rejects is treated like a chain with the policy drop.
 
 import { familyOf } from '../../net/address.ts'
 import {

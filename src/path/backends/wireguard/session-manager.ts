@@ -334,7 +334,8 @@ export class WireguardSessionManager implements SessionManager {
   }
 
   /**
-   * Processes the engine's reports and messages, and then pauses in proportion to the time that the processing took.
+   * Processes the events that the engine reports and the handshake messages that it received, and then pauses in
+   * proportion to the time that the processing took.
    */
   #takeMail(now: number): void {
     if (!this.#engine) return
