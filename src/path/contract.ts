@@ -263,7 +263,7 @@ export interface PeerSession {
   readonly rxBytes: number | undefined
 }
 
-/** The packets between this host and a peer, and the state of the encryption for each family that has a session. */
+/** The traffic between this host and a peer, and the state of the encryption in each family that has a session. */
 export interface PathTraffic extends PeerTraffic {
   readonly sessions?: ByFamily<PeerSession>
 }

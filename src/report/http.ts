@@ -64,7 +64,7 @@ export function serverOf(
     pending.add(socket)
     response.once('close', () => pending.delete(socket))
     const target = request.url ?? ''
-    // HTTP clients that use a proxy send the whole URL as the request target.
+    // Accept a whole URL as the request target, because HTTP clients that use a proxy send one.
     const [, authority, rest = target] = /^https?:\/\/([^/?#]*)(.*)$/is.exec(target) ?? []
     const [, path = '', query = ''] = /^([^?]*)\??(.*)$/s.exec(rest) ?? []
     const refusal = refusing(request, authority ?? request.headers.host)

@@ -80,7 +80,10 @@ export class IpsecPolicies {
     return this.#policiesOf(peer).every(([selector]) => this.#wanted.has(selector) && !this.#refused.has(selector))
   }
 
-  /** Adds missing policies and removes superfluous ones. Returns the selectors of the policies that were added. */
+  /**
+   * Adds missing policies, and removes superfluous ones except those for which `mayStay` returns true. Returns the
+   * selectors of the policies that were added.
+   */
   async #sync(mayStay: (selector: string, words: string) => boolean = () => false): Promise<readonly string[]> {
     const { network, run, log } = this.#options
     const there = await listPolicies(run)

@@ -105,7 +105,8 @@ interface Held {
 }
 
 /**
- * A route by which packets bypass the data path. weftd does not remove the route, because flannel may not have made it.
+ * A route by which packets bypass the data path. weftd does not remove the route, because a program other than flannel
+ * may have made it.
  */
 export interface Bypass {
   readonly family: Family

@@ -135,7 +135,7 @@ export function decodePeers(records: Uint8Array): Peer[] {
 /** A peer table that finds peers by address, with the same rules as native/core/peers.h. */
 export interface PeerTable {
   find(address: Address): Peer | undefined
-  /** Returns true if `address` is that of a host whose peer has a subnet of the given family. */
+  /** Returns true if `address` is the host address of a peer that has a subnet of the given family. */
   hasEndpointAt(address: Address, family: Family): boolean
   change(peers: readonly Peer[]): void
 }

@@ -200,7 +200,7 @@ export class KernelWay {
     this.#peers.forgetProofs()
   }
 
-  /** Continues after `pause`, because no other process took over. */
+  /** Continues the work that `pause` stopped. Called if no other process has taken over. */
   async resume(): Promise<void> {
     this.#isPaused = false
     this.#hooks = undefined

@@ -22,7 +22,7 @@ export class TunnelPeers {
   /** The outer family, the endpoint and the limit of packet lengths for each peer. */
   readonly #underlay: Underlay
   readonly #slots: TrafficSlots
-  /** The engine that gets the records; undefined until the engine runs. */
+  /** The engine to which the peers' records are given; undefined until the engine runs. */
   #engine: Engine | undefined
   /** The eBPF programs, which get each peer's record too; undefined if there are none. */
   #kernelWay: Pick<KernelWay, 'setPeers' | 'change' | 'traffic'> | undefined

@@ -7,8 +7,8 @@
 // 3. It takes over the open descriptors of the predecessor, if there is a predecessor. From this step on no process
 // forwards, and packets wait in the descriptors.
 // 4. The session manager continues the predecessor's sessions, and gets the peers.
-// 5. Without descriptors of a predecessor, it removes the kernel's device, takes over the TUN of a process that ended,
-// and refuses all foreign devices.
+// 5. Without descriptors of a predecessor, it removes a kernel device with the TUN's name, takes over the TUN of a
+//   process that ended, and refuses all foreign devices.
 // 6. It starts the engine with the peers. If the TUN of an earlier process is still configured, packets flow from this
 // step on.
 // 7. The session manager begins: it sends handshakes, and answers the handshakes of peers.
@@ -190,7 +190,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
    * chooses the family.
    */
   readonly underlays?: Underlays
-  /** Returns the public keys of unknown hosts; undefined if the tunnel does not encrypt. */
+  /** Reports the public keys that unknown hosts used in handshakes; undefined if the tunnel does not encrypt. */
   readonly handshakes?: Handshakes
   /** Passes the open descriptors on to the next process; undefined if the TUN device must not outlive this process. */
   readonly handover?: HandoverSide
@@ -440,7 +440,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     await way.check()
   }
 
-  /** Sets the state that depends on the running engine, and starts the session manager. */
+  /** Adapts the outer families of the peers to the running engine, and starts the session manager. */
   #begin(): void {
     // Without sockets of the second outer family, the peers for which the earlier process chose that family would be
     // unreachable. In that case use the first family for all peers.

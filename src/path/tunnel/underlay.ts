@@ -102,7 +102,7 @@ export class Underlay {
     return this.#reachedBy(peer).length > 1
   }
 
-  /** Chooses the outer family for a peer. */
+  /** Makes `family` the outer family for a peer. */
   choose(key: string, family: Family): void {
     if (family === this.#kind.outer) this.#chosen.delete(key)
     else this.#chosen.set(key, family)

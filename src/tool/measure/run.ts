@@ -151,7 +151,8 @@ export class Run {
       send()
     }
     try {
-      // The listener decides when the sample ends, and reports how many bytes arrived.
+      // Wait longer than the sample takes, because the listener decides when the sample ends, and only then reports how
+      // many bytes arrived.
       const limitMs = seconds * 1000 + 3 * PATIENCE_MS
       const { bytes, seconds: took, busy } = await this.#leading.ask(undefined, readReceived, limitMs)
       return { bitsPerSecond: took > 0 ? (bytes * 8) / took : 0, busy: { here: work(), there: busy } }
@@ -179,7 +180,7 @@ export class Run {
     })
     const took = (performance.now() - start) / 1000
     this.#sentEver += most
-    // The listener answers only when no more datagrams arrive.
+    // Wait longer than the sample takes, because the listener answers only when no more datagrams arrive.
     const limitMs = seconds * 1000 + 3 * PATIENCE_MS
     const arrived = await this.#leading.ask({ ask: 'sent', datagrams: sent }, readArrived, limitMs)
     return { ...arrived, sent, seconds: took }

@@ -6,15 +6,15 @@
 // host, does not interrupt the session.
 //
 // A new engine either continues the sessions of the previous engine or has no sessions. If it has none, peers notice
-// the loss when they send. After a planned restart the new process has an engine that continues the sessions, and a
-// session manager that continues from the result of `pause` (handover-head.ts). This session manager sends unanswered
-// initiations again.
+// the loss of the sessions when they send packets. After a planned restart the new process has an engine that continues
+// the sessions, and a session manager that continues from the result of `pause` (handover-head.ts). This session
+// manager sends unanswered initiations again.
 //
 // Each message costs time, even a forged message. So the session manager pauses after messages that any host can send,
 // and after reports of moved peers. A packet of an unknown session may be forged, so this node begins a handshake only
-// if the packet's apparent sender has no keys. The same rule holds for an initiation that was dropped or is invalid. A
-// flood with a peer's address can displace the peer's own initiation, but not the peer's response to this node's
-// initiation.
+// if the packet's apparent sender has no keys. The same rule holds for an initiation that this node has dropped or
+// found invalid. A flood with a peer's address can displace the peer's own initiation, but not the peer's response to
+// this node's initiation.
 
 import type { Log } from '../../../base/log.ts'
 import { SecretBytes, type Secret } from '../../../base/secret.ts'
@@ -115,7 +115,10 @@ export class WireguardSessionManager implements SessionManager {
   #byAddress: ReadonlyMap<AddressKey, readonly Session[]> | undefined
   /** The running engine; undefined before `begin`, after `pause` and after `stop`. */
   #engine: EngineSessions | undefined
-  /** Called with a lease's key when this node begins to send the peer's datagrams to another endpoint. */
+  /**
+   * Called with the key of a peer's lease when this node begins to send the datagrams for this peer to another
+   * endpoint.
+   */
   #moved: (key: string) => void = () => {}
   /** Calls `#work` when a handshake is due, or when this node may read messages again after a pause. */
   #timer: NodeJS.Timeout | undefined

@@ -45,7 +45,10 @@ export function stampOf(tick: number): Uint8Array {
   return stamp
 }
 
-/** Returns a number by which timestamps can be compared, including those of other implementations. */
+/**
+ * Returns a number that orders timestamps: a later timestamp has a greater number. Accepts the timestamps of other
+ * implementations too.
+ */
 export function orderOf(stamp: Uint8Array): bigint {
   const bytes = Buffer.from(stamp.buffer, stamp.byteOffset, stamp.length)
   return (bytes.readBigUInt64BE() << 32n) | BigInt(bytes.readUInt32BE(8))
