@@ -38,7 +38,7 @@ export interface NetworkReport {
   readonly whole: number
   readonly nodes: readonly NetworkNode[]
   /**
-   * A row for each querying node, with a cell for each probed node. A row is null if its node did not return its state,
+   * A row for each probing node, with a cell for each probed node. A row is null if its node did not return its state,
    * and a cell is null if it is not known whether the one node reaches the other. The whole matrix is null if there are
    * too many nodes.
    */

@@ -409,7 +409,7 @@ const RECENT_INTERVALS = 3
 
 /**
  * Returns true if packets of a peer arrive although the peer does not answer: a packet from the peer arrived recently,
- * and after the first probe was lost. In that case the peer's weftd runs. Either packets to the peer are lost, or the
+ * and later than the first lost probe. In that case the peer's weftd runs. Either packets to the peer are lost, or the
  * firewall of its host drops the probes. `probeSeconds` is `PeersStatus.probeSeconds`.
  */
 export function isSendingOnly(

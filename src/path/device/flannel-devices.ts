@@ -62,9 +62,9 @@ export async function findRenamed(
 }
 
 /**
- * Looks up the device of an earlier run by its name, or else by its type and this node's addresses `own`. The addresses
- * ensure that the device is not another program's, because the caller may delete it. If another program has renamed the
- * device, logs its new name. If there is no such device, `device.index` is undefined afterwards.
+ * Looks up the device of an earlier run by its name, or else by its type and this node's addresses `own`. It compares
+ * the addresses, because the caller may delete the device, and must not delete another program's. If another program
+ * has renamed the device, logs its new name. If there is no such device, `device.index` is undefined afterwards.
  */
 export async function findEarlier(
   device: FollowedLink,

@@ -58,8 +58,8 @@ export class DirectHops {
 
   /**
    * Looks up the next hop again for each peer whose direct route the kernel refused, because the peer's host may now be
-   * behind a router. `routes` shows which routes the kernel has accepted. It looks up such a peer at every call until
-   * the kernel accepts the peer's route. Returns, by lease key, the peers whose next hop has changed; the caller must
+   * behind a router. `routes` shows which routes the kernel has accepted. Each call looks up such a peer until the
+   * kernel has accepted the peer's route. Returns, by lease key, the peers whose next hop has changed; the caller must
    * set the routes of these peers.
    */
   async lookUpAgain(

@@ -35,7 +35,8 @@ export function checkRoutes({ status, routes, silence }: Facts): Finding[] | und
 
 /**
  * Returns true if the backend has a single route to the whole network, and not one route per peer. If weftd itself
- * carries the packets, there is always a single route. If the kernel carries them, it depends on the backend.
+ * carries the packets, there is always a single route. If the kernel carries the packets, the number of routes depends
+ * on the backend.
  */
 export const hasOneRoute = ({ dataPath, config }: Status): boolean =>
   dataPath?.engine !== 'kernel' || kindOf(config?.backendType ?? '')?.routes === 'network'
