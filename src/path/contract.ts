@@ -81,7 +81,7 @@ export interface Backend {
    */
   plan(lease: OwnLease): readonly PlannedPath[]
   /**
-   * Removes the objects that this node published for a lease outside of this host, such as a route in a cloud, and
+   * Removes the objects outside of this host that this node published for a lease, such as a route in a cloud, and
    * returns descriptions of the removed objects. Called when the node leaves the network, after the data path was
    * closed. Throws WeftError. Left out if the backend publishes nothing.
    */

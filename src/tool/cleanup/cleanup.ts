@@ -43,8 +43,8 @@ interface Output {
 
 /**
  * Removes the remains of weft and flannel, or only lists them if --dry-run is given. Returns false if some remains
- * cannot be removed. Throws WeftError USAGE; DEVICE if a daemon runs; COMMAND or PERMISSION if the host cannot be
- * examined.
+ * cannot be removed. Throws WeftError USAGE if the arguments are wrong; DEVICE if a daemon runs; COMMAND or PERMISSION
+ * if the host cannot be examined.
  */
 export async function cleanup(args: readonly string[], output: Output): Promise<boolean> {
   const { file, dryRun } = readArguments(args)

@@ -294,9 +294,9 @@ export class WireguardSessionManager implements SessionManager {
 
   /** Reads the peer's lease again. Returns true if this node must now send datagrams to the endpoint in the lease. */
   #update(session: Session, { address, port, anyPort }: PublishedPeer): boolean {
-    // Before this lease, the peer's lease did not announce that the peer sends from several ports, so the engine sent
-    // datagrams to the source port of the peer's last datagram. Now the lease names the port on which the peer
-    // receives, so send to that port.
+    // The peer's previous lease did not announce that the peer sends from several ports, so the engine sent datagrams
+    // to the source port of the peer's last datagram. The new lease names the port on which the peer receives, so send
+    // to that port.
     const isNews = anyPort && !session.anyPort && this.#endpointOf(session).address === address
     session.anyPort = anyPort
     if (!isNews && isSame(session.leased, { address, port })) return false
