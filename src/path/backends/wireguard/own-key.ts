@@ -22,7 +22,7 @@ export class OwnKeyFile {
   readonly #log: Log
   /** The key pair that the key file had at the start; undefined before the file was read. */
   #atStart: Promise<OwnKey> | undefined
-  /** What the last warning in the log said about the key file; undefined if the file contains this node's key. */
+  /** The text of the last warning in the log about the key file; undefined if the file contains this node's key. */
   #change: string | undefined
 
   constructor(path: string, lacksX25519: boolean, kernel: HostKernel, log: Log) {
