@@ -111,13 +111,13 @@ export async function main(program: string, args: readonly string[], environment
 }
 
 /**
- * The state that consecutive runs of the daemon in one process share. A daemon runs again in the same process if the
- * weftd that took over from it (its successor) has ended.
+ * The state that consecutive runs of the daemon in one process share. The process runs its daemon again if the process
+ * that took over from it (its successor) has ended.
  */
 interface Context {
   readonly options: CutOptions
   readonly log: Log
-  /** A log that drops repeated lines. */
+  /** The log that drops lines which repeat an earlier line. */
   readonly calm: Log
   readonly events: Events
   readonly environment: NodeJS.ProcessEnv
@@ -222,15 +222,17 @@ async function warnOfUnread(
   const unknown = unknownVariables(FLAGS, 'FLANNELD', environment)
   if (unknown.length === 0) return
   const { meant } = await import('./base/nearest.ts')
-  // Compare the names without their common prefix, which would make all names look alike.
+  // Compare the names of variables without their common prefix, which would make every name look similar to every
+  // other.
   const known = Object.keys(FLAGS).map((name) => variableOf('', name))
   for (const name of unknown)
     log.warn(`No flag has the variable ${name}${meant(name.slice('FLANNELD'.length), known, 'FLANNELD')}`)
 }
 
 /**
- * Waits for a signal that stops weftd. Meanwhile reports to the service manager that the process is alive and why it is
- * idle. Resolves with `alone` if `free` resolves first, because then no weftd forwards any more.
+ * Waits for a signal that stops weftd. Meanwhile reports to the service manager that the process is alive, and why it
+ * is idle. Resolves with `alone` if `free` resolves before a signal arrives, because then no weftd process forwards
+ * packets any more.
  */
 async function untilStopped(
   why: string,

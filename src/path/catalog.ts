@@ -23,8 +23,8 @@ export type Option = {
       readonly default?: string
     }
   /**
-   * A text that may contain a secret. If the option is left out, the text is empty, unless the option is required.
-   * `refusal` is flanneld's error message for a text of the wrong form.
+   * A text that may contain a secret. If the option is left out, the text is empty; a required option must not be left
+   * out. `refusal` is flanneld's error message for a text of the wrong form.
    */
   | {
       readonly kind: 'secret'
@@ -34,8 +34,8 @@ export type Option = {
       readonly refusal?: string
     }
   /**
-   * An option whose value is a text without secrets. If the configuration omits the option, the value is the default,
-   * or empty if there is no default.
+   * An option whose value is a text without secrets. If the configuration omits the option, the option has its default
+   * value, or an empty text if it has no default.
    */
   | {
       readonly kind: 'text'
@@ -54,8 +54,8 @@ export type Option = {
 )
 
 /**
- * The options of a backend in the network configuration. Each key is the name of the property that has the option's
- * value in weft's code. If options are nested, the properties with their values are nested in the same way.
+ * The options of a backend in the network configuration. Each key is the name under which weft's code stores the
+ * option's value. Nested options are stored as nested objects.
  */
 export interface Options {
   readonly [name: string]: Option | Options
@@ -145,7 +145,7 @@ const MOST_PORT = 65_535
 const MOST_MTU = 65_535
 
 /**
- * The options of a tunnel whose packets weftd carries itself. The engine gets the values of these options as one
+ * The options of a tunnel whose packets weftd carries itself. weftd passes their values to its packet engine as one
  * object.
  */
 const TUNNEL = {
@@ -206,7 +206,7 @@ const METHOD_REMEDY = 'give it GET, PUT, POST, PATCH or DELETE'
 const FILE_REMEDY = 'give it the absolute path of a file'
 const MEMBER_FORM = /^[\w-]+(?:\.[\w-]+)*$/
 const MEMBER_REMEDY = 'give it the name of a member of the JSON answer, or a path of names with dots'
-/** The options for the HTTP requests that put, remove and list a route (docs/cloud-http.md). */
+/** The options that describe the HTTP requests with which weftd adds, removes and lists routes (docs/cloud-http.md). */
 const HTTP_OPTIONS = {
   putUrl: { name: 'PutURL', kind: 'text', form: URL_FORM, remedy: URL_REMEDY, isRequired: true },
   putMethod: { name: 'PutMethod', kind: 'text', default: 'PUT', form: METHOD_FORM, remedy: METHOD_REMEDY },
@@ -215,15 +215,15 @@ const HTTP_OPTIONS = {
   removeMethod: { name: 'RemoveMethod', kind: 'text', default: 'DELETE', form: METHOD_FORM, remedy: METHOD_REMEDY },
   removeBody: { name: 'RemoveBody', kind: 'object', orText: true, remedy: 'give it a text or an object' },
   /**
-   * The URL that lists the routes. Without this option weftd regularly repeats the request that puts this node's route,
-   * and does not see the routes of other nodes.
+   * The URL that lists the routes. Without this option weftd does not see the routes of other nodes, and repeats at
+   * regular intervals the request that adds this node's route.
    */
   listUrl: { name: 'ListURL', kind: 'text', form: URL_FORM, remedy: URL_REMEDY },
   listMethod: { name: 'ListMethod', kind: 'text', default: 'GET', form: METHOD_FORM, remedy: METHOD_REMEDY },
   listBody: { name: 'ListBody', kind: 'object', orText: true, remedy: 'give it a text or an object' },
   /**
-   * The member of the JSON answer that has the array of routes. `ListDestination`, `ListGateway` and `ListID` name the
-   * members of each route.
+   * The name of the member of the JSON answer whose value is the array of routes. `ListDestination`, `ListGateway` and
+   * `ListID` name the members of each route in this array.
    */
   listRoutes: { name: 'ListRoutes', kind: 'text', form: MEMBER_FORM, remedy: MEMBER_REMEDY },
   listDestination: {
@@ -357,9 +357,9 @@ export const KINDS = {
        */
       dataPath: { name: 'DataPath', kind: 'word', words: ['kernel', 'userspace'] },
       /**
-       * `separate` creates one device for each family. All other modes create one device for both families, whose
-       * datagrams have the family IPv4 (`ipv4`), IPv6 (`ipv6`), or the family that weftd chooses for each peer
-       * (`auto`).
+       * `separate` creates one device for each inner family. Each other mode creates one device for both inner
+       * families, and differs in the outer family: IPv4 (`ipv4`), IPv6 (`ipv6`), or a family that weftd chooses for
+       * each peer (`auto`).
        */
       mode: {
         name: MODE,
@@ -469,8 +469,8 @@ export const overheadBy = (type: BackendType, family: 'ipv4' | 'ipv6'): number =
 
 /**
  * Returns the families of the outer header for inner packets of one family: first the family that weftd tries first,
- * then the family for peers that do not answer over the first family. `backend` is the `Backend` object, and `families`
- * lists the network's families.
+ * then the family for peers that do not answer over the first family. `backend` is the `Backend` object of the network
+ * configuration, and `families` lists the network's families.
  */
 export function outersOf(
   type: string,
@@ -537,7 +537,7 @@ export const publishersOf = (published: string): readonly Kind[] =>
   Object.values<Kind>(KINDS).filter((kind) => kind.published === published)
 
 /**
- * Returns the backends that publish this type in leases, in words, such as `udp, alloc or a cloud backend` for the
+ * Returns, as text, the backends that publish this type in leases, such as `udp, alloc or a cloud backend` for the
  * empty type.
  */
 export function publishers(published: string): string {

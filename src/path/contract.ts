@@ -29,8 +29,8 @@ export interface Backend {
   readonly name: string
   /**
    * The names or name patterns of the TUN devices that an earlier weftd may have left or passed on, and that this
-   * backend can use. Left out if the kernel carries the packets, because then a TUN with the name of the backend's
-   * device would prevent the creation of the kernel's device.
+   * backend can use. Left out if the kernel carries the packets: a TUN device is then a leftover, whose name may
+   * prevent the creation of the kernel's device.
    */
   readonly tunNames?: readonly string[] | undefined
   /**
@@ -58,8 +58,8 @@ export interface Backend {
   /** The external interface as the last `prepare` found it. */
   readonly external: ExternalInterface
   /**
-   * The functions that return the log lines for a peer's lease that is added or removed. Left out by backends that log
-   * flanneld's lines, such as `Subnet added: ...`.
+   * The functions that return the log lines for a peer's lease that is added or removed. Left out by backends whose log
+   * lines are flanneld's usual ones, such as `Subnet added: ...`.
    */
   readonly words?: { readonly added: (lease: Lease) => string; readonly removed?: (lease: Lease) => string }
   /**
@@ -81,7 +81,7 @@ export interface Backend {
    */
   plan(lease: OwnLease): readonly PlannedPath[]
   /**
-   * Removes the objects that this node published for a lease outside of this host, such as a route in a cloud, and
+   * Removes the objects outside of this host that this node published for a lease, such as a route in a cloud, and
    * returns descriptions of the removed objects. Called when the node leaves the network, after the data path was
    * closed. Throws WeftError. Left out if the backend publishes nothing.
    */
@@ -103,7 +103,7 @@ export interface PlannedPath {
   /** How the data path depends on the external interface; left out if it does not depend on it. */
   readonly external?: ExternalUse
   /**
-   * Kernel objects other than links, addresses and routes that the data path uses. When one of these objects changes,
+   * Kernel objects that the data path uses, apart from links, addresses and routes. When one of these objects changes,
    * weftd checks and repairs the data path. Several data paths may have the same `Watched` object.
    */
   readonly watched?: Watched
@@ -140,8 +140,8 @@ interface ExternalUse {
 }
 
 /**
- * The ports, device and families that a data path uses when it is opened. By this list weftd checks beforehand whether
- * they are available.
+ * The ports, device and families that a data path uses when it is opened. weftd checks beforehand whether the ports,
+ * the device and the families are available.
  */
 export interface NeededPart {
   readonly ports?: readonly NeededPort[]
@@ -155,7 +155,10 @@ export interface NeededPart {
 
 export interface NeededPort {
   readonly family: Family
-  /** The local address as text; `0.0.0.0` or `::` if the kernel or another program binds the port on all addresses. */
+  /**
+   * The local address as text; `0.0.0.0` or `::` if the kernel, or a program other than weftd, binds the port on all
+   * addresses.
+   */
   readonly address: string
   readonly port: number
   /** The name of the option in the `Backend` object that sets the port. */
@@ -260,7 +263,7 @@ export interface PeerSession {
   readonly rxBytes: number | undefined
 }
 
-/** The packets between this host and a peer, and the state of the encryption for each family that has a session. */
+/** The traffic between this host and a peer, and the state of the encryption in each family that has a session. */
 export interface PathTraffic extends PeerTraffic {
   readonly sessions?: ByFamily<PeerSession>
 }
@@ -294,7 +297,10 @@ interface Carrier {
   readonly features: readonly string[]
 }
 
-/** The part of a data path that serves the search for the longest packet to a peer (docs/path-mtu.md). */
+/**
+ * The functions of a data path that weftd uses when it searches for the longest packet that reaches a peer
+ * (docs/path-mtu.md).
+ */
 export interface PathSearching {
   /**
    * The number of bytes that the encapsulation adds to a packet to a peer. If it is left out, the path MTU search uses
@@ -424,11 +430,11 @@ export interface Observing {
    * Logs problems that are new since the last call, such as unknown senders. The daemon calls `look` every few seconds.
    */
   look(): void
-  /** The state of the FastPath; undefined if the network configuration does not allow it. */
+  /** The state of the eBPF programs (FastPath); undefined if the network configuration does not allow them. */
   readonly fastPath?: FastPath | undefined
 }
 
-/** The part of a data path that knows the handshakes of an encryption. */
+/** The functions of a data path that report the handshakes of its encryption. */
 export interface Handshakes {
   /**
    * Returns a sample of the public keys that hosts used in handshakes but that belong to no peer, each with the time of
@@ -437,7 +443,7 @@ export interface Handshakes {
   unknownKeys(): readonly UnknownKey[]
 }
 
-/** The state of a FastPath: eBPF programs in the kernel that carry packets in place of weftd's engine. */
+/** The state of the eBPF programs (FastPath) that carry packets in the kernel, in place of weftd's engine. */
 export interface FastPath {
   /** True if the eBPF programs are attached, so that they can carry packets to peers. */
   readonly isActive: boolean
@@ -446,8 +452,8 @@ export interface FastPath {
   /** The number of peers' subnets to which the eBPF programs carry the packets now. */
   readonly promoted: number
   /**
-   * How many times the engine took back the packets to a subnet from the eBPF programs. `lastTakenBack` has the subnet
-   * and the reason of the last time.
+   * The number of times that the engine took back the packets to a subnet from the eBPF programs. `lastTakenBack` has
+   * the subnet and the reason of the last time.
    */
   readonly takenBack: number
   readonly lastTakenBack: { readonly subnet: string; readonly reason: string } | null
@@ -466,6 +472,6 @@ export interface HandoverSide {
    * on.
    */
   leave(): Promise<readonly OpenPath[]>
-  /** Forwards again with the descriptors that `leave` returned. */
+  /** Continues to forward packets with the descriptors that `leave` returned. */
   takeBack(): Promise<void>
 }

@@ -36,7 +36,7 @@ const ANY = new Set(['0.0.0.0', '::'])
 /**
  * Returns why an HTTP request may not read the full status; undefined if it may. weftd serves the full status at
  * loopback and at `statusIp`, or only at the Unix socket if `statusIp` is empty. At loopback the client's address must
- * be loopback too, because other hosts reach 127.0.0.1 if net.ipv4.route_localnet is set, as kube-proxy does.
+ * be loopback too, because other hosts reach 127.0.0.1 if net.ipv4.route_localnet is set, which kube-proxy does.
  */
 export function refusalOf(
   { local, remote, host, ...browser }: Sender,
@@ -89,8 +89,8 @@ function keyOf(address: string | undefined): Address | undefined {
 }
 
 /**
- * Returns true if requests can reach this host at `statusIp`: it is empty or unspecified (all addresses), a loopback
- * address, or one of the host's addresses `own`.
+ * Returns true if requests can reach this host at `statusIp`. This is so if `statusIp` is empty or unspecified (all
+ * addresses), a loopback address, or one of the host's addresses `own`.
  */
 export const isReachableAt = (statusIp: string, own: readonly string[]): boolean =>
   statusIp === '' ||

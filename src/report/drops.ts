@@ -44,15 +44,15 @@ export interface DropsReport {
   readonly devices: Readonly<Record<Family, string | null>>
   readonly engine: string | null
   /**
-   * All reasons for drops, with the number of packets dropped since the data path was opened. The number includes
-   * packets that `packets` does not list.
+   * All reasons for drops, with the number of packets dropped since the data path was opened. The number also counts
+   * dropped packets that the list `packets` does not contain.
    */
   readonly reasons: Readonly<Record<string, { readonly packets: number; readonly means: string }>>
   /** The recorded dropped packets, oldest first. */
   readonly packets: readonly DroppedPacket[]
   /**
-   * The value for the parameter `after` of the next request, which then returns only packets dropped later:
-   * `/drops.json?after=1,2`.
+   * The value for the parameter `after` of the next request, as in `/drops.json?after=1,2`. The report for that request
+   * lists only packets that were dropped later.
    */
   readonly next: readonly number[]
 }

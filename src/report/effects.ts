@@ -1,5 +1,5 @@
-// effects.ts - describes in words how weftd's state affects packets: which peers they do not reach, and which problems
-// of the host stop them. Pure.
+// effects.ts - describes in words how weftd's state affects packets: which peers packets do not reach, and which
+// problems of the host stop packets. Pure.
 
 import { FAMILY_NAMES, listed } from '../net/address.ts'
 import { kindOf, publishers } from '../path/catalog.ts'
@@ -36,8 +36,8 @@ function peersEffect({ peers, config }: Pick<Seen, 'peers' | 'config'>): string 
     !having(peer, 'stored') && having(peer, 'silent') && isSendingOnly(peer, peers?.probeSeconds ?? null)
   const lost = of((peer) => having(peer, 'silent', 'stored') && !isDoubtful(peer))
   const [doubtful, cut] = [of(isDoubtful), of((peer) => having(peer, 'narrow'))]
-  // List the backend types of peers that differ from this node's type: while an operator changes the backend, some
-  // nodes still publish the old type.
+  // Name the backend types of the peers whose type differs from this node's. While an operator changes the backend of
+  // the network, some nodes still publish the old type.
   const own = config?.backendType ?? ''
   const isOther = (peer: PeerStatus): boolean => having(peer, 'stored') && peer.type !== kindOf(own)?.published
   const others = own === '' ? [] : (peers?.list ?? []).filter(isOther)
@@ -54,8 +54,8 @@ function peersEffect({ peers, config }: Pick<Seen, 'peers' | 'config'>): string 
 }
 
 /**
- * For each problem of the host, its effect on packets. The patterns match the messages of node/report.ts and
- * report/snapshot.ts.
+ * For each problem of the host, a pattern and the problem's effect on packets. The patterns match the messages in
+ * node/report.ts and report/snapshot.ts.
  */
 const HOST_EFFECTS: readonly (readonly [words: RegExp, effect: string])[] = [
   [/does not forward IPv4/, `${FAMILY_NAMES.ipv4} packets of containers do not leave this host`],

@@ -5,7 +5,7 @@ import { replaceFile } from '../host/replace-file.ts'
 import { eventsText, parseEvents, type PeerEvent } from './peer-events.ts'
 
 /**
- * The maximum size, in bytes, of an events file that weftd reads. The file has at most a thousand events of a few
+ * The maximum size, in bytes, of an events file that weftd reads. weftd writes at most a thousand events of a few
  * hundred bytes each.
  */
 const MOST_BYTES = 1_000_000

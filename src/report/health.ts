@@ -42,19 +42,23 @@ export interface Health {
    */
   snapshot(): Snapshot | undefined
   beginning(): Beginning
-  /** The part of the status that describes the node. Until weftd has a lease, the report says for what weftd waits. */
+  /** The part of the status that describes the node. Until weftd has a lease, this part says what weftd waits for. */
   report(): Promise<NodeReport>
   /** The full status of weftd and its node. A status that takes long to compute is cached for a short time. */
   status(): Promise<Status>
   /**
-   * The packets dropped after the report whose member `next` equals `after`; all recorded packets if `after` is empty.
+   * Returns the report of the packets that were dropped after the earlier report whose member `next` equals `after`. If
+   * `after` is empty, the report has all recorded packets.
    */
   drops(after: DropsReport['next']): DropsReport
   /** The recorded events and the history of the last hour; undefined until weftd has a lease. */
   memory(): Memory | undefined
   /** The HTML page of the status; undefined if the operator turned it off (`--status-page=false`). */
   page(): Promise<Page | undefined>
-  /** Collects the report of the whole network from all nodes; undefined without the flag `--status-network`. */
+  /**
+   * Makes the report of the whole network, for which weftd queries the other nodes. Undefined without the flag
+   * `--status-network`.
+   */
   network: NetworkQuery | undefined
 }
 
@@ -228,8 +232,8 @@ const json = (value: unknown): Answer => ({
   headers: { 'Cache-Control': 'no-store' },
 })
 /**
- * The JSON text of each cached status. With thousands of peers, formatting the text takes as long as computing the
- * status.
+ * The JSON text of each cached status. The text is cached too, because formatting it takes as long as computing the
+ * status if there are thousands of peers.
  */
 const statusTexts = new WeakMap<Status, Answer>()
 function statusText(status: Status): Answer {

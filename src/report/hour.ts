@@ -27,7 +27,9 @@ export interface NodeSample {
 }
 export type PeerSample = Omit<NodeSample, 'dropsPerSecond'>
 
-/** A list of values for each field, one value per step, oldest first; null if the value is unknown. */
+/**
+ * A list of values for each measured quantity, with one value per step, oldest first. A value is null if it is unknown.
+ */
 type Series<Sample> = { readonly [Name in keyof Sample]: readonly (number | null)[] }
 
 export interface HistoryReport {
@@ -64,9 +66,9 @@ const decode = (code: number): number | null =>
   code === 0 ? null : Number(((2 ** ((code - 1) / 1_000) - 1) / 100).toPrecision(4))
 
 /**
- * Yields the numbers of the steps after `before` up to `step`, at most the last `all` of them. No sample was recorded
- * in these steps except the last, so the caller must clear the values that the ring buffers still have from an earlier
- * hour.
+ * Yields the numbers of the steps after `before` up to `step`, at most the last `all` of them. The caller records a
+ * sample only for the last of these steps, so it must clear the values of an earlier hour that the ring buffers still
+ * contain for the others.
  */
 function* stepsAfter(before: number, step: number, all: number): Generator<number> {
   for (let each = Math.max(before + 1, step - all + 1); each <= step; each++) yield each

@@ -57,13 +57,14 @@ export function serverOf(
   const server = createServer(LIMITS, (request, response) => {
     const { socket } = request
     request.resume()
-    // Refuse pipelined requests (RFC 9112 section 9.3.2). Otherwise one client could make weftd build thousands of
-    // answers in one iteration of the event loop, and hold them in memory until the client reads them.
+    // Close a connection on which a request arrives before the previous one was answered (pipelining, RFC 9112 section
+    // 9.3.2). Otherwise one client could make weftd build thousands of answers in one iteration of the event loop, and
+    // hold them in memory until the client reads them.
     if (pending.has(socket)) return void socket.destroy()
     pending.add(socket)
     response.once('close', () => pending.delete(socket))
     const target = request.url ?? ''
-    // HTTP clients that use a proxy send the whole URL as the request target.
+    // Accept a whole URL as the request target, because HTTP clients that use a proxy send one.
     const [, authority, rest = target] = /^https?:\/\/([^/?#]*)(.*)$/is.exec(target) ?? []
     const [, path = '', query = ''] = /^([^?]*)\??(.*)$/s.exec(rest) ?? []
     const refusal = refusing(request, authority ?? request.headers.host)
@@ -77,8 +78,8 @@ export function serverOf(
       })
       .catch(() => response.destroy())
   })
-  // Without a listener, an error of accept(), such as too many open files, would end the process. The function
-  // `listening` handles the errors of listen().
+  // Handle errors of the server without an action, because an error of accept(), such as too many open files, would
+  // otherwise end the process. The function `listening` handles the errors of listen().
   server.on('error', () => {})
   server.setTimeout(SILENT_MS, (socket: Socket) => socket.destroy())
   limitConnections(server)
@@ -86,8 +87,8 @@ export function serverOf(
 }
 
 /**
- * Closes a connection if there are too many: the oldest connection of the client address with the most connections, so
- * that one client cannot exclude all others.
+ * If there are too many connections, closes one: the oldest connection of the client address that has the most
+ * connections. So one client cannot exclude all other clients.
  */
 function limitConnections(server: Server): void {
   const open = new Map<Socket, string>()

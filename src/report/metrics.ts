@@ -17,7 +17,10 @@ interface Metric {
   readonly name: string
   readonly help: string
   readonly type: 'counter' | 'gauge'
-  /** Returns the metric's samples with their labels; an empty list if the status does not have the value. */
+  /**
+   * Returns the metric's samples with their labels; an empty list if the status does not have the values for this
+   * metric.
+   */
   readonly samples: (status: Status) => readonly Sample[]
 }
 type Sample = readonly [value: number, labels?: Readonly<Record<string, string>>]

@@ -52,14 +52,14 @@ export interface NetworkNode {
   readonly mtu: number | null
   readonly clockAheadMs: number | null
   /**
-   * How many other nodes probe this node; `reachedBy` is the number of those nodes to which this node answers. Both
-   * numbers count only nodes that returned their state.
+   * The number of other nodes that probe this node. `reachedBy` is the number of probing nodes to which this node
+   * answers. Both numbers count only nodes that returned their state.
    */
   readonly seenBy: number
   readonly reachedBy: number
   /**
-   * How many other nodes this node probes; `reaches` is the number of those nodes that answer. Both are null if this
-   * node did not return its state.
+   * The number of other nodes that this node probes. `reaches` is the number of probed nodes that answer. Both are null
+   * if this node did not return its state.
    */
   readonly sees: number | null
   readonly reaches: number | null
@@ -174,13 +174,13 @@ export interface Edge {
 interface Troubles {
   /** The nodes that no other node reaches, although other nodes can send packets to them. */
   readonly dead: ReadonlySet<number>
-  /** The edges (pairs of nodes) between nodes that are not dead. */
+  /** The edges (pairs of a probing and a probed node) of which neither node is dead. */
   readonly living: readonly Edge[]
-  /** The edges between living nodes whose probes get no answer. */
+  /** The edges in `living` whose probes get no answer, or whose probing node cannot send packets to the other node. */
   readonly broken: readonly Edge[]
-  /** The edges between living nodes on which too many probes are lost. */
+  /** The edges in `living` on which too many probes are lost. */
   readonly lossy: readonly Edge[]
-  /** The edges between living nodes on which long packets are lost. */
+  /** The edges in `living` on which long packets are lost. */
   readonly narrow: readonly Edge[]
   /**
    * The nodes that probe a peer with a problem. Such a node may be impaired only because of that peer, so the report
@@ -190,8 +190,8 @@ interface Troubles {
 }
 
 function troublesOf(queried: readonly QueriedNode[], nodes: readonly NetworkNode[], edges: readonly Edge[]): Troubles {
-  // The nodes to which at least one other node can send packets. If no node can send packets to a node because its
-  // backend differs, the node's silence does not show that it is dead.
+  // The nodes to which at least one other node can send packets. A node with another backend gets no packets from the
+  // other nodes, so its silence does not show that it is dead.
   const probed = new Set(edges.flatMap(({ to, sight: { reach } }) => (reach === 'stored' ? [] : [to])))
   const isOfOther = (place: number): boolean => queried[place]?.otherType !== undefined
   const isDead = ({ answer, reachedBy, seenBy }: NetworkNode, place: number): boolean =>
@@ -294,8 +294,8 @@ const clocksOf = (queried: readonly QueriedNode[], nodes: readonly NetworkNode[]
   })
 
 /**
- * Returns the findings about nodes that did not return their state, except nodes that no node reaches, which
- * `node-dead` and `node-cut-off` report.
+ * Returns the findings about nodes that did not return their state, except nodes that no other node reaches: the
+ * findings `node-dead` and `node-cut-off` report these.
  */
 function silenceFindings(
   queried: readonly QueriedNode[],
@@ -321,8 +321,9 @@ function silenceFindings(
 }
 
 /**
- * Attributes broken pairs of nodes to as few nodes as possible. Repeatedly takes the node with the most broken pairs,
- * if at least one in MANY of its pairs is broken. Reports the remaining broken pairs one by one.
+ * Attributes broken pairs of nodes (one of which does not reach the other) to as few nodes as possible. Repeatedly
+ * takes the node with the most broken pairs, if at least one in MANY of its pairs is broken. Reports the remaining
+ * broken pairs one by one.
  */
 function causes(
   broken: readonly Edge[],
@@ -362,7 +363,10 @@ function causes(
   return [...found, ...[...pairs.slice(0, NAMED), ...more].map((detail) => ({ name: ofPair, detail }))]
 }
 
-/** A node counts as the cause of broken pairs if at least one in MANY of its pairs is broken. */
+/**
+ * A node counts as the cause of broken pairs (pairs of nodes that do not reach each other) if at least one in MANY of
+ * the node's pairs is broken.
+ */
 const MANY = 4
 
 function grouped<T>(all: readonly T[], keyOf: (one: T) => string): readonly (readonly [string, readonly T[]])[] {

@@ -1,9 +1,9 @@
 // network-view.ts - combines the states that all nodes returned (their views) into a report of the network: which node
 // reaches which, and the findings. Pure.
 //
-// A dead node is silent for all other nodes. So the report attributes broken pairs to the fewest nodes that explain
-// them (greedy vertex cover: the node with the most broken pairs comes first). Only the remaining broken pairs are
-// reported one by one.
+// If one node does not reach another, the pair of nodes is broken. One dead node makes all its pairs broken. So the
+// report attributes the broken pairs to as few nodes as possible (greedy vertex cover: the node with the most broken
+// pairs comes first). Only the remaining broken pairs are reported one by one.
 
 import {
   findingsOf,
@@ -38,9 +38,9 @@ export interface NetworkReport {
   readonly whole: number
   readonly nodes: readonly NetworkNode[]
   /**
-   * A row for each querying node, with a cell for each probed node. A row is null if its node did not return its state,
-   * and a cell is null if nothing is known about its pair of nodes. The whole matrix is null if there are too many
-   * nodes.
+   * A row for each probing node, with a cell for each probed node. A row is null if its node did not return its state,
+   * and a cell is null if it is not known whether the one node reaches the other. The whole matrix is null if there are
+   * too many nodes.
    */
   readonly matrix: readonly (readonly (Cell | null)[] | null)[] | null
   readonly findings: readonly NetworkFinding[]
@@ -139,8 +139,8 @@ function matrixOf(queried: readonly QueriedNode[], edges: readonly Edge[]): NonN
  */
 function clocksOf(queried: readonly QueriedNode[]): readonly (number | undefined)[] {
   const all = queried.flatMap(({ clock }) => (clock ? [clock.aheadMs] : [])).toSorted((a, b) => a - b)
-  // If the number of clocks is even, use the lower of the two middle clocks as the reference. With two clocks it is not
-  // known which one is right.
+  // If the number of clocks is even, use the lower of the two middle clocks as the reference. The choice of the lower
+  // one is arbitrary: of two clocks it is not known which one is right.
   const middle = all[Math.floor((all.length - 1) / 2)] ?? 0
   return queried.map(({ clock }) => clock && Math.round(clock.aheadMs - middle))
 }

@@ -1,5 +1,5 @@
-// notify.ts - notifies the service manager when weftd is ready, how its status changes, that weftd is alive, and when
-// it stops.
+// notify.ts - notifies the service manager that weftd is ready, alive or stopping, and of each change of its status
+// line.
 //
 // The protocol is systemd's (sd_notify(3), sd_watchdog_enabled(3)): lines of `NAME=value` in a datagram to the socket
 // that NOTIFY_SOCKET names. Podman and other managers use this protocol too. Errors of this protocol never stop weftd.
@@ -23,8 +23,8 @@ export interface Notifier {
    */
   readonly aliveMs: number | undefined
   /**
-   * Sends the changes of weftd's state to the service manager. If a change cannot be sent now, the next call of
-   * `report` sends it.
+   * Sends those parts of weftd's state that have changed to the service manager. If a message cannot be sent now, the
+   * next call of `report` sends it.
    */
   report(state: State): void
   /** Sends a keep-alive message to the service manager. */
@@ -76,7 +76,8 @@ export async function takeNotifier(
 }
 
 /**
- * How long, in ms, weftd offers a file descriptor to a busy service manager. BUSY_MS is the pause between two attempts.
+ * How long, in ms, weftd tries to send a file descriptor to a service manager whose socket is full. BUSY_MS is the
+ * pause between two attempts.
  */
 const KEEP_MS = 1_000
 const BUSY_MS = 5

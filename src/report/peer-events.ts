@@ -7,7 +7,10 @@ import { FAMILIES, FAMILY_NAMES, type Family } from '../net/address.ts'
 
 export const EVENTS_SCHEMA = 1
 
-/** The kinds of events of a peer. A kind that begins a condition is followed by the kind that ends it. */
+/**
+ * The kinds of events of a peer. Each kind that begins a condition of a peer is followed by the kind that ends this
+ * condition.
+ */
 export const PEER_EVENTS = [
   'silent',
   'one-way',
@@ -69,7 +72,7 @@ export interface PeerEvents {
    * events that an earlier call of `adopt` put there.
    */
   adopt(older: readonly PeerEvent[]): void
-  /** Returns the events of earlier processes and of this process, oldest first. */
+  /** Returns the recorded events of earlier processes and of this process, oldest first. */
   list(): readonly PeerEvent[]
   /** Returns the latest event of the given kinds for a peer in a family; undefined if there is none. */
   last(place: Pick<PeerEvent, 'peer' | 'family'>, kinds: readonly PeerEventKind[]): PeerEvent | undefined

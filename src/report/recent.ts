@@ -14,7 +14,7 @@ export const RECENT_MS = 60_000
 type Counters = Readonly<Record<string, number>>
 
 export interface Recent {
-  /** Records the current counters. `now` is the time in ms of a monotonic clock. */
+  /** Records the counters as they are now. `now` is the time in ms of a monotonic clock. */
   keep(counters: Counters, now: number): void
   /**
    * Returns how much the counters grew over about the last minute, or since the first record if that is less than a
@@ -37,8 +37,8 @@ export function createRecent(): Recent {
       const increases = Object.fromEntries(
         Object.entries(counters).map(([name, count]) => {
           const before = then.counters[name] ?? 0
-          // If a counter decreased, the data path was opened again and the counter restarted at 0. So its new value is
-          // its growth.
+          // If a counter decreased, the data path was opened again and the counter restarted at 0. So the counter's new
+          // value is its growth.
           return [name, count >= before ? count - before : count]
         }),
       )

@@ -27,7 +27,7 @@ export interface ServedPlaces {
  */
 export interface PredecessorState {
   readonly isSuccessor: boolean
-  /** Resolves with the predecessor that still runs; undefined if it has ended. */
+  /** Resolves with the predecessor if it still runs, and with undefined if it has ended. */
   predecessor(): Promise<{ readonly healthPort: number } | undefined>
   /** Resolves when the predecessor has released the health port and the status socket. */
   readonly free: Promise<void>
@@ -35,8 +35,8 @@ export interface PredecessorState {
 
 /**
  * Starts the servers at the health port and the status socket. If a process other than the predecessor has the port,
- * rejects with WeftError PORT_IN_USE. But if this process already forwards, logs the failure and tries again, because
- * packets do not need the port.
+ * rejects with WeftError PORT_IN_USE. If this process already forwards packets, it logs the failure and tries again
+ * instead, because forwarding does not need the port.
  */
 export async function serveStatus(
   places: ServedPlaces,
@@ -57,16 +57,16 @@ export async function serveStatus(
   }
   const later: (() => Promise<void>)[] = []
   const other = before.isSuccessor && place.port > 0 ? await before.predecessor() : undefined
-  // The predecessor uses the port that this process wants, so bind the port later. Binding the port now might succeed
-  // if the predecessor has just started and has not bound the port yet.
+  // Bind the port only after the predecessor has released it. Do not try it now: if the predecessor has just started
+  // and not bound the port yet, this process would take the port from it.
   if (other?.healthPort === place.port) later.push(atPort)
   else if (place.port > 0) {
     try {
       await atPort()
     } catch (error) {
       if (!isWeftError(error)) throw error
-      // Try to bind the port again if the previous weftd (the predecessor) has just ended, because the kernel may not
-      // have freed the port yet.
+      // Try to bind the port again if the previous weftd (the predecessor) has just ended, because the kernel may free
+      // the port only some time after that.
       const isFreed = error.code === 'PORT_IN_USE' && before.isSuccessor && !(await before.predecessor())
       if (!isFreed && !isForwarding) throw error
       later.push(atPort)

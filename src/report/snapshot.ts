@@ -6,8 +6,8 @@ import { readingOf, type Impairment, type State } from './states.ts'
 import { hungThread, type Threads } from './threads.ts'
 
 /**
- * The time in seconds after which leases that were not compared with the store count as possibly out of date: three
- * times the usual interval of comparisons.
+ * If the last comparison of the leases with the store is older than this time, in seconds, the leases count as possibly
+ * out of date. The time is three times the usual interval between comparisons.
  */
 const UNFOLLOWED_S = 180
 
@@ -48,7 +48,7 @@ export interface Snapshot {
   readonly narrow: number
   /** The number of peers that weftd keeps although the store no longer has their leases. */
   readonly held: number
-  /** How many times weftd began to keep peers whose leases vanished from the store. */
+  /** The number of times that peers' leases vanished from the store and weftd began to keep these peers. */
   readonly holds: number
   /** The kind of store, such as etcd. */
   readonly store: string
@@ -59,7 +59,7 @@ export interface Snapshot {
    * comparison.
    */
   readonly comparedAt: number | undefined
-  /** When weftd began to compare its leases with the store. */
+  /** When weftd began to compare its leases with the store, in ms of a monotonic clock. */
   readonly followedSince: number
   /** True if the network configuration, which this node once got from the store, is no longer in the store. */
   readonly isConfigGone: boolean

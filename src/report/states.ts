@@ -27,9 +27,9 @@ export interface State {
 }
 
 interface Reading {
-  /** The name of the state, or the cause that impairs the node, as part of a sentence. */
+  /** The name of the state or of the cause that impairs the node, in words that fit into a sentence. */
   readonly words: string
-  /** How the state affects packets, as part of a sentence. */
+  /** How the state affects packets, in words that fit into a sentence. */
   readonly packets: string
   readonly tone: 'good' | 'doubtful' | 'bad'
   /** The exit code of `weft status` in this state. */

@@ -86,7 +86,7 @@ export interface PeerSide {
    * all.
    */
   readonly path: 'whole' | 'narrow' | null
-  /** The length in bytes of the longest packet that the peer answers; null until weftd has found it. */
+  /** The length in bytes of the longest packet that the peer answers; null until weftd has found this length. */
   readonly passesBytes: number | null
   /** When `path` last changed, ISO 8601. */
   readonly pathSince: string | null
@@ -150,8 +150,8 @@ export interface PeersStatus {
    */
   readonly probeSeconds: number | null
   /**
-   * The fraction of the network that this node reaches, 0 to 1: the fraction of the stored peers that the data path
-   * has, times the fraction of the probed peers that answer.
+   * The fraction of the network that this node reaches, from 0 to 1. It is the product of two fractions: of the stored
+   * peers, those that the data path has; of the probed peers, those that answer.
    */
   readonly whole: number
   readonly list: readonly PeerStatus[]
@@ -268,7 +268,7 @@ export interface NodeReport extends State {
     /** For each family, the address that is missing from the external interface; null if no address is missing. */
     readonly addressGone: Readonly<Record<Family, string | null>>
     readonly mtu: number | null
-    /** The MTU in bytes that the data path had when weftd got its lease; null before weftd has a lease. */
+    /** The MTU of the data path, in bytes, at the time when weftd got its lease; null before weftd has a lease. */
     readonly mtuAtStart: number | null
     /** The name of the data path's device for the first family. */
     readonly device: string | null
@@ -295,8 +295,8 @@ export interface NodeReport extends State {
     /** How much the counters grew over about the last minute; null until weftd has a lease. */
     readonly recent: RecentCounts | null
     /**
-     * The WireGuard public keys that are in no lease but with which other hosts tried a handshake, each with the time
-     * of its last handshake. Null if the data path cannot report these keys.
+     * The WireGuard public keys that are in no lease but that other hosts used in handshakes, each with the time of its
+     * last handshake. Null if the data path cannot report these keys.
      */
     readonly unknownKeys:
       | readonly { readonly publicKey: string; readonly endpoint: string; readonly secondsAgo: number }[]
@@ -401,15 +401,15 @@ export function placeIn(
 /** The default of --probe-interval, in seconds. */
 const PROBE_SECONDS = 10
 /**
- * A peer counts as sending if its last packet is younger than RECENT_INTERVALS probe intervals, so that two probes may
- * be lost. A peer that probes this node sends one packet per interval. The interval is the larger of the default and
- * this node's interval.
+ * A peer counts as sending if its last packet arrived less than RECENT_INTERVALS probe intervals ago. A peer that
+ * probes this node sends one packet per interval, and two of these packets may be lost. The interval is the larger of
+ * the default and this node's interval.
  */
 const RECENT_INTERVALS = 3
 
 /**
  * Returns true if packets of a peer arrive although the peer does not answer: a packet from the peer arrived recently,
- * and after the first probe was lost. In that case the peer's weftd runs. Either packets to the peer are lost, or the
+ * and later than the first lost probe. In that case the peer's weftd runs. Either packets to the peer are lost, or the
  * firewall of its host drops the probes. `probeSeconds` is `PeersStatus.probeSeconds`.
  */
 export function isSendingOnly(
@@ -418,7 +418,8 @@ export function isSendingOnly(
 ): boolean {
   return (
     state !== 'answering' &&
-    // If the peer answers over one family, its packets may be of this family, and show nothing about the second family.
+    // If the peer answers over one family, the packets that arrive from it may be of this family, and prove nothing
+    // about the second family.
     !Object.values(families).some((side) => side?.state === 'answering') &&
     heardSecondsAgo !== null &&
     heardSecondsAgo < RECENT_INTERVALS * Math.max(probeSeconds ?? 0, PROBE_SECONDS) &&
@@ -428,8 +429,8 @@ export function isSendingOnly(
 }
 
 /**
- * Describes the condition of a peer. If its two families have different conditions, describes each family that does not
- * answer.
+ * Describes the condition of a peer. If its two families have different conditions, describes each family over which
+ * the peer does not answer.
  */
 export function conditionText(peer: PeerStatus, wordOf: (condition: Condition) => string): string {
   const { ipv4, ipv6 } = sidesOf(peer)
@@ -471,8 +472,8 @@ export function countPeers(list: readonly PeerStatus[], probeSeconds: number | n
 }
 
 /**
- * Returns the fraction of the network that this node reaches; undefined if there are no peers, or if no probe shows
- * whether the programmed peers answer.
+ * Returns the fraction of the network that this node reaches. Returns undefined if there are no peers, or if weftd has
+ * probed no peer yet, so that it is not known which peers answer.
  */
 export const knownWhole = ({ whole, stored, probed }: Omit<PeersStatus, 'list'>): number | undefined =>
   whole === 1 && (stored === 0 || !probed) ? undefined : whole

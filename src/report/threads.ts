@@ -5,13 +5,13 @@
 // machine was suspended.
 
 /**
- * A thread counts as hung after HUNG_LOOKS consecutive checks that found no new iteration of its loop. Sending a batch
- * to a full queue can take 2.5 s (native/io/udp.h).
+ * A thread counts as hung after HUNG_LOOKS consecutive checks that found no new iteration of its loop. The number must
+ * be large enough for a thread that sends a batch to a full queue: one iteration can then take 2.5 s (native/io/udp.h).
  */
 const HUNG_LOOKS = 5
 
 interface ThreadState {
-  /** The number of iterations that the thread's loop had made at the last check. */
+  /** The number of iterations that the thread's loop had completed at the last check. */
   readonly rounds: number
   /** The number of consecutive checks that found no new iteration of the thread's loop. */
   readonly silentLooks: number

@@ -21,15 +21,16 @@ const LONGEST = 300
 const MOST_MEMBERS = 64
 
 /**
- * How a node reaches a peer, worst first. `stored`: the node cannot send packets to the peer; `silent`: the peer did
- * not answer the last probe; `unknown`: the node did not probe the peer; `reached`: the peer answered the last probe.
+ * How a node reaches a peer, worst first. `stored`: the store has the peer's lease, but the node cannot send packets to
+ * the peer; `silent`: the peer did not answer the last probe; `unknown`: the node did not probe the peer; `reached`:
+ * the peer answered the last probe.
  */
 const REACHES = ['stored', 'silent', 'unknown', 'reached'] as const
 export type Reach = (typeof REACHES)[number]
 
 /**
- * Returns the node's state, and in `trouble` the problems that explain the state. `trouble` omits problems of peers,
- * which the member `seen` shows; it is null if the node has no further problems.
+ * Returns the node's state, and in `trouble` the problems that explain the state. The problems of peers are left out,
+ * because the member `seen` shows them; `trouble` is null if the node has no problem of its own.
  */
 function ownState({ state, impairments, trouble }: Status): Pick<NodeView, 'state' | 'trouble'> {
   if (state !== 'impaired') return { state, trouble }
@@ -100,7 +101,7 @@ function sightOf(peer: PeerStatus): Sight {
 
 /** Flattens the network configuration: the member `Type` of the backend becomes `backend.Type`. */
 function flat(config: NonNullable<Status['config']>): Record<string, string> {
-  // Serialize the configuration to JSON and parse it again, because serializing replaces its secrets by placeholders.
+  // Convert the configuration to JSON and parse it again, because the conversion replaces its secrets by placeholders.
   const { backend, ...members } = JSON.parse(JSON.stringify(config)) as typeof config
   const textOf = (value: unknown): string =>
     (typeof value === 'string' ? value : (JSON.stringify(value) ?? '')).slice(0, LONGEST)
@@ -108,7 +109,8 @@ function flat(config: NonNullable<Status['config']>): Record<string, string> {
     ...Object.entries(members),
     ...Object.entries(backend).map(([name, value]) => [`backend.${name}`, value] as const),
   ]
-  // Omit `backend.type`, because `backendType` has the same value, even if the configuration names no type.
+  // Omit `backend.type`, because the member `backendType` has the same value, and is set even if the configuration
+  // names no type.
   const known = all.filter(([name, value]) => value !== null && value !== undefined && name !== 'backend.type')
   return Object.fromEntries(
     known.slice(0, MOST_MEMBERS).map(([name, value]) => [name.slice(0, LONGEST), textOf(value)]),

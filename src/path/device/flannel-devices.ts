@@ -22,8 +22,8 @@ function isOfBackend({ name, type, tun, vxlan }: Link): boolean {
   return (
     DEVICES.some(([kind, pattern]) => kind === type && isNamedBy(pattern, name)) &&
     (type !== 'tun' || tun?.mode === 'tun') &&
-    // flannel's vxlan devices have a fixed VNI, with which their name ends. A device with the flag `external` has no
-    // fixed VNI, because it takes the VNI from each packet.
+    // flannel's vxlan devices have a fixed VNI, with which their name ends. A vxlan device with the kernel's flag
+    // `external` is not flannel's, because it has no fixed VNI: routes or programs set the VNI of each packet.
     !vxlan?.external &&
     (vxlan === undefined || name.endsWith(`.${vxlan.vni}`))
   )
@@ -62,9 +62,9 @@ export async function findRenamed(
 }
 
 /**
- * Looks up the device of an earlier run by its name, or else by its type and this node's addresses `own`. The addresses
- * ensure that the device is not another program's, because the caller may delete it. If another program has renamed the
- * device, logs its new name. If there is no such device, `device.index` is undefined afterwards.
+ * Looks up the device of an earlier run by its name, or else by its type and this node's addresses `own`. It compares
+ * the addresses, because the caller may delete the device, and must not delete another program's. If another program
+ * has renamed the device, logs its new name. If there is no such device, `device.index` is undefined afterwards.
  */
 export async function findEarlier(
   device: FollowedLink,

@@ -36,8 +36,8 @@ interface PolicyOptions {
   readonly network: string
   readonly own: PolicyPeer
   /**
-   * True if hosts have addresses within the network, so that this host's own packets to the network may leave
-   * unencrypted.
+   * True if hosts have addresses within the network, so that this host's own packets to the network are allowed to
+   * leave unencrypted.
    */
   readonly hasHosts?: boolean
   readonly run: Run
@@ -56,8 +56,8 @@ export class IpsecPolicies {
   }
 
   /**
-   * Adds the policies that block unencrypted packets. The policies that an earlier run made for the peers stay until
-   * `apply`, so that a restart does not interrupt the packets.
+   * Adds the policies that block unencrypted packets of the network. The policies that an earlier run made for the
+   * peers stay until `apply`, so that a restart of weftd does not interrupt traffic.
    */
   async block(): Promise<void> {
     this.#wanted = new Map(this.#blocks())
@@ -80,7 +80,10 @@ export class IpsecPolicies {
     return this.#policiesOf(peer).every(([selector]) => this.#wanted.has(selector) && !this.#refused.has(selector))
   }
 
-  /** Adds missing policies and removes superfluous ones. Returns the selectors of the policies that were added. */
+  /**
+   * Adds missing policies, and removes superfluous ones except those for which `mayStay` returns true. Returns the
+   * selectors of the policies that were added.
+   */
   async #sync(mayStay: (selector: string, words: string) => boolean = () => false): Promise<readonly string[]> {
     const { network, run, log } = this.#options
     const there = await listPolicies(run)
@@ -155,9 +158,9 @@ const template = (from: string, to: string): string =>
   `tmpl src ${from} dst ${to} proto esp reqid ${REQUEST_ID} mode tunnel`
 
 /**
- * Lists the policies that weftd or flanneld made, in the form of `#wanted`. A policy that differs from this form has
- * the words `other`. With `-o` iproute2 prints a policy in one line, with `\` in place of a line break, and prints
- * neither the action `allow` nor the default priority of templates.
+ * Lists the policies that weftd or flanneld made, in the form of `#wanted`. For a policy that does not have this form,
+ * the map has the text `other` in place of the words. With `-o` iproute2 prints a policy in one line, with `\` in place
+ * of a line break, and prints neither the action `allow` nor the default priority of templates.
  */
 export async function listPolicies(run: Run): Promise<ReadonlyMap<string, string>> {
   const output = await run('ip', ['-o', 'xfrm', 'policy', 'list']).catch((error: unknown) => {

@@ -1,5 +1,6 @@
-// kernel-way-remains.ts - the eBPF programs and veth devices that a weftd with the option FastPath left on this host. A
-// minute after that weftd ended, the programs carry no packets, but programs and devices stay until they are removed.
+// kernel-way-remains.ts - the eBPF programs and veth devices that an ended weftd with the option FastPath left on this
+// host. The programs stop carrying packets a minute after weftd ended, but the programs and the devices stay until they
+// are removed.
 
 import { addon } from '../../host/addon.ts'
 import { removeAll } from '../../host/kernel-errors.ts'
@@ -51,8 +52,8 @@ export function findPrograms(links: readonly Pick<Link, 'name' | 'index'>[]): re
 }
 
 /**
- * Finds weft's eBPF programs on all interfaces of this host, and the veth devices at which the kernel merged TCP
- * segments.
+ * Finds weft's eBPF programs on all interfaces of this host, and the pair of veth devices JOIN_DEVICES that belongs to
+ * these programs.
  */
 export async function findKernelWayRemains(kernel: HostKernel): Promise<readonly Remains[]> {
   const links = await kernel.links()
@@ -69,7 +70,7 @@ export async function findKernelWayRemains(kernel: HostKernel): Promise<readonly
   ]
 }
 
-/** Removes the veth devices at which the kernel merged TCP segments, if these devices exist. */
+/** Removes the pair of veth devices JOIN_DEVICES, if it exists. */
 export async function closeJoin(kernel: HostKernel): Promise<void> {
   await removeAll(kernel, [{ kind: 'delete link', device: { name: JOIN_DEVICES[0] } }]).catch(() => {})
 }

@@ -49,8 +49,8 @@ export interface Surroundings {
   /** The names or name patterns of the devices that this node's data path has or may have. */
   readonly ownDevices: readonly string[]
   /**
-   * True if routes to subnets through the nodes' hosts must stay, because this data path or another program makes these
-   * routes on purpose.
+   * True if routes to subnets through the nodes' hosts must stay, because this node's data path or another program
+   * makes these routes on purpose.
    */
   readonly routesToHosts: boolean
   /** True if another program makes all routes to the network, so that no route counts as a leftover. */
@@ -105,7 +105,8 @@ interface Held {
 }
 
 /**
- * A route by which packets bypass the data path. weftd does not remove the route, because flannel may not have made it.
+ * A route by which packets bypass the data path. weftd does not remove the route, because a program other than flannel
+ * may have made it.
  */
 export interface Bypass {
   readonly family: Family
@@ -119,7 +120,7 @@ export interface Found {
   readonly leftovers: readonly Leftover[]
   readonly held: readonly Held[]
   readonly bypasses: readonly Bypass[]
-  /** True if some routes may be leftovers, and only the leases of all nodes can show whether they are. */
+  /** True if weftd must read the leases of all nodes to find out whether some routes are leftovers. */
   readonly needsLeases: boolean
 }
 
@@ -221,8 +222,8 @@ export async function findBlockingIpsec(
 }
 
 /**
- * The facts about one family that classify its routes: this node's subnet, and the subnets and hosts of the other
- * nodes.
+ * The facts about one address family with which routes are classified: this node's subnet, and the subnets and hosts of
+ * the other nodes.
  */
 interface Side {
   readonly family: Family
@@ -260,8 +261,8 @@ function sideOf(family: Family, { networks, subnets, leases }: Surroundings): Si
 const isSubnetOf = ({ hosts }: Side, net: Net | undefined): boolean => net !== undefined && hosts.has(netKey(net))
 
 /**
- * Returns true if the addresses of another backend's device, or the routes through the device, show that it was created
- * for this node's network.
+ * Returns true if the addresses of another backend's device, or the routes through the device, show that the device was
+ * created for this node's network.
  */
 function isOfThisNode(
   addresses: readonly Address[],
@@ -355,8 +356,8 @@ export async function findDiverted(kernel: HostKernel, surroundings: Surrounding
 }
 
 /**
- * Returns the senders of the packets for which `findDiverted` queries routes: this host itself, and a container at each
- * bridge with an address in this node's subnet.
+ * Returns the senders for whose packets `findDiverted` looks up the kernel's routes: this host itself, and a container
+ * at each bridge with an address in this node's subnet.
  */
 async function sendersOf(
   kernel: HostKernel,
@@ -395,7 +396,8 @@ function kindOf(route: Route, side: Side, here: Surroundings & Pick<Devices, 'br
   if (isWhole && route.metric >= USUAL_METRIC[family]) return 'right'
   const gateway = route.gateway === undefined ? undefined : parseAddress(route.gateway)
   const isToHost = gateway !== undefined && addresses.has(addressKey(gateway))
-  // weftd and flanneld set no protocol on their routes, so the kernel records `boot`, as for a manual `ip route add`.
+  // weftd and flanneld set no protocol on their routes, so the kernel records the protocol `boot`. A route that an
+  // operator adds by `ip route add` has the same protocol.
   const isMadeByHand = route.protocol === 'boot'
   if (subnet && isPartOf(net, subnet)) {
     if (route.isMultipath) return 'own'
@@ -403,7 +405,7 @@ function kindOf(route: Route, side: Side, here: Surroundings & Pick<Devices, 'br
     if (route.gateway === undefined || (gateway !== undefined && netContains(subnet, gateway))) return 'right'
     if (isInner && !isToHost) return 'right'
     // A backend's route uses the external interface or leads to a node's host. If the external interface is not known,
-    // any device may have been the external interface.
+    // any device may have been the external interface, so the route's device does not matter.
     const isLikeOurs = isToHost || here.external === undefined || route.device === here.external
     const isWhollyAway = net.prefixLength === subnet.prefixLength
     return isMadeByHand && isLikeOurs && (isWhollyAway || isToHost) ? 'left' : 'own'
@@ -424,7 +426,10 @@ function mayBeLeased(net: Net, { subnet }: Side, range: SubnetRange | undefined)
   return !range || range.subnetLength === 0 || (net.address >= range.subnetMin && net.address <= range.subnetMax)
 }
 
-/** If weftd removes more routes than this number, it logs them in one line. */
+/**
+ * The number of removed routes up to which weftd logs each route in a line of its own. weftd logs more routes together
+ * in one line.
+ */
 const ONE_BY_ONE = 20
 
 /**

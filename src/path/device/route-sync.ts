@@ -18,7 +18,7 @@ const NAMED = 5
 
 export interface NextHop {
   readonly gateway: string
-  /** The interface of the route. `RouteSync` looks up its present index if a route through the interface is missing. */
+  /** The interface that the route uses. `RouteSync` looks up the interface's present index if the route is missing. */
   readonly device: FollowedLink
   /**
    * True if the kernel must treat the gateway as directly reachable on the device, even if no address of the device
@@ -66,7 +66,8 @@ const addition = (kind: 'add route' | 'replace route', [destination, hop]: Entry
 })
 function deletion(destination: string, gateway: string, device: Device): Change {
   const parts = partsOf(destination, gateway)
-  // A request without a metric would delete the route with the lowest metric, which may be another program's.
+  // Name the metric, because a request without a metric would delete the route with the lowest metric, which may be
+  // another program's.
   const metric = USUAL_METRIC[familyOf(parts.destination)]
   return { kind: 'delete route', ...parts, device, ...(metric === 0 ? {} : { metric }) }
 }
@@ -134,8 +135,8 @@ export class RouteSync {
   }
 
   /**
-   * Returns true if weftd wants the route to this destination, the kernel accepted the route, and no other program's
-   * route has its place.
+   * Returns true if weftd wants the route to this destination, the kernel accepted the route, and no route of another
+   * program to the same destination prevents it.
    */
   isSet(destination: string): boolean {
     return this.#wanted.has(destination) && !this.#refused.has(destination) && !this.#taken.has(destination)
@@ -282,8 +283,9 @@ export class RouteSync {
   }
 
   /**
-   * Makes the deletions and then adds or replaces the routes `entries`. Returns the routes that the kernel refused.
-   * Ignores refused deletions, because a route that another program has changed or removed is no longer weftd's.
+   * Makes the given deletions, and then adds or replaces the routes `entries`. Returns the routes that the kernel
+   * refused. Ignores refused deletions, because a route that another program has changed or removed is no longer
+   * weftd's.
    */
   async #change(
     deletions: readonly Change[],

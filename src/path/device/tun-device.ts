@@ -56,7 +56,7 @@ export interface TunDevice {
   configure(): Promise<void>
   /**
    * Repairs the device's configuration and returns a description of each repair. Does nothing if the device is missing,
-   * because only the caller that opened the device can create it again.
+   * because then the caller, which opened the device, must create it again.
    */
   resync(): Promise<readonly string[]>
 }

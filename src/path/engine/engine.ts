@@ -117,7 +117,8 @@ export interface Engine {
   readonly tunName: string
   readonly offloads: readonly string[]
   /**
-   * Messages for the operator about the start, such as a smaller receive buffer or a feature that the kernel refused.
+   * Messages for the operator about the start, such as a receive buffer that is smaller than requested, or a feature
+   * that the kernel refused.
    */
   readonly notes: readonly string[]
   /** Less important messages about the start; weftd logs them only with -v 1 or higher. */
@@ -126,7 +127,7 @@ export interface Engine {
   readonly fault: Promise<Error>
   /** Replaces the peer table with the encoded records `records` (peers.ts). */
   setPeers(records: Uint8Array): void
-  /** Adds, changes or removes the peers of the encoded records `records`; all other peers stay. */
+  /** Adds, changes or removes the peers that the encoded records `records` name. All peers without a record stay. */
   changePeers(records: Uint8Array): void
   /** The outer families for which the engine opened sockets when it started. */
   readonly outers: readonly Family[]
@@ -141,21 +142,21 @@ export interface Engine {
    */
   send?(to: Address, port: number, datagram: Uint8Array): void
   /**
-   * Reads the TUN device's offload settings and coalesces received packets accordingly; left out if the engine does not
-   * coalesce packets.
+   * Makes the engine read the TUN device's offload settings, which decide whether the engine may coalesce received
+   * packets. Left out if the engine never coalesces packets.
    */
   followSwitches?(): void
   counters(): Counters
   /**
    * Returns five numbers for each traffic slot since the engine started: packets and bytes sent, packets and bytes
    * received, and the milliseconds since the last packet was received (-1 if none was). If `slot` is given, returns the
-   * five numbers of that slot only. The peers' records assign the slots.
+   * five numbers of that slot only. The record of each peer in the peer table names the peer's slot.
    */
   traffic(slot?: number): Float64Array
   /**
-   * Returns the last dropped packets with their headers. The engine keeps a few hundred for each thread and direction.
-   * If `after` is the member `next` of an earlier result, returns only later packets; the earlier result may come from
-   * an earlier engine.
+   * Returns the last dropped packets with their headers. The engine keeps a few hundred dropped packets for each thread
+   * and direction. If `after` is the member `next` of an earlier result, returns only later packets; the earlier result
+   * may come from an earlier engine.
    */
   drops(after?: Drops['next']): Drops
   /**

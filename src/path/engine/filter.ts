@@ -49,8 +49,9 @@ export function reasonToDrop(
   if (isOf(subnet, source)) return 'rx_drop_spoofed_source'
   const peer = peers.find(source)
   if (peer && verifySource === 'strict' && peer.hosts[familyOf(from)] !== from) return 'rx_drop_spoofed_source'
-  // A source address outside the network may be that of a peer's host that does not masquerade its own packets. If the
-  // network has no subnet of the source's family, weft cannot tell what is outside the network, and drops the packet.
+  // Accept a source address outside the network if a peer's host sent the datagram, because such a host may send
+  // packets from its own address without masquerading. If the network has no subnet of the source's family, weft cannot
+  // tell which addresses are outside the network, so it drops the packet.
   const family = familyOf(source)
   const mayBeAHost = !provesSender && network[family] && !isOf(network, source) && peers.hasEndpointAt(from, family)
   if (!peer && !mayBeAHost) return 'rx_drop_unknown_sender'
@@ -58,8 +59,8 @@ export function reasonToDrop(
 }
 
 /**
- * Returns true if this host can have sent the packet that came from the TUN. For a packet that this host cannot have
- * sent, the engine sends no ICMP error, because the error would go to a peer that did not send the packet.
+ * Returns true if the source address of a packet from the TUN can be an address of this host or its containers.
+ * Otherwise the engine sends no ICMP error, because the error would go to a peer that did not send the packet.
  */
 export function isFromHere({ verifySource, network, subnet }: FilterOptions, source: Address): boolean {
   return verifySource === 'off' || isOf(subnet, source) || !isOf(network, source)

@@ -1,5 +1,5 @@
-// native-engine.ts - the engine in C++ threads (native/): starts the threads, reads their counters, passes the
-// descriptors on and stops the threads.
+// native-engine.ts - the engine in C++ threads (native/): starts the threads, reads their counters, passes their
+// descriptors to another process, and stops the threads.
 
 import type { Descriptors, Drops, LoopSockets, UnknownSender } from '../../../native/addon.d.ts'
 import { addon } from '../../host/addon.ts'
@@ -27,7 +27,10 @@ interface NativeOptions {
  * that others lack.
  */
 const SOCKET_FEATURES: readonly string[] = ['udp-gso', 'udp-gro']
-/** The kernel feature that `runEngine` requests; all other features are requested when the descriptors are opened. */
+/**
+ * The kernel feature that `runEngine` requests when it starts the threads. All other features are requested earlier,
+ * when the descriptors are opened.
+ */
 const STEERING = 'tun-steering'
 
 type Bound = Descriptors & Pick<OpenPath, 'bindAddresses'>
@@ -56,14 +59,14 @@ export class NativeEngine implements Engine {
   #bound: readonly string[]
   /** The threads that forward, or that forwarded last. */
   #native: RunningEngine
-  /** The name that the TUN had when the threads last ran. */
+  /** The name that the TUN device had when the threads ran last. */
   #lastName: string
   /**
    * The sums of the counters of this object's earlier threads. After each `takeBack` new threads start, whose counters
    * begin at 0.
    */
   #counted: Counters = {}
-  /** The traffic, by slot, that this object's earlier threads counted. */
+  /** The traffic in each slot (traffic.ts) that this object's earlier threads counted. */
   #passed: Float64Array = new Float64Array()
   /** The time at which `#passed` was read, in ms of performance.now(). */
   #passedAt = 0
@@ -128,8 +131,7 @@ export class NativeEngine implements Engine {
     this.#runs = false
     this.#lending = this.#release()
     await this.#lending
-    // If `stop` was called while the threads were stopping, it has closed the descriptors, so there are no sockets to
-    // bind.
+    // Do nothing if `stop` was called while the threads were stopping, because `stop` has then closed the descriptors.
     if (!this.#lent) return
     const notesBefore = this.notes.length
     this.#bindAddresses = this.#bindAddresses.map((each) => (hasSameFamily(each) ? address : each))
@@ -284,7 +286,7 @@ export class NativeEngine implements Engine {
     await this.#native.stop()
   }
 
-  /** Adds notes for the operator if the kernel granted a smaller receive buffer or refused features. */
+  /** Adds notes for the operator if the kernel granted a smaller receive buffer than requested, or refused features. */
   #noteRefusals({ receiveBufferAsked: wanted, receiveBufferGranted: granted, features }: OpenDescriptors): void {
     if (granted < wanted) {
       this.notes.push(

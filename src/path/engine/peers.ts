@@ -86,7 +86,7 @@ function setAddress(view: DataView, at: number, address: Address): void {
 
 const ipv6At = (view: DataView, at: number): bigint => (view.getBigUint64(at) << 64n) | view.getBigUint64(at + 8)
 
-/** Returns the address to which datagrams to a peer are sent; 0 for a peer that is gone. */
+/** Returns the address to which datagrams to a peer are sent; 0 in a record that removes the peer. */
 export const hostOf = ({ hosts, outer }: Peer): Address => hosts[outer] ?? 0
 
 export function encodePeers(peers: readonly Peer[]): Uint8Array {
@@ -135,7 +135,7 @@ export function decodePeers(records: Uint8Array): Peer[] {
 /** A peer table that finds peers by address, with the same rules as native/core/peers.h. */
 export interface PeerTable {
   find(address: Address): Peer | undefined
-  /** Returns true if `address` is that of a host whose peer has a subnet of the given family. */
+  /** Returns true if `address` is the host address of a peer that has a subnet of the given family. */
   hasEndpointAt(address: Address, family: Family): boolean
   change(peers: readonly Peer[]): void
 }

@@ -60,7 +60,7 @@ export function engineStartError(
     )
   }
   // If OpenSSL lacks this cipher, which encapsulations with encryption need, native/engine.cc throws an error with this
-  // name in place of a system call's.
+  // text in place of the name of a system call.
   if (syscall === 'ChaCha20-Poly1305 of OpenSSL') {
     return fail(
       'DEVICE',

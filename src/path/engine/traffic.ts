@@ -68,7 +68,7 @@ export class TrafficSlots {
   /** The slot of each peer, by lease key. */
   readonly #slots = new Map<string, Slot>()
   readonly #free: number[] = []
-  /** The lowest slot that no peer has had. */
+  /** The lowest slot number that weftd has not given to any peer yet. */
   #unused = 1
 
   constructor(

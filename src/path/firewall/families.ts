@@ -1,5 +1,5 @@
 // families.ts - the interface `Firewall`, and the wanted firewall rules of each family. If the rules of one family
-// fail, weftd still sets the rules of the second family.
+// cannot be set, weftd still sets the rules of the second family.
 
 import { isWeftError, type WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -10,14 +10,14 @@ import type { FirewallWish } from './rules.ts'
 
 export interface Firewall {
   /**
-   * Finds out from iptables or nft, without changing the rules, whether `raise` would throw WeftError, and throws it in
-   * that case. Does not throw if the tool does not answer in time. Left out if `raise` never throws.
+   * Finds out with iptables or nft whether `raise` would throw WeftError, and throws that error, but changes no rules.
+   * Does not throw if the tool does not answer in time. Left out if `raise` never throws.
    */
   check?(): Promise<void>
   /**
-   * Sets the rules for the first time. Removes rules that another version, weftd with other flags, or the unused tool
-   * (iptables or nft) left. Logs a failure after which flanneld would continue. Throws WeftError for a failure with
-   * which flanneld would exit.
+   * Sets the rules for the first time. Removes rules that other versions of weftd or flanneld left, or that a run with
+   * other flags or with the second tool (iptables or nft) left. Logs a failure after which flanneld would continue.
+   * Throws WeftError for a failure with which flanneld would exit.
    */
   raise(subnet: Nets): Promise<void>
   /** Repairs the rules, or changes the rules if this node has another subnet now. */
@@ -49,8 +49,8 @@ export interface FirewallOptions extends Pick<FirewallWish, 'masq' | 'forward'> 
 }
 
 /**
- * The wanted rules of one family. If `isOn` is false, the family must have no rules, and `network` and `subnet` have no
- * meaning.
+ * The wanted rules of one family. If `isOn` is false, the family must have no rules, and `network` and `subnet` are not
+ * used.
  */
 export interface FamilyWish extends Omit<FirewallWish, 'randomFully'> {
   readonly isOn: boolean

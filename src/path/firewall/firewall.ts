@@ -25,7 +25,10 @@ export function createFirewall(
   return options.blackhole ? withBlackhole(rules, options) : rules
 }
 
-/** Returns a firewall that also sets the blackhole route. Only logs a failure to set the route at the start. */
+/**
+ * Returns a firewall that also sets the blackhole route. If the route cannot be set at the start, only logs the
+ * failure.
+ */
 function withBlackhole(rules: Firewall, options: FirewallOptions): Firewall {
   const { kernel, log } = options
   const routes = partsOf(options).map(({ network, wishFor }) => {

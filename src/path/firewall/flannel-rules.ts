@@ -16,8 +16,8 @@ export const WORDS = {
 } as const satisfies Readonly<Record<Family, object>>
 
 /**
- * A chain of flannel in iptables. `jump` is the rule, without `-A CHAIN`, by which the built-in chain `from` jumps to
- * this chain.
+ * A chain of flannel in iptables. The built-in chain `from` jumps to it by the rule `jump`, which is given without `-A
+ * CHAIN`.
  */
 export interface IptablesChain {
   /** The member of FirewallWish that must be true for the chain to exist. */
@@ -165,8 +165,8 @@ export function isAnothers(rule: string, networks: ReadonlySet<string>): boolean
 export function flannelNetworks(lines: readonly string[]): string[] {
   const rules = placed(lines)
   const sure = [...rules.filter(({ commented }) => commented), ...inSets(rules, MASQ_SETS)]
-  // In the chains of flannel 0.20 and later, the rules that this expression matches begin with the network; all other
-  // rules begin with the node's subnet.
+  // In the chains of flannel 0.20 and later, the rules that this expression matches name the network first. All other
+  // rules name the node's subnet first.
   const own = lines.filter((line) => /^-A FLANNEL-(?:POSTRTG -s \S+ ! -d|FWD -[sd]) /.test(line))
   return [...new Set([...sure.map(({ network }) => network), ...own.flatMap((line) => networksIn(line).slice(0, 1))])]
 }

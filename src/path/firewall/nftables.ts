@@ -46,7 +46,7 @@ export function createNftables(options: FirewallOptions): Firewall {
   let isNftSound = false
   /**
    * Returns the wanted rules of a family before this node's subnet is known. The rules have the network in place of the
-   * subnet, because the kernel accepts or refuses both in the same way.
+   * subnet, because the kernel accepts rules with the network if and only if it accepts rules with a subnet.
    */
   const preliminary = ({ family, network, wishFor }: Part) => wishFor({ [family]: network })
   const inputOf = (part: Part): string => nftInput({ ...preliminary(part), randomFully: false })
@@ -126,8 +126,8 @@ export function createNftables(options: FirewallOptions): Firewall {
 }
 
 /**
- * Rejects if the command failed permanently, because nft refused it or is not installed. Resolves if nft only did not
- * answer in time, because a later try may succeed.
+ * Waits for a command of nft. Rejects if nft refused the command or is not installed. Resolves if nft did not answer in
+ * time, because a later try may succeed.
  */
 async function answered(command: Promise<unknown>): Promise<void> {
   await command.catch((error: unknown) => {
@@ -151,7 +151,7 @@ function createTable(
   run: Run,
   kernel: HostKernel,
   ports: MasqueradePorts,
-  /** Input of `nft` that creates the tables of the families that the network lacks. */
+  /** Input of `nft` that creates the tables of the families that the network does not have, as flanneld does. */
   beside: string,
 ): (subnet: Nets) => () => Promise<readonly string[]> {
   const { table } = WORDS[family]

@@ -106,8 +106,8 @@ async function versionOf(run: Run, command: string): Promise<string> {
 
 /**
  * Returns the rules of legacy iptables or of iptables-nft; undefined if no command for them is installed. Since version
- * 1.8 there are separate commands for the two kinds, and `iptables --version` prints of which kind the command
- * `iptables` is. Older versions are always legacy iptables.
+ * 1.8 legacy iptables and iptables-nft have separate commands, and `iptables --version` prints which of the two the
+ * command `iptables` is. Versions before 1.8 are always legacy iptables.
  */
 async function listKind(
   run: Run,

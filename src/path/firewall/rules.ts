@@ -147,8 +147,9 @@ export function nftTable(family: Family): string {
 
 /**
  * Returns input of `nft -f -` that sets a family's table. The input is one transaction, which rebuilds flannel's chains
- * and leaves the rest of the table unchanged. The fourth rule of the chain postrtg comes from flanneld's iptables mode.
- * flanneld's own nft rule (`saddr != SUBNET daddr NETWORK return`) would make the last rule unreachable.
+ * and leaves the rest of the table unchanged. The fourth rule of the chain postrtg is the rule that flanneld sets in
+ * iptables mode. The rule that flanneld sets with nft (`saddr != SUBNET daddr NETWORK return`) would make the last rule
+ * unreachable.
  */
 export function nftInput(
   { network, subnet, masq, forward, randomFully }: FirewallWish,

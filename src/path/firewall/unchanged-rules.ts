@@ -8,8 +8,8 @@ import type { Ensured } from './families.ts'
 export class UnchangedRules {
   readonly #kernel: HostKernel
   /**
-   * The generation number of nftables' rules before the last check without failures; undefined if `unless` must check
-   * the rules next time. The kernel raises the number at each change of the rules.
+   * The generation number of nftables' rules, which the kernel raises at each change of a rule. It was read before the
+   * last check if that check had no failures; otherwise it is undefined, so that `unless` checks the rules next time.
    */
   #generation: number | undefined
   /** This node's subnets at the last check, as text. */
@@ -23,7 +23,7 @@ export class UnchangedRules {
 
   /**
    * Calls `check` unless no rule has changed since the last check. `isInNftables` must be true only if nftables holds
-   * all rules that `check` reads, because the kernel counts no generations of legacy iptables' rules.
+   * all rules that `check` reads, because the kernel has no generation number for rules of legacy iptables.
    */
   async unless(subnet: Nets, isInNftables: boolean, check: () => Promise<Ensured>): Promise<Ensured> {
     // Read the generation number before the rules. A change during the check, even a repair by the check, then raises

@@ -42,8 +42,8 @@ export interface Carrier extends FallbackCarrier {
    */
   apply(peers: Peers, changed: PeerChanges | undefined): Promise<void>
   /**
-   * Returns true if this carrier has a route to `destination`, the text of a subnet of the network; left out if the
-   * carrier makes no routes.
+   * Returns true if this carrier has made a route to `destination`, which is a subnet of the network as text; left out
+   * if the carrier makes no routes.
    */
   hasRoute?(destination: string): boolean
   /** Repairs the carrier's routes, and returns a description of each repair. */

@@ -58,9 +58,9 @@ export class DirectHops {
 
   /**
    * Looks up the next hop again for each peer whose direct route the kernel refused, because the peer's host may now be
-   * behind a router. `routes` shows which routes the kernel has accepted. Later calls look up the same peer until the
-   * kernel accepts its route. Returns, by lease key, the peers whose next hop has changed; the caller must set the
-   * routes of these peers.
+   * behind a router. `routes` shows which routes the kernel has accepted. Each call looks up such a peer until the
+   * kernel has accepted the peer's route. Returns, by lease key, the peers whose next hop has changed; the caller must
+   * set the routes of these peers.
    */
   async lookUpAgain(
     peers: ReadonlyMap<string, Lease>,
@@ -88,7 +88,8 @@ export class DirectHops {
   async #hopsTo(peers: readonly Lease[]): Promise<(readonly [string, NextHop])[]> {
     const queries = peers.map((peer) => ({ to: this.#hostOf(peer) }))
     const answers = await this.#kernel.lookUp(this.#family, queries)
-    // Let all hops through the same interface share one object, which follows a new name of the interface.
+    // Let all next hops through the same interface share one object, which keeps track of the interface when another
+    // program renames it.
     const links = new Map([...this.#hops.values()].map(({ device }) => [device.index, device] as const))
     const linkAt = (index: number, name: string): FollowedLink => {
       const link = links.get(index) ?? new FollowedLink(name, index)

@@ -120,8 +120,8 @@ export class InnerFamily {
   }
 
   /**
-   * Returns the carriers in reverse order. In this order a peer that changes its carrier is added to the later carrier
-   * before the earlier carrier drops the peer.
+   * Returns the carriers (direct routes and other ways to the peers) in reverse order. In this order a peer that
+   * changes from one carrier to another is added to the new carrier before the old carrier drops it.
    */
   #lastFirst(): readonly Carrier[] {
     return this.#earlier.toReversed()
@@ -129,10 +129,10 @@ export class InnerFamily {
 }
 
 /**
- * Returns the source address of ICMP errors that the engine writes into the TUN: the network's own address, which no
- * host has. If this node has the first subnet, the result is the first address of the next subnet. The result must not
- * be an address of this host: the kernel refuses packets from the TUN with a local IPv4 source, and reverse path
- * filters drop packets with a local IPv6 source.
+ * Returns the source address of ICMP errors that the engine writes into the TUN. It must not be an address of this
+ * host: the kernel refuses packets from the TUN with a local IPv4 source, and reverse path filters drop packets with a
+ * local IPv6 source. So it is the network's first address or, if that is in this node's subnet, the first address of
+ * the next subnet.
  */
 function icmpSourceIn(network: Net, subnet: Net): Address {
   if (network.address !== subnet.address) return network.address
@@ -185,7 +185,7 @@ export class InnerFamilies {
         lease,
         network,
         outers: underlay.families,
-        // True in a dual-stack network, in which one device may carry only one of the two families.
+        // True in a dual-stack network, because each of the two families then has a filter of its own.
         isOneOfTwo: familiesOf(config).length > 1,
         log,
       })

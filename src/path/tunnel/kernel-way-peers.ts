@@ -18,7 +18,10 @@ import { encodePeer, mapOf, peerKey, PROMOTED, TRIED } from './kernel-way-maps.t
 import type { KernelPrograms } from './kernel-way-programs.ts'
 import { PROOF_BYTES, ProofConnection, type ProofFailure } from './kernel-way-proof.ts'
 
-/** weftd tests a peer if the engine has sent it at least this number of packets between two calls of `look`. */
+/**
+ * weftd tests a peer for the eBPF programs if the engine has sent the peer at least this number of packets between two
+ * calls of `look`.
+ */
 const BUSY_PACKETS = 10
 /**
  * The maximum number of peers whose packets the eBPF programs carry. MOST_PROOFS is the maximum number of simultaneous
@@ -26,13 +29,16 @@ const BUSY_PACKETS = 10
  */
 const MOST_PROMOTED = 1_024
 const MOST_PROOFS = 4
-/** The shortest pause in ms after a failed test of a peer until the next test. MOST_RETRY_MS is the longest pause. */
+/**
+ * The shortest pause in ms between a failed test connection to a peer and the next test connection. MOST_RETRY_MS is
+ * the longest pause.
+ */
 const RETRY_MS = 10_000
 const MOST_RETRY_MS = 600_000
 /**
- * How long, in ms, the eBPF programs carry packets to a peer that does not answer `?`: SILENT_MS if no packets arrive
- * from the peer, otherwise UNANSWERED_MS. UNANSWERED_MS is longer, because the kernel of a peer carries packets even
- * while the peer's daemon is stopped for some seconds.
+ * How long, in ms, the eBPF programs continue to carry packets to a peer that no longer answers the message `?` on its
+ * test connection. SILENT_MS applies if no packets arrive from the peer, otherwise UNANSWERED_MS. UNANSWERED_MS is
+ * longer, because the kernel of a peer carries packets even while the peer's daemon is stopped for some seconds.
  */
 const UNANSWERED_MS = 20_000
 const SILENT_MS = 6_000
@@ -92,8 +98,8 @@ interface WayPeer {
   /** True while a test connection to the peer runs. */
   isProving: boolean
   /**
-   * The number of tests that failed since the last success. `retryAt` is the time in ms before which no further test
-   * begins.
+   * The number of tests of the peer that failed since a test last succeeded. `retryAt` is the time in ms before which
+   * no further test begins.
    */
   failures: number
   retryAt: number
@@ -137,7 +143,10 @@ export class KernelWayPeers {
     this.#way = way
   }
 
-  /** The number of promoted peers, and how often and why the engine took packets back from the eBPF programs. */
+  /**
+   * The number of promoted peers, to which the eBPF programs carry packets, and how often and why the engine took
+   * packets back from these programs.
+   */
   get state(): Pick<FastPath, 'promoted' | 'takenBack' | 'lastTakenBack'> {
     return {
       promoted: this.#promoted,
@@ -244,8 +253,9 @@ export class KernelWayPeers {
     const host = each.peer.outer === 'ipv4' ? each.peer.hosts.ipv4 : undefined
     if (!isBusy || slot === 0 || host === undefined || each.isProving || now < each.retryAt) return
     if (this.#proofs >= MOST_PROOFS || this.#promoted >= MOST_PROMOTED) return
-    // Only the engine notices if datagrams to an address inside the tunnel circulate (native/core/circle.h). So the
-    // engine must carry the packets of a peer with such an address.
+    // If the address of a peer's host is inside a network of the tunnel, the kernel may route datagrams to that host
+    // back into the tunnel. Only the engine notices this (native/core/circle.h), so the engine must carry the packets
+    // to such a peer.
     if (listed(this.#parts.networks).some((network) => netContains(network, host))) return
     void this.#prove(each, host)
   }
@@ -436,8 +446,8 @@ export class KernelWayPeers {
 
   /**
    * Changes a map of the eBPF programs. If the kernel refuses, for example because the map is full, weftd detaches the
-   * programs permanently, because the map may still have a peer's old host. The caller continues, because the engine
-   * knows the peer's new host.
+   * programs permanently, because the map may still contain an old address of a peer's host. The caller continues,
+   * because the engine, which then carries all packets, knows the new address.
    */
   #changeMap(change: (programs: KernelPrograms) => void): void {
     const programs = this.#way.programs()

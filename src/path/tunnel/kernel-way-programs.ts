@@ -18,7 +18,7 @@ import {
 } from './kernel-way-maps.ts'
 import { instructionsOf, programsIn } from './kernel-way-object.ts'
 
-/** The functions of the addon that load and attach eBPF programs. */
+/** The functions of the native addon that load and attach eBPF programs. */
 export type Bpf = Pick<
   typeof addon,
   | 'kernelWayObject'
@@ -100,8 +100,8 @@ export class KernelPrograms {
   }
 
   /**
-   * Attaches the eBPF programs in place of those of an earlier process. No packet is missed: each packet passes through
-   * either the earlier program or the new one.
+   * Attaches the eBPF programs in place of those of an earlier process. Each packet passes through exactly one program:
+   * the earlier one or the new one.
    */
   attach({ uplink, tunnel }: Pick<ProgramConfig, 'uplink' | 'tunnel'>): void {
     // Attach the receiving program first, because a peer's replies may arrive as soon as this host sends packets.
@@ -131,8 +131,8 @@ export class KernelPrograms {
   }
 
   /**
-   * Returns the five numbers of a traffic slot in the format of `Engine.traffic`. `nowNs` is the time of
-   * CLOCK_MONOTONIC in ns.
+   * Returns the traffic that the eBPF programs counted in one slot, as the five numbers of `Engine.traffic`. `nowNs` is
+   * the time of CLOCK_MONOTONIC in ns.
    */
   traffic(slot: number, nowNs: bigint): Float64Array {
     const values = new Uint8Array(TRAFFIC_BYTES * this.#cpus)

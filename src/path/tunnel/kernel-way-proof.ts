@@ -24,7 +24,7 @@ import { createServer, connect, type Server, type Socket } from 'node:net'
  */
 export const PROOF_BYTES = 256 << 10
 const MOST_BYTES = 1 << 20
-/** A test that takes longer than this time, in ms, has failed. */
+/** A test connection that takes longer than this time, in ms, has failed. */
 const PROOF_MS = 5_000
 const MOST_CONNECTIONS = 1_024
 /** The maximum number of connections from one peer, so that one peer cannot use up MOST_CONNECTIONS. */
@@ -85,7 +85,10 @@ export class ProofServer {
     this.close()
   }
 
-  /** Closes the connections without a `bye`, so that the peers' eBPF programs continue to send packets to this host. */
+  /**
+   * Closes the test connections without sending `bye`. So the peers' eBPF programs continue to send packets to this
+   * host.
+   */
   close(): void {
     for (const server of this.#servers.splice(0)) server.close()
     for (const socket of this.#open) socket.destroy()

@@ -17,9 +17,11 @@ import { KernelWayPeers, type PromotionParts } from './kernel-way-peers.ts'
 import { areAttached, KernelPrograms, programInFront, type Bpf } from './kernel-way-programs.ts'
 import { ProofServer } from './kernel-way-proof.ts'
 
-/** If no process writes the map `config` for this time, in ms, the eBPF programs stop carrying packets. */
+/** If no weftd process writes the eBPF map `config` for this time, in ms, the eBPF programs stop carrying packets. */
 const UNCONFIRMED_MS = 60_000
-/** The time in ms between the `bye` to the peers and the detachment of the eBPF programs. */
+/**
+ * The time in ms between the message `bye`, which weftd sends to the peers, and the detachment of the eBPF programs.
+ */
 const FAREWELL_MS = 300
 export interface KernelWayParts extends PromotionParts {
   readonly bpf: Bpf
@@ -93,7 +95,7 @@ export class KernelWay {
     this.#server = new ProofServer(this.#peers)
   }
 
-  /** The state of the FastPath, as in the status report. */
+  /** The state of the eBPF programs (FastPath), as weftd's status reports it. */
   get state(): FastPath {
     return {
       isActive: this.#hooks !== undefined,
@@ -198,7 +200,7 @@ export class KernelWay {
     this.#peers.forgetProofs()
   }
 
-  /** Continues after `pause`, because no other process took over. */
+  /** Continues the work that `pause` stopped. Called if no other process has taken over. */
   async resume(): Promise<void> {
     this.#isPaused = false
     this.#hooks = undefined
@@ -247,7 +249,8 @@ export class KernelWay {
       this.#peers.writeAll()
     }
     const tun = await kernel.link(engine.tunName)
-    // While the kernel was queried for the TUN, the tunnel may have passed the data path on, or closed.
+    // Stop if the tunnel has passed the data path on or closed it, which may happen while the kernel is queried for the
+    // TUN.
     if (this.#isPaused || this.#isFinal || !this.#programs) return
     const hooks = { uplink: uplink.index, tunnel: tun?.index ?? 0 }
     const front = programInFront(bpf, hooksOf(hooks))
@@ -262,7 +265,8 @@ export class KernelWay {
       await this.#server.listen(formatAddress(subnet.address), port).catch((error: unknown) => {
         log.warn(`FastPath: peers cannot prove their way to this node: ${messageOf(error)}`)
       })
-    // While the server was starting, the eBPF programs may have been detached, or the next process may need the port.
+    // Close the server if the eBPF programs were detached while it was starting, or if the next process may need its
+    // port.
     if (this.#isPaused || this.#hooks !== hooks) return this.#server.close()
     log.info(`FastPath: the kernel can carry packets between ${engine.tunName} and ${this.#link.name}`)
   }
@@ -323,7 +327,7 @@ export class KernelWay {
 
   async #detach(hooks: Hooks): Promise<void> {
     await new Promise((resolve) => setTimeout(resolve, FAREWELL_MS))
-    // After `pause`, the attached eBPF programs may be those of the next process.
+    // Do not detach the eBPF programs after `pause`, because the attached programs may be those of the next process.
     if (this.#isPaused) return
     try {
       this.#programs?.detach(hooks)
@@ -419,8 +423,8 @@ export class KernelWay {
     const programs = this.#programs
     if (!programs) return
     const isChanged = this.#joinChoice.take(programs.counters())
-    // Without the eBPF program at the veth devices, or without these devices, the kernel would drop all TCP packets
-    // that are sent to these devices.
+    // Find out whether the eBPF program at the veth devices, or a device itself, is gone. In that case the kernel would
+    // drop all TCP packets that are sent to the veth devices, so stop sending to them.
     const isLost = this.#join && !areAttached(bpf, [{ index: this.#join[1], isEgress: false }])
     if (isLost) {
       this.#join = undefined
@@ -429,7 +433,7 @@ export class KernelWay {
     if (this.#join || !this.#joinChoice.isOn) return this.#confirm()
     openJoin(kernel, bpf).then(
       (indices) => {
-        // While the veth devices were created, the eBPF programs may have been detached.
+        // Remove the veth devices if the eBPF programs were detached while the devices were created.
         if (!this.#hooks) return void closeJoin(kernel)
         if (this.#isPaused) return
         programs.attachJoined(indices[1])

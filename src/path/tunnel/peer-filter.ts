@@ -88,8 +88,8 @@ interface Identity {
   /** Returns the value of the property that a lease publishes; undefined if the lease publishes no value. */
   readonly of: (lease: Lease) => string | undefined
   /**
-   * The remedy that messages show: how the operator gives one of two hosts with the same value, such as the same MAC, a
-   * new value.
+   * The remedy in messages: how the operator gives one of two hosts with the same value, such as the same MAC, a new
+   * value.
    */
   readonly remedy: string
 }
@@ -144,7 +144,7 @@ type PeerOf<N extends Net> = N['address'] extends number
     ? FamilyLease<'ipv6'>
     : Lease
 
-/** A lease that must be checked again because of a change. */
+/** A lease that must be checked again because this lease, or a lease that conflicts with it, has changed. */
 interface Judged<L extends Lease> {
   /** The usable peer before the change; undefined if the lease was not a usable peer. */
   readonly before: L | undefined
@@ -258,7 +258,7 @@ export class PeerFilter<N extends Net = Net> {
 
   /**
    * Returns the keys of the leases that share a subnet or an identity with a changed lease. Also updates `#byIdentity`
-   * for the subnets that now have another newest lease.
+   * for each subnet whose newest lease is no longer the same.
    */
   #keysInConflict(newestBefore: ReadonlyMap<AddressKey, PeerOf<N> | undefined>): Set<string> {
     const { identity } = this.#options
@@ -305,23 +305,23 @@ export class PeerFilter<N extends Net = Net> {
 
   /**
    * Checks the lease without a comparison with other leases. Returns the peer if the lease is valid, and the reason as
-   * text if it is not. Returns undefined if the lease must be skipped without a log line, for example because the other
-   * address family's filter logs the reason.
+   * text if it is not. Returns undefined if the lease must be skipped without a log line, for example because the
+   * filter of the second address family logs the reason.
    */
   #judgeAlone(lease: Lease): PeerOf<N> | string | undefined {
     const { type, lease: own, isOneOfTwo = false } = this.#options
     const { subnet, attrs } = lease
     if (isOneOfTwo && subnet[this.#family] === undefined) return undefined
     const isLoggedByOther = isOneOfTwo && familiesOf(subnet)[0] !== this.#family
-    // Ignore a lease of another backend type. The text is a log line of flanneld, which must stay the same
-    // (pkg/backend/route_network.go, vxlan_network.go).
+    // Ignore a lease of another backend type. The message is flanneld's log line for such a lease, which must stay the
+    // same (pkg/backend/route_network.go, vxlan_network.go).
     if (type !== undefined && attrs.backendType !== type)
       return isLoggedByOther
         ? undefined
         : (this.#options.otherType?.(lease) ??
             `Ignoring non-${type} subnet: ${netText(subnet)}, type=${attrs.backendType}`)
-    // While a successor process with more or fewer families is about to take over, this node has a second lease under
-    // another key. Skip this second lease without a log line.
+    // While another process with more or fewer address families is about to take over from this process, this node has
+    // a second lease under another key. Skip this second lease without a log line.
     if (isOfOneNode(attrs, own.attrs) && this.#isOwnSubnet(lease)) return undefined
     const reason = this.#whyUnusable(lease)
     return reason === undefined && this.#isOfNetwork(lease) ? lease : `${this.#notUsed(lease)}: ${reason}`
@@ -339,8 +339,8 @@ export class PeerFilter<N extends Net = Net> {
     }
     if (!this.#isWithin(lease, network)) return `its subnet is not within the network ${formatNet(network)}`
     const ownSubnet = own.subnet[this.#family]
-    // A route to the lease's subnet would divert the packets of this node's own containers, because it would replace
-    // the route to these containers' bridge.
+    // Refuse the lease, because a route to its subnet would replace the route to the bridge of this node's containers,
+    // and so divert these containers' packets.
     if (ownSubnet && this.#isWithin(lease, ownSubnet))
       return `its subnet is this node's ${formatNet(ownSubnet)}, or a part of it`
     const also = alsoUnusable?.(lease)
@@ -398,8 +398,8 @@ export class PeerFilter<N extends Net = Net> {
   }
 
   /**
-   * Narrows the type of a lease that has passed all other checks. The lease has a subnet of the family, and an address
-   * of the family unless the datagrams use another family.
+   * Narrows the type of a lease that has passed all other checks. Returns true if the lease has a subnet of the
+   * filter's family, and an address of that family unless the datagrams use another family.
    */
   #isOfNetwork(lease: Lease): lease is PeerOf<N> {
     return this.#outers.some((outer) => outer !== this.#family) || hasFamily(lease, this.#family)

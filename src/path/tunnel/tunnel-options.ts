@@ -52,8 +52,8 @@ export interface TunnelKind {
   /** The family of the datagrams, unless a peer is reached over the family `other`. */
   readonly outer: Family
   /**
-   * The outer family for peers that do not answer over the family `outer` or have no address in it; left out if all
-   * datagrams use one family.
+   * The outer family for peers that do not answer over the family `outer` or have no address in that family; left out
+   * if all datagrams use one family.
    */
   readonly other?: Family | undefined
   /**
@@ -87,9 +87,9 @@ export interface TunnelKind {
   /** Checks objects that only the backend knows, such as a key file. Called at each check of the device. */
   readonly check?: () => Promise<void>
   /**
-   * Removes a kernel device with the name of the TUN device, which carried the packets when an earlier process let the
-   * kernel do so. Called only when no other process forwards, because a process that forwards would create the device
-   * again.
+   * Removes a kernel device that has the name of the TUN device. An earlier process made that device when the kernel
+   * carried the packets. Called only when no other process forwards, because a process that forwards would create the
+   * device again.
    */
   readonly clear?: () => Promise<void>
   /**

@@ -22,11 +22,11 @@ export class TunnelPeers {
   /** The outer family, the endpoint and the limit of packet lengths for each peer. */
   readonly #underlay: Underlay
   readonly #slots: TrafficSlots
-  /** The engine that gets the records; undefined until the engine runs. */
+  /** The engine to which the peers' records are given; undefined until the engine runs. */
   #engine: Engine | undefined
   /** The eBPF programs, which get each peer's record too; undefined if there are none. */
   #kernelWay: Pick<KernelWay, 'setPeers' | 'change' | 'traffic'> | undefined
-  /** Logs the senders of refused packets; undefined until the tunnel is open. */
+  /** The object that logs the senders of refused packets; undefined until the tunnel is open. */
   #unknownSenders: UnknownSenderLog | undefined
 
   constructor(
@@ -41,7 +41,7 @@ export class TunnelPeers {
     this.#slots = slots
   }
 
-  /** Decides which of the leases that are known before the engine runs are usable peers. */
+  /** Decides which of the leases that are known before the engine starts are usable peers. */
   takeFirst(leases: ReadonlyMap<string, Lease>, ownKey: string): void {
     for (const { filter } of this.#innerFamilies.all) filter.take(leases, ownKey)
     this.#slots.keep(this.#innerFamilies.keys())

@@ -7,8 +7,8 @@
 // 3. It takes over the open descriptors of the predecessor, if there is a predecessor. From this step on no process
 // forwards, and packets wait in the descriptors.
 // 4. The session manager continues the predecessor's sessions, and gets the peers.
-// 5. Without descriptors of a predecessor, it removes the kernel's device, takes over the TUN of a process that ended,
-// and refuses all foreign devices.
+// 5. Without descriptors of a predecessor, it removes a kernel device with the TUN's name, takes over the TUN of a
+//   process that ended, and refuses all foreign devices.
 // 6. It starts the engine with the peers. If the TUN of an earlier process is still configured, packets flow from this
 // step on.
 // 7. The session manager begins: it sends handshakes, and answers the handshakes of peers.
@@ -74,7 +74,9 @@ import type { TunnelKind, TunnelParts } from './tunnel-options.ts'
 import { TunnelPeers } from './tunnel-peers.ts'
 import { Underlay } from './underlay.ts'
 
-/** The engine's features that coalesce received packets, each with the protocol's name for the log. */
+/**
+ * The engine's features that coalesce received packets, each with the name of the protocol whose packets are coalesced.
+ */
 const JOINING = [
   ['coalesce-tcp', 'TCP'],
   ['coalesce-udp', 'UDP'],
@@ -89,8 +91,8 @@ export function checkNetwork(config: NetworkConfig, own: Addresses, log: Log): v
     if (!range || address === undefined || !netContains(range.network, address)) continue
     const last = netAround(range.subnetMax, range.subnetLength)
     const mayLease = address >= range.subnetMin && (address < range.subnetMax || netContains(last, address))
-    // Warn, because a network with this node's own address works only if all peers are on links of this host: the
-    // kernel prefers a link's route to the network's route, because the link's prefix is longer.
+    // Warn, although such a network works if the host of each peer is on a link of this host. The kernel then prefers
+    // the link's route, whose prefix is longer, to the network's route.
     log.warn(
       `the network ${formatNet(range.network)} contains this node's own address ${formatAddress(address)}` +
         `${mayLease ? ', and may lease it to containers' : ''}: datagrams to peers behind a router go into the tunnel; ` +
@@ -188,7 +190,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
    * chooses the family.
    */
   readonly underlays?: Underlays
-  /** Returns the public keys of unknown hosts; undefined if the tunnel does not encrypt. */
+  /** Reports the public keys that unknown hosts used in handshakes; undefined if the tunnel does not encrypt. */
   readonly handshakes?: Handshakes
   /** Passes the open descriptors on to the next process; undefined if the TUN device must not outlive this process. */
   readonly handover?: HandoverSide
@@ -275,8 +277,8 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     const underlay = new Underlay(kind, own, external.address, overOther)
     const slots = new TrafficSlots()
     const innerFamilies = await InnerFamilies.create(parts, kind, own, underlay, slots)
-    // Accept the route of a device with this backend's name or this node's address, because another process may still
-    // forward with that device. The device is checked later, when no other process forwards.
+    // Accept a route through a device with this backend's name or this node's address, because another process may
+    // still forward with that device. The device is checked later, when no other process forwards.
     const isOwn = (name: string): boolean => isNamedBy(tunName, name)
     await innerFamilies.each((each) => refuseRoute(parts, kind.mtu, each, isOwn, each.subnet))
     const peers = new TunnelPeers(kind, innerFamilies, underlay, slots)
@@ -303,7 +305,8 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     try {
       await tunnel.#configureAll(inherited !== undefined)
     } catch (error) {
-      // Keep a device that existed before, because the predecessor may have taken it back. Delete a new device.
+      // If the configuration fails, keep a TUN device that an earlier process created, because that process may
+      // continue to use it. Delete a device that this process created.
       await (inherited || adopted !== undefined ? engine.stop() : tunnel.#end())
       throw error
     }
@@ -405,7 +408,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     return this.#kernelWay?.state ?? (this.#kind.fastPath ? NOT_OPEN : undefined)
   }
 
-  /** Describes how packets reach a peer: through the engine, through the eBPF programs, or by a direct route. */
+  /** Describes whether packets reach a peer through the engine, through the eBPF programs, or by a direct route. */
   #sideOf(inner: InnerFamily, peer: Lease): PathSide {
     const side = inner.pathSide(peer)
     const isByKernel = side.way === 'tunnel' && this.#kernelWay?.carries(sideOf(peer, inner.family).subnet)
@@ -437,10 +440,10 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     await way.check()
   }
 
-  /** Sets the state that depends on the running engine, and starts the session manager. */
+  /** Adapts the outer families of the peers to the running engine, and starts the session manager. */
   #begin(): void {
     // Without sockets of the second outer family, the peers for which the earlier process chose that family would be
-    // unreachable. So use the first family for all peers.
+    // unreachable. In that case use the first family for all peers.
     if (this.#engine.outers.length === 1) this.#peers.forgetChoices()
     this.#kind.sessionManager?.listen((key) => this.#peers.redirect(key))
     this.#beginSessions() // may immediately report peers that moved while no process forwarded
@@ -560,8 +563,8 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   }
 
   /**
-   * Makes the engine read the device's offload settings, which say whether received packets may be coalesced. Logs a
-   * change.
+   * Makes the engine read the TUN device's offload settings, which decide whether the engine may coalesce received
+   * packets. Logs a change of these settings.
    */
   #followSwitches(): void {
     const { tunName } = this.#engine

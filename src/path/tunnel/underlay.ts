@@ -102,7 +102,7 @@ export class Underlay {
     return this.#reachedBy(peer).length > 1
   }
 
-  /** Chooses the outer family for a peer. */
+  /** Makes `family` the outer family for a peer. */
   choose(key: string, family: Family): void {
     if (family === this.#kind.outer) this.#chosen.delete(key)
     else this.#chosen.set(key, family)
@@ -172,7 +172,8 @@ export class Underlay {
 
   /**
    * Returns the smallest path MTU in bytes that weftd uses for inner packets of a family: at most 1280 for IPv6,
-   * because hosts ignore smaller values in ICMPv6 errors. If the path carries less, the kernel fragments the datagrams.
+   * because hosts ignore smaller MTUs in ICMPv6 errors. If the path MTU is even smaller, the kernel fragments the
+   * datagrams.
    */
   #leastMtu(inner: Family): number {
     return inner === 'ipv6' ? Math.min(LEAST_MTU, this.#kind.mtu) : 0

@@ -46,8 +46,8 @@ export class UnknownSenderLog {
   }
 
   /**
-   * Logs the senders of the previous call that are still unknown, and keeps `senders` for the next call. Because of
-   * this delay a node is not logged if its first packets arrive before its lease.
+   * Logs those senders of the previous call that are still unknown to this node, and keeps `senders` for the next call.
+   * Because of this delay weftd does not log a node if its first packets arrive before its lease.
    */
   report(senders: readonly UnknownSender[]): void {
     const before = this.#before

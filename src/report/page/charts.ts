@@ -19,8 +19,8 @@ export function createCharts(history: History) {
     ],
     values: (value) => bitRate(Math.abs(value)),
     /**
-     * Give the sent and the received traffic the same scale. The minimum range keeps low traffic from looking like
-     * peaks.
+     * Give the sent and the received traffic the same scale. The range has a minimum, so that low traffic does not look
+     * like peaks.
      */
     range: (low, high) => {
       const most = Math.max(1000, high, -low) * 1.1

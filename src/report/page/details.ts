@@ -14,8 +14,8 @@ export function createDetails(history: History) {
   let peers: readonly Peer[] = []
   dialog.addEventListener('close', () => (lease = undefined))
   byId('details-close').addEventListener('click', () => dialog.close())
-  // Close the dialog on a click outside. The dialog's content fills the dialog, so only clicks on the backdrop have the
-  // dialog itself as target.
+  // Close the dialog on a click outside. The content covers the whole dialog, so the target of a click is the dialog
+  // element itself only if the click is on the backdrop.
   dialog.addEventListener('click', ({ target }) => {
     if (target === dialog) dialog.close()
   })

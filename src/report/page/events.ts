@@ -23,7 +23,7 @@ export function createEventList() {
   )
   function show(): void {
     const shown = events.filter(({ level }) => !isBrief.checked || level !== 'info')
-    // For each time and text of a line, how often it has occurred so far. This number is a part of the line's key, so
+    // The number of lines so far that have the same time and the same text. This number is a part of the line's key, so
     // that equal lines have different keys.
     const seen = new Map<string, number>()
     const keyed = shown.map((event) => {

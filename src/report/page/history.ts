@@ -1,5 +1,5 @@
-// history.ts - computes traffic and drop rates from the counters of consecutive statuses, for the charts and for each
-// peer. Pure.
+// history.ts - computes traffic and drop rates from the counters of consecutive statuses, for the charts of the page
+// and for the traffic of each peer. Pure.
 
 import type { HistoryReport } from '../hour.ts'
 import type { Status } from '../status.ts'
@@ -32,8 +32,8 @@ export interface History {
   /** Adds the newest status as a sample. Ignores a status with the same time as the previous status. */
   add(status: Status): void
   /**
-   * Sets the history of the last hour that weftd recorded. `samples` then returns this history before the samples that
-   * the page took itself.
+   * Sets the history of the last hour that weftd recorded. `samples` then returns this history, followed by the samples
+   * that the page took itself.
    */
   setHour(report: HistoryReport): void
   samples(): readonly Sample[]
@@ -49,8 +49,8 @@ interface Totals {
 }
 
 /**
- * Sums up the sent bytes, the received bytes and the dropped packets. If the engine counts no bytes, adds up the byte
- * counters of the peers.
+ * Sums up the bytes sent, the bytes received and the packets dropped. If the counters of the data path have no bytes,
+ * adds up the byte counters of the peers.
  */
 export function totalsOf({ dataPath, peers }: Status): Totals {
   const counters = dataPath?.counters ?? {}
@@ -68,7 +68,7 @@ export function totalsOf({ dataPath, peers }: Status): Totals {
 
 /**
  * Returns the increase of a counter per second. Returns undefined if the counter decreased, which means that it was
- * reset in between.
+ * reset between the two statuses.
  */
 const rate = (now: number | null | undefined, then: number | null | undefined, seconds: number): number | undefined =>
   typeof now === 'number' && typeof then === 'number' && now >= then ? (now - then) / seconds : undefined

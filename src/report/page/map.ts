@@ -30,7 +30,7 @@ export class PeerMap {
   readonly #isWide = matchMedia('(min-width: 60rem)')
   readonly #showPlaces: (places: readonly Place[]) => void
   #places: readonly Place[] = []
-  /** The index of the button of the map that the Tab key reaches. The arrow keys move between the buttons. */
+  /** The index of the one map button that the Tab key reaches. The arrow keys move from this button to the others. */
   #chosen = 0
 
   constructor(history: History, actions: MapActions) {
@@ -135,7 +135,7 @@ export class PeerMap {
       for (const [name, value] of Object.entries(ends)) setAttribute(line, name, value.toFixed(2))
       const { tx = 0, rx = 0 } = this.#history.ratesOf(place?.key ?? '')
       setAttribute(line, 'data-condition', place?.condition ?? 'stored')
-      // The line's width grows with the logarithm of the peer's traffic: by 0.6 for each factor of ten.
+      // The more traffic with a peer, the wider is the line to the peer: its width grows by 0.6 for each factor of ten.
       setAttribute(line, 'stroke-width', (1.5 + Math.max(0, Math.log10((tx + rx) / 100 || 1)) * 0.6).toFixed(1))
       setAttribute(line, 'data-moves', String(place?.condition === 'answering' && tx + rx > 0))
     })

@@ -274,7 +274,7 @@ export function linesOf(lines: readonly StatusEvent[], events: readonly PeerEven
 /** The maximum number of peers that a sentence names. A sentence about more peers says only how many there are. */
 const NAMED = 3
 
-/** Returns sentences for screen readers that describe what changed since the previous status. */
+/** Returns sentences for screen readers about what changed between the previous status and the present one. */
 export function changesOf(
   [before, peersBefore]: readonly [Status, readonly Peer[]],
   [after, peersAfter]: readonly [Status, readonly Peer[]],

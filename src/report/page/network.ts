@@ -11,8 +11,8 @@ import { count, milliseconds, percent } from './format.ts'
 const POLL_MS = 10_000
 const TIMEOUT_MS = 30_000
 /**
- * The maximum number of nodes for which the page shows the matrix (which node reaches which). With more nodes it lists
- * only the nodes with a problem.
+ * The maximum number of nodes for which the page shows the matrix (which node reaches which). If there are more nodes,
+ * the page lists only the nodes with a problem.
  */
 const MOST_COLUMNS = 40
 

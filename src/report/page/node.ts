@@ -74,8 +74,8 @@ export function createNodeView() {
 function showWhole({ peers }: Status): void {
   const whole = peers ? knownWhole(peers) : undefined
   setText(byId('whole'), or(whole, percent))
-  // The percentage counts peers that short packets reach, so the percentage can be high although long packets are lost
-  // and the ring is red. Say under the percentage which packets count.
+  // The percentage counts all peers that short packets reach, so it can be high although long packets are lost and the
+  // ring is red. In that case write under the percentage that it counts short packets.
   setText(byId('whole-of'), peers?.narrow ? 'reached by short packets' : 'reached')
   // A full ring has no dash pattern, because the pattern would show a seam.
   setAttribute(

@@ -43,8 +43,8 @@ interface Output {
 
 /**
  * Removes the remains of weft and flannel, or only lists them if --dry-run is given. Returns false if some remains
- * cannot be removed. Throws WeftError USAGE; DEVICE if a daemon runs; COMMAND or PERMISSION if the host cannot be
- * examined.
+ * cannot be removed. Throws WeftError USAGE if the arguments are wrong; DEVICE if a daemon runs; COMMAND or PERMISSION
+ * if the host cannot be examined.
  */
 export async function cleanup(args: readonly string[], output: Output): Promise<boolean> {
   const { file, dryRun } = readArguments(args)
@@ -89,8 +89,8 @@ export async function removeRemains(
   ]
   let isClean = iptables.unseen.length === 0
   /**
-   * True if a published route could not be withdrawn. In that case the file that describes the route stays, so that a
-   * later `weft cleanup` can withdraw the route.
+   * True if a published route could not be withdrawn. In that case `weft cleanup` keeps the file that describes the
+   * route, so that a later call can withdraw the route.
    */
   let isPublished = false
   for (const each of remains) {
@@ -141,8 +141,8 @@ async function readIfThere(path: string): Promise<string> {
 type Env = Readonly<Record<string, string | undefined>>
 
 /**
- * Reads the networks in the variables `keys` of subnet.env. Returns them in the form in which iptables and ip write
- * networks: with the host bits cleared. A variable may contain several networks.
+ * Reads the networks in the variables `keys` of subnet.env. Returns the networks as iptables and ip write them, with
+ * the host bits cleared. A variable may contain several networks.
  */
 function netsOf(env: Env, keys: readonly string[]): ReadonlySet<string> {
   const texts = keys.flatMap((key) => (env[key] ?? '').split(',').map((text) => text.trim()))

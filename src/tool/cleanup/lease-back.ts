@@ -69,8 +69,8 @@ export async function giveLeaseBack(
       }
       const { publicIp } = lease.attrs
       const owners = listed(publicIp).map(formatAddress)
-      // If the lease in the store equals this node's last known lease, it is this node's. If it differs, another host
-      // may have taken the subnet.
+      // The lease is this node's if it equals this node's last known lease. If the two differ, another host may have
+      // taken the subnet.
       const isUnchanged = known !== undefined && leasesEqual(lease, known.lease)
       const are = await Promise.all(owners.map(async (address) => given.has(address) || isHosts(address)))
       if (!isUnchanged && !are.every(Boolean)) {

@@ -19,8 +19,8 @@ import { findDaemons, findRunning } from './running.ts'
 export async function leave(options: Pick<CutOptions, 'node' | 'store'>, log: Log): Promise<boolean> {
   const connection = meet(options.node, log)
   const running = connection && predecessorAt(connection)
-  // Leave the leaving daemon out of `others`, because its process may continue to run until its service manager stops
-  // it.
+  // Do not count the daemon that is leaving as another daemon, although its process may run until its service manager
+  // stops it.
   const others = await findDaemons('/proc', running?.pid)
   if (others.length > 0)
     throw new WeftError('DEVICE', `another daemon runs on this host: ${others.join(', ')}`, {
@@ -30,8 +30,8 @@ export async function leave(options: Pick<CutOptions, 'node' | 'store'>, log: Lo
   running?.close()
   if (running) tellEnd(running.pid, isBack, log)
   const mayStay = running ? isBack === false : await isLeaseLeft(options, log)
-  // A service manager may have started a daemon while weft queried the store. Do not remove the devices and routes of a
-  // running daemon.
+  // Look for a daemon again, because a service manager may have started one while weft queried the store. Do not remove
+  // the devices and routes of a running daemon.
   const left = await findRunning(hostKernel, '/proc', running?.pid)
   const isClean = await removeRemains(options.node['subnet-file'], false, left, {
     say: (line) => log.info(line),
@@ -48,7 +48,7 @@ async function isLeaseLeft({ node, store }: Pick<CutOptions, 'node' | 'store'>, 
 
 /**
  * Logs that the daemon has left the network. `isBack` says whether the daemon deleted its lease; undefined if the
- * daemon had no lease, or if its version is too old to report the deletion.
+ * daemon had no lease, or if it is of an older version, which does not report the deletion.
  */
 function tellEnd(pid: number | undefined, isBack: boolean | undefined, log: Log): void {
   const who = `The weftd that ran here (pid ${pid ?? 'unknown'})`

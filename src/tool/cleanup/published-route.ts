@@ -16,7 +16,7 @@ import type { Remains } from '../../path/remains.ts'
 
 /** The time limit in ms for all requests together that withdraw the route. */
 const WITHDRAW_MS = 60_000
-/** Discards log lines: the daemon already logged these warnings about its configuration when it started. */
+/** Discards log lines. Parsing the configuration logs only warnings that the daemon already logged when it started. */
 const QUIET: Log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 
 /** Finds the published route, of which there is at most one. `file` is the file of the last known state. */
@@ -37,8 +37,8 @@ export async function findPublishedRoute(file: string): Promise<Remains[]> {
     }
     return [{ things: [what], stays: [], remove }]
   } catch (error) {
-    // If the configuration is invalid although it is complete (no secret was removed from it), no weftd could start
-    // with it. So no route was published.
+    // If the configuration is invalid although it is complete (no secret was removed from it), no weftd can have
+    // started with it, so no weftd has published a route.
     if (!known.config.includes(HIDDEN)) return []
     return [{ things: [], stays: [`${what}: ${messageOf(error)}; remove it by hand`], remove: async () => {} }]
   }

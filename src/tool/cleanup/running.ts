@@ -14,8 +14,8 @@ export async function findDaemons(proc = '/proc', except?: number): Promise<stri
 }
 
 /**
- * Describes the weftd and flanneld processes that run. If no such process is visible, describes the flannel devices
- * through which a process forwards packets.
+ * Describes the weftd and flanneld processes that run. If no such process is visible, describes instead flannel's TUN
+ * devices that a process has open.
  */
 export async function findRunning(kernel: HostKernel, proc?: string, except?: number): Promise<string[]> {
   const running = await findDaemons(proc, except)

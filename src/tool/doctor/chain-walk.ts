@@ -67,8 +67,8 @@ export function allOf(conditions: readonly Holds[]): Holds {
 /** Evaluates the rules of a base chain, and of the chains to which they jump, for a packet. */
 export function walkChain(chains: ReadonlyMap<string, Chain>, start: string, packet: FilteredPacket): Verdict {
   /**
-   * The verdicts (true: accepted) of the rules that may match. `open` is true if a rule that may match would end the
-   * evaluation of its chain without a verdict.
+   * The possible verdicts (true: the packet is accepted) of the rules of which it is not known whether they match.
+   * `open` is true if such a rule would end the evaluation of its chain without a verdict.
    */
   const possible = new Set<boolean>()
   let open = false
@@ -103,8 +103,8 @@ export function walkChain(chains: ReadonlyMap<string, Chain>, start: string, pac
 }
 
 /**
- * Returns true if an address is in the network or the range that the text names; undefined for other texts, such as a
- * non-contiguous mask.
+ * Returns true if an address is in the network or the range that the text names; undefined if the text has another
+ * form, such as a non-contiguous mask.
  */
 export function isWithin(address: Address, text: string): Holds {
   const host = parseAddress(text)

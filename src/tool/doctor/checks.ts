@@ -43,12 +43,13 @@ export const CHECKS: readonly Check[] = [
   { name: 'drops', look: checkDrops },
 ]
 
-/** The doctor reports a difference between the clocks of this host and the store above CLOCK_MS milliseconds. */
+/** The difference in ms between the clocks of this host and of the store above which the doctor reports a finding. */
 const CLOCK_MS = 60_000
 /** The lifetime of a new lease in ms: 24 hours, as in flanneld. */
 const LEASE_MS = 24 * 3_600_000
 /**
- * If the last comparison of the leases with the store is older than STALE_S seconds, the doctor reports stale leases.
+ * The age in seconds of the last comparison of the leases with the store above which the doctor reports that the leases
+ * may be out of date.
  */
 const STALE_S = 180
 
@@ -94,7 +95,7 @@ function missingKeys({ dataPath }: Pick<Status, 'dataPath'>): Finding[] {
   return missing > 0 ? [{ name: 'peers-without-keys', detail: `${missing} peers` }] : []
 }
 
-/** If the network configuration allows the eBPF programs (FastPath), checks that they run. */
+/** Checks that the eBPF programs run, if the network configuration allows them (FastPath). */
 function fastPath({ dataPath }: Pick<Status, 'dataPath'>): Finding[] {
   const { isActive = true, reason } = dataPath?.fastPath ?? {}
   return isActive ? [] : [{ name: 'fast-path-off', detail: reason ?? '' }]
@@ -181,7 +182,7 @@ function checkStore({ status, silence, store: seen }: Facts): Finding[] | undefi
 const OTHER_CONFIG =
   'this node runs with an earlier configuration than the one in the store: they differ in a value that is not shown, such as a PSK, or in options for subnets and firewall rules'
 
-/** Compares the configuration in the store with the configurations that this node and its peers use. */
+/** Compares the network configuration in the store with the configurations that this node and its peers use. */
 function checkConfig({ status, store, silence }: Facts): Finding[] | undefined {
   // Use the running daemon's own comparison of its configuration with the store's, because only this comparison
   // includes secrets. A daemon that does not run uses no configuration now, and reads the store's configuration at its
@@ -227,8 +228,8 @@ function checkClock({ status, now, storeAheadMs, silence }: Facts): Finding[] | 
   const ends = silence === undefined ? status?.lease?.expiresAt : undefined
   if (!ends) return storeAheadMs === undefined ? undefined : []
   const leftMs = Date.parse(ends) - now
-  // weftd writes a lease with a lifetime of 24 hours and renews it later. So if the lease expires later than 24 hours
-  // from now, the clocks differ.
+  // weftd writes a lease with a lifetime of 24 hours and renews it later. So if the lease expires more than 24 hours
+  // from now by this host's clock, this clock and the store's clock differ.
   if (leftMs > LEASE_MS + CLOCK_MS)
     return [
       {

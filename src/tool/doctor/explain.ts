@@ -60,7 +60,7 @@ export interface Question {
   readonly destination: Address
   readonly status: Status
   readonly facts: Facts
-  /** The kernel's route for the packet; undefined if the kernel has no route or rejects the packet. */
+  /** The kernel's route for the packet; undefined if the kernel finds no route or rejects the packet. */
   readonly route: Route | undefined
   /** The text of the policy rule that selected the route, if the route is not in the main table. */
   readonly byRule?: string | undefined
@@ -299,8 +299,8 @@ function filtered(facts: Facts, packet: FilteredPacket): Step[] {
     familyOf(packet.source) === 'ipv4' ? ['iptables', facts.iptables] : ['ip6tables', facts.ip6tables]
   const first = { ...packet, state: 'new' } as const
   const step = ({ isAccepted, isCertain, by }: Verdict, asFirst: Verdict, before: string): Step => {
-    // True if the firewall certainly drops the first packet of a connection, although it may accept later packets and
-    // answers.
+    // True if the firewall certainly drops the packet if it is the first of a connection, but may accept it if it
+    // belongs to an existing connection.
     const isFirstDropped = !isCertain && !asFirst.isAccepted && asFirst.isCertain
     const unless = isFirstDropped
       ? ', unless it answers an earlier packet in the other direction'
@@ -338,8 +338,8 @@ function forwarded({ source, destination, facts, status, route }: Question, isOu
 }
 
 /**
- * Explains why the kernel rejects a packet. Returns undefined if the kernel forwards no packets at all, because another
- * step reports that.
+ * Explains why the kernel rejects a packet. Returns undefined if forwarding is switched off in the kernel, because
+ * another step reports that.
  */
 function refusal({ refused, facts, destination }: Question): string | undefined {
   if (refused === undefined || forwarding(facts, familyOf(destination)).passes === false) return undefined

@@ -65,7 +65,10 @@ export interface Facts {
    * How far the store's clock is ahead of this host's clock, in ms; undefined if the store does not report its time.
    */
   readonly storeAheadMs: number | undefined
-  /** Which peers answered the probes that weft doctor has just sent, by lease and family. */
+  /**
+   * Which peers answered the probes that weft doctor has just sent. The probes are listed by the peer's lease and the
+   * probe's family.
+   */
   readonly answers: AllAnswers
   /** Why weft doctor could not probe any peer; undefined if it could probe at least one. */
   readonly whyUnprobed: string | undefined
@@ -89,8 +92,8 @@ export interface Facts {
 
 export interface Reach {
   /**
-   * The error that weft doctor got after it sent a datagram to the backend's port on the peer's host. Undefined if it
-   * got no error, or if the backend has no port.
+   * The error that sending a datagram to the backend's port on the peer's host gave, such as an ICMP error. Undefined
+   * if there was no error, or if the backend has no port.
    */
   readonly port: UdpProbeResult | undefined
   readonly portNumber: number | undefined
@@ -273,8 +276,8 @@ async function probePeers(
     const twice = async (bytes: number): Promise<boolean> =>
       (await probe(peer, family, bytes)) || (await probe(peer, family, bytes))
     const small = await twice(0)
-    // If the kernel knows a path MTU below the MTU of the data path, senders of longer packets get an ICMP error, and
-    // longer packets need not reach the peer. So the probes are at most as long as the path MTU.
+    // If the kernel knows a path MTU below the MTU of the data path, it answers longer packets with an ICMP error, so
+    // that their senders send shorter ones. So the longest probe is as long as the path MTU.
     const most = pathMtu ?? mtu
     const large = small && (await twice(most))
     const longest = small && !large ? await longestOf(lengthsUpTo(most, overhead), twice) : undefined

@@ -51,8 +51,8 @@ export const keepsFromLeaving = (facts: Facts): boolean => {
 interface Dropped extends Finding {
   readonly chain: FilteredPacket['chain']
   /**
-   * The packet that the firewall drops. `base` is the nftables chain that drops it. The remedy names the packet and the
-   * chain.
+   * The packet that the firewall drops. `base` is the nftables chain that drops it; undefined if iptables drops it. The
+   * remedy of the finding names the packet and the chain.
    */
   readonly packet: FilteredPacket
   readonly base: BaseChain | undefined
@@ -152,9 +152,9 @@ function droppedOf(side: OwnSide, peer: SeenSide, walking: Walking): Dropped[] {
 
 /**
  * Evaluates the firewall for a packet, and returns the rules that drop it. If `isMissed` is false, no such packet is
- * known to be lost, so only a rule that certainly drops the packet is returned. A packet without a conntrack state is
- * evaluated first with an unknown state, and then as the first packet of its connection. A firewall may accept only
- * answers.
+ * known to be lost, so only a rule that certainly drops the packet is returned. A packet whose conntrack state is not
+ * given is evaluated first with an unknown state, and then as the first packet of a connection, because a firewall may
+ * accept only packets of established connections.
  */
 function judged(
   name: 'forward-dropped' | 'port-dropped' | 'probes-dropped',

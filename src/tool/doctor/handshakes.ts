@@ -1,7 +1,8 @@
 // handshakes.ts - finds out why there is no WireGuard session with a peer. Pure.
 //
-// A peer that answers has a session and is not examined. One lost or repeated packet can cause a failed handshake
-// attempt or a stale handshake. So the doctor reports such a fault only if it occurred at least twice.
+// A peer that answers probes has a session, so the check skips it. One lost or repeated packet can cause a failed
+// handshake attempt or a stale handshake. So the doctor reports failed attempts and stale handshakes only if there were
+// at least two.
 
 import { titleOf, type SessionStatus, type Status } from '../../report/status.ts'
 import type { Facts } from './facts.ts'

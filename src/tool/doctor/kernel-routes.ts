@@ -24,8 +24,8 @@ export function checkKernelRoutes(facts: Facts, isReported: boolean): Finding[] 
       const answered = kernelRoutes.answers.filter(
         ({ family, lease }) => family === side.family && lease === peer.peer.lease,
       )
-      // If the kernel forwards no packets at all, another check reports that. In that case examine only packets that
-      // this host itself sends.
+      // If forwarding is switched off in the kernel, another check reports that. In that case examine only the packets
+      // that this host itself sends.
       const relevant = answered.filter(({ direction }) => direction === 'host' || forwards)
       const wrong = relevant.filter((each) => isWrong(each, peer, bridge, status))
       const [first] = [

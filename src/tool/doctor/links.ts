@@ -67,8 +67,8 @@ export function checkMtu({ status, links, answers }: Facts): Finding[] | undefin
 }
 
 /**
- * Returns how many bytes the tunnel adds to a packet if it uses the preferred underlay family. If the backend carries
- * both families, returns the value for IPv6 packets.
+ * Returns how many bytes the tunnel adds to a packet over the underlay family that weftd tries first. If the backend
+ * carries both IPv4 and IPv6 packets, returns the number for IPv6 packets.
  */
 function overheadOf(status: Status, families: readonly Family[]): number {
   const type = status.config?.backendType ?? ''

@@ -1,8 +1,8 @@
 // nft-walk.ts - decides from the output of `nft list ruleset` whether the chains of nftables would accept a packet.
 // Pure.
 //
-// If this file cannot read a condition of a rule, the result of the condition is unknown. A chain with the policy
-// accept whose last rule rejects is treated like a chain with the policy drop.
+// If this code cannot read a condition of a rule, it treats the result of the condition as unknown. A chain with the
+// policy accept whose last rule rejects is treated like a chain with the policy drop.
 
 import { familyOf } from '../../net/address.ts'
 import {
@@ -151,7 +151,7 @@ const TARGETS: Readonly<Record<string, Target>> = {
   drop: { to: 'drop' },
   reject: { to: 'drop' },
   return: { to: 'return' },
-  // A rule that translates an address accepts the packet, which continues with the new address.
+  // A rule that translates an address also accepts the packet: the packet continues with the new address.
   masquerade: { to: 'accept' },
   snat: { to: 'accept' },
   dnat: { to: 'accept' },
@@ -292,7 +292,8 @@ function selectorAt({ words, packet }: Reading, at: number): Selector {
       return of(2, isEcho, isProtocol(packet.protocol, first))
     case 'ct state':
       return of(2, (value) => isState(packet, value.split(',')))
-    // The packet still has its original addresses, so the conditions `ct status snat` and `ct status dnat` do not hold.
+    // The first packet of a connection still has its original addresses, so the conditions `ct status snat` and `ct
+    // status dnat` do not hold for it.
     case 'ct status':
       return of(2, (value) => (packet.state === 'new' && /^[sd]nat$/.test(value) ? false : undefined))
     case 'fib saddr':

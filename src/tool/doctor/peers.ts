@@ -89,8 +89,8 @@ export function checkPeers(
     sameAddress(node, peer) === undefined &&
     !lacksKeys(peer) &&
     !isOnlyRouteMissing(status) // the finding `no-route` or `foreign-route` reports these peers
-  // With the backend ipsec, if charon lacks keys, the finding `peers-without-keys` already reports all peers with a
-  // usable lease.
+  // With the backend ipsec, if charon lacks keys, the finding `peers-without-keys` already reports all peers whose
+  // lease is usable.
   const isLackingKeys = (status.dataPath?.counters['peers_without_keys'] ?? 0) > 0
   const lacksKeys = (peer: PeerStatus): boolean => isLackingKeys && peer.type === status.config?.backendType
   const isBroken = (side: SeenSide): boolean => isSilent(side) || isUnusable(side)
@@ -125,7 +125,8 @@ export function checkPeers(
       side.session && reach?.port === undefined && HANDSHAKES_ARRIVE.has(troubleOf(side.session, side))
         ? '; handshake messages arrive from its host: see the check handshakes'
         : onItsWay
-    // A weftd that does not run has counted no packets, so describe only the results of contacting the peer's host.
+    // If no weftd runs, no counter says when a packet from the peer last arrived. So describe only the results of
+    // contacting the peer's host.
     if (silence !== undefined) return reach ? reachText(reach) : 'it does not answer'
     const last =
       peer.heardSecondsAgo === null

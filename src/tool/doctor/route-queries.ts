@@ -9,7 +9,7 @@ import { bridgeOf, ownSides, seenSides, type OwnSide, type SeenSide } from './si
 
 /** The maximum number of peers for whose packets weft doctor looks up routes. */
 const QUERIED_PEERS = 16
-/** The maximum number of packet marks for which weft doctor looks up routes. */
+/** The maximum number of packet marks (fwmark) with which weft doctor looks up routes. */
 const QUERIED_MARKS = 4
 
 interface PeerQuery {

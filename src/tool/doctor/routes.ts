@@ -27,7 +27,7 @@ export function checkRoutes({ status, routes, silence }: Facts): Finding[] | und
   const path = status?.dataPath
   if (!status || !path || path.engine === null || path.engine === 'none') return undefined
   if (kindOf(status.config?.backendType ?? '')?.routes === 'none') return undefined
-  // Check the routes even if weftd does not run, because they must stay on the host when weftd stops.
+  // Check the routes also if no weftd runs, because the routes of a stopped weftd must stay on the host.
   if (!path.open && silence === undefined) return undefined
   const sides = ownSides(status).filter(({ family }) => path.families.includes(family))
   return sides.length === 0 ? undefined : sides.flatMap((side) => checkRoutesOf(side, status, routes))
@@ -35,7 +35,8 @@ export function checkRoutes({ status, routes, silence }: Facts): Finding[] | und
 
 /**
  * Returns true if the backend has a single route to the whole network, and not one route per peer. If weftd itself
- * carries the packets, there is always a single route. If the kernel carries them, it depends on the backend.
+ * carries the packets, there is always a single route. If the kernel carries the packets, the number of routes depends
+ * on the backend.
  */
 export const hasOneRoute = ({ dataPath, config }: Status): boolean =>
   dataPath?.engine !== 'kernel' || kindOf(config?.backendType ?? '')?.routes === 'network'

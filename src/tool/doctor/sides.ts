@@ -50,7 +50,7 @@ export const networksOf = ({ network, ipv6Network }: NonNullable<Status['config'
 })
 
 /**
- * Returns the underlay families that can carry overlay packets of a family, the preferred underlay family first.
+ * Returns the underlay families that can carry overlay packets of a family, first the family that weftd tries first.
  * Returns an empty list if the backend sends no datagrams.
  */
 export const outersIn = ({ config }: Pick<Status, 'config'>, family: Family): readonly Family[] =>
@@ -62,7 +62,7 @@ export const outersIn = ({ config }: Pick<Status, 'config'>, family: Family): re
 
 /**
  * Returns the underlay family of packets to a peer: the family of the endpoint if the endpoint is known, else the
- * preferred family.
+ * family that weftd tries first.
  */
 export function outerIn(status: Pick<Status, 'config'>, family: Family, endpoint?: string | null): Family {
   const outers = outersIn(status, family)

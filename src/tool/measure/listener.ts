@@ -54,8 +54,8 @@ const REQUEST_MS = (LIMITS.seconds + 30) * 1000
 /** How long in ms the listener waits for the first byte of a stream. */
 const PATIENCE_MS = 3_000
 /**
- * After the sender has ended, the listener concludes from a pause of STRAGGLERS_MS milliseconds that no more datagrams
- * arrive.
+ * The pause in ms between two datagrams after which the listener assumes that no more datagrams arrive. It counts only
+ * after the sender has reported that it has sent everything.
  */
 const STRAGGLERS_MS = 300
 /** The maximum number of different refusals that the listener prints, so that other hosts cannot flood the terminal. */
@@ -97,8 +97,8 @@ export async function listen(options: ListenerOptions, signal: AbortSignal): Pro
   async function welcome(socket: Socket): Promise<void> {
     const address = socket.remoteAddress ?? ''
     const greeting = readGreeting(await readLine(socket, GREETING_MS))
-    // Check for another run (`busyWith`) only after `refusalOf` has resolved. There is no await between this check and
-    // the start of this run, so no other run can begin in between.
+    // Check for another run (`busyWith`) only after `refusalOf` has resolved. Between this check and the start of the
+    // run there is no `await`, so that no other run can begin in the meantime.
     const why = (await refusalOf(address, greeting)) ?? busyWith(greeting)
     if (why !== undefined || !greeting) {
       socket.write(lineOf({ refused: why }))

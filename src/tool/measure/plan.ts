@@ -62,8 +62,8 @@ export function datagramBytes(mtu: number, pathMtu: number | null, family: Famil
 }
 
 /**
- * The upper limit for a derived UDP rate, in bits per second. A program that sends one datagram per system call can
- * reach this rate.
+ * The upper limit for a derived UDP rate, in bits per second. A program that sends one datagram per system call, as
+ * `weft bench` does, can reach this rate.
  */
 const USUAL_MOST = 200e6
 const USUAL_LEAST = 1e6

@@ -156,8 +156,8 @@ const orNull = (value: number): number | null => (Number.isFinite(value) ? value
 function totalOf(samples: readonly UdpSample[], bytes: number): UdpTotal {
   const sum = (of: (sample: UdpSample) => number): number => samples.reduce((total, sample) => total + of(sample), 0)
   const sent = sum((sample) => sample.sent)
-  // The overflow counter of the socket includes datagrams from other senders. So limit it to the number of this run's
-  // datagrams that did not arrive.
+  // The overflow counter of the socket includes datagrams from other senders. So count at most as many overflows as
+  // datagrams of this run did not arrive.
   const overflowed = sum((sample) => Math.min(sample.overflowed, Math.max(0, sample.sent - sample.datagrams)))
   const lost = sum((sample) => Math.max(0, sample.sent - sample.datagrams - sample.overflowed))
   const seconds = sum((sample) => sample.seconds)

@@ -37,13 +37,14 @@ const WRITE_BYTES = 256 * 1024
 /** The text of an echo request. The listener sends the same text back. */
 const ECHO = '.\n'
 /**
- * The pause in ms between two echo requests. During the pause the threads that carry the request go to sleep, as they
- * do on an idle host.
+ * The pause in ms between two echo requests. During the pause the threads that forward the requests go to sleep, so
+ * that each round trip is measured as on an idle host.
  */
 const TRIP_PAUSE_MS = 10
 const MOST_TRIPS_MS = 1_000
 /**
- * The shortest delay of a Node.js timer, in ms. After each delay the sender sends the datagrams that have become due.
+ * The shortest delay of a Node.js timer, in ms. After each such delay the sender sends the datagrams that are due by
+ * then.
  */
 const TICK_MS = 1
 /**
@@ -150,7 +151,8 @@ export class Run {
       send()
     }
     try {
-      // The listener decides when the sample ends, and reports how many bytes arrived.
+      // Wait longer than the sample takes, because the listener decides when the sample ends, and only then reports how
+      // many bytes arrived.
       const limitMs = seconds * 1000 + 3 * PATIENCE_MS
       const { bytes, seconds: took, busy } = await this.#leading.ask(undefined, readReceived, limitMs)
       return { bitsPerSecond: took > 0 ? (bytes * 8) / took : 0, busy: { here: work(), there: busy } }
@@ -178,7 +180,7 @@ export class Run {
     })
     const took = (performance.now() - start) / 1000
     this.#sentEver += most
-    // The listener answers only when no more datagrams arrive.
+    // Wait longer than the sample takes, because the listener answers only when no more datagrams arrive.
     const limitMs = seconds * 1000 + 3 * PATIENCE_MS
     const arrived = await this.#leading.ask({ ask: 'sent', datagrams: sent }, readArrived, limitMs)
     return { ...arrived, sent, seconds: took }

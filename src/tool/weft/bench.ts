@@ -256,7 +256,8 @@ async function benchBy(
     const result = resultOf(samples, { length, mtu })
     return { ...about, plan, ...result, length: length ?? null, samples, inUse: { here, there: run.there }, drops }
   } catch (error) {
-    // If a run began and then failed, throw the error, so that `weft bench` does not measure the other address family.
+    // If a run began and then failed, throw the error. Then `weft bench` does not measure the second address family
+    // either.
     if (run || signal.aborted || !isWeftError(error)) throw error
     return error
   } finally {
@@ -270,8 +271,8 @@ async function benchBy(
  * backend has no tunnel.
  */
 export function pathsTo({ node, config }: Status, peer: PeerStatus, { family, from, to }: Probe): Paths {
-  // The outer datagrams of the tunnel may have another family than the packets inside, so use the endpoint of the
-  // tunnel.
+  // Use the endpoint of the tunnel to find out the family of its outer datagrams, because this family may differ from
+  // that of the packets inside.
   const endpoint = sidesOf(peer)[family]?.endpoint ?? ''
   const outer = endpoint === '' ? family : /^[\d.]+(:\d+)?$/.test(endpoint) ? 'ipv4' : 'ipv6'
   const publicIp = placeIn(peer, outer).publicIp ?? parseAddress(peer.publicIp) ?? 0

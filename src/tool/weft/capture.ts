@@ -207,15 +207,15 @@ function summary(shown: number, verb: 'shown' | 'written', report: DropsReport):
 }
 
 /**
- * Makes a function that is called with each report in turn. The function returns how many packets were dropped between
- * the previous report and this report, without being listed in either of the two reports.
+ * Makes a function that is called with each report in turn. The function returns the number of packets that were
+ * dropped between the previous report and this one but that neither report lists.
  */
 export function createTally(): (report: DropsReport) => number {
   let before: { readonly seen: number; readonly ahead: number } | undefined
   return (report) => {
     const { seen } = droppedOf(report)
-    // Return 0 for the first report, which counts earlier drops too. Return 0 also after the data path was opened
-    // again, because its counters then restart at zero.
+    // Return 0 for the first report, because its counters include earlier drops. Return 0 also after the data path was
+    // opened again, because its counters then restart at zero.
     if (!before || seen < before.seen) {
       before = { seen, ahead: 0 }
       return 0

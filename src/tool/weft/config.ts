@@ -77,7 +77,7 @@ const NAMED = 5
 
 /**
  * Parses a configuration. The warnings name the keys that weftd would ignore. Throws WeftError CONFIG if no weftd could
- * start with the configuration. The error also names unknown keys, because an unknown key may be the cause.
+ * start with the configuration. The error also names unknown keys, because a mistyped key may be the cause.
  */
 function check(text: string): { readonly config: NetworkConfig; readonly warnings: readonly string[] } {
   try {

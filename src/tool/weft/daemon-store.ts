@@ -44,7 +44,8 @@ export async function daemonStore(
   }
   const own = status && `${proc}/${status.daemon.pid}`
   const environment = own && (await read(`${own}/environ`))
-  // Check the process name, because in another PID namespace weftd's process id may belong to a different process.
+  // Check the name of the process, because weftd may run in another PID namespace, and its process id may then belong
+  // to a different process here.
   const isDaemon = own !== undefined && daemonName(((await read(`${own}/cmdline`)) ?? '').split('\0')) !== undefined
   if (status && isDaemon && environment !== undefined) {
     const variables = Object.fromEntries(environment.split('\0').map((line) => pairOf(line)))

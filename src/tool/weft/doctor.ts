@@ -148,8 +148,9 @@ async function lookInStore(
   } catch (error) {
     signal.throwIfAborted()
     if (!isWeftError(error)) throw error
-    // True if a failure of the store is a finding. It is not a finding in two cases, in which the store may be healthy:
-    // if the store is only the default store, which weftd may not use, and if the store denied this user access.
+    // True if weft doctor reports the failure of the store as a finding. It does not in two cases in which the store
+    // may be healthy: no flag and no weftd names the store, so that it is only the default store; or the store denied
+    // this user access.
     const isSure =
       isWeftError(error, 'STORE_UNAVAILABLE') && (isGiven || kind === 'directory' || reported !== undefined)
     const why = `${name}: ${error.message}${error.remedy ? `; ${error.remedy}` : ''}`
@@ -228,8 +229,8 @@ function worst(findings: NonNullable<Diagnosis['findings']>): 'ok' | 'warning' |
 
 export function toText(diagnoses: readonly Diagnosis[], colour: Colour): string {
   /**
-   * For each reason, the name of the first check that could not run because of it. Later checks with the same reason
-   * refer to the first check.
+   * For each reason, the name of the first check that could not run because of it. The output for later checks with the
+   * same reason refers to that first check.
    */
   const firsts = new Map<string, string>()
   const lines = diagnoses.flatMap(({ check, findings, why = '' }) => {

@@ -60,7 +60,7 @@ export const explainCommand = command({
       ])
       for (const { step, passes: one, says } of steps)
         screen.write(`${step.padEnd(12)} ${marks.get(one)}  ${printable(says)}\n`)
-      // True if no step except the MTU stops the packet, so that only its length matters.
+      // True if at most the step about the MTU stops the packet, so that only the packet's length matters.
       const isLength = steps.every(({ step, passes: one }) => one !== false || step === 'mtu')
       const verdict =
         passes === false
@@ -124,8 +124,8 @@ function entryOf(source: Address, status: Status, facts: Facts): string | undefi
   const { kind } = side
   const family = familyOf(source)
   if (kind === 'host' || !status.node) return undefined
-  // A packet from a directly routed peer arrives on this host's interface to the peer's host, which this code does not
-  // know.
+  // A packet from a directly routed peer arrives on this host's interface to the peer's host, and this code does not
+  // know which interface that is.
   if (side.kind === 'peer' && side.peer.way === 'direct') return undefined
   if (kind === 'peer') return status.dataPath?.devices[family] ?? undefined
   const { subnet } = placeIn(status.node, family)

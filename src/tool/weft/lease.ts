@@ -92,8 +92,8 @@ function endText(at: number | undefined, isReservation: boolean): Cell {
   return leftS < ENDING_S ? ['doubtful', `in ${duration(leftS)}`] : `in ${duration(leftS)}`
 }
 /**
- * How many seconds before its end a lease counts as not renewed in time. Nodes renew a lease an hour before its end
- * (--subnet-lease-renew-margin).
+ * The time in seconds before its end from which a lease counts as not renewed in time. Nodes renew a lease an hour
+ * before its end (--subnet-lease-renew-margin).
  */
 const ENDING_S = 1800
 

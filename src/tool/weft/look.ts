@@ -15,8 +15,8 @@ export interface Screen {
   isRead(): boolean
   readonly colour: Colour
   /**
-   * Writes to standard output. Writes bytes unchanged. In a text, escapes all terminal sequences except those that weft
-   * itself uses.
+   * Writes bytes to standard output unchanged, or writes a text and escapes all its terminal sequences except those
+   * that weft itself uses.
    */
   write(text: string | Uint8Array): void
   warn(line: string): void
@@ -46,7 +46,8 @@ export function createScreen(
   const isTerminal = stdout.isTTY
   let isRead = true
   stdout.on('error', (error) => {
-    // EPIPE means that the reader of the output has ended, as in `weft capture --follow | head`. That is not an error.
+    // Ignore EPIPE: it means that the program that reads the output has ended, as `head` does in `weft capture --follow
+    // | head`.
     if (error.code !== 'EPIPE') throw error
     isRead = false
   })

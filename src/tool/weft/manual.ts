@@ -9,8 +9,8 @@ type Follows = 'nothing' | 'path' | 'peer' | readonly string[]
 const PEERS = 'weft peers --names 2>/dev/null'
 
 /**
- * A command that is missing in the table of commands, because the command parses its command line itself or is built
- * into weft.ts.
+ * A command that is not in the table COMMANDS (weft.ts), because it parses its command line itself or weft.ts itself
+ * implements it.
  */
 export interface Other {
   readonly name: string
@@ -97,7 +97,7 @@ function bash(tree: readonly Word[]): string {
         const those = flags.filter(({ value }) => value === kind)
         return those.length > 0 ? [`${kind}s=${quoted(dashed(those))}`] : []
       }),
-      // For a command without arguments, completion offers only the command's flags.
+      // For a command without arguments, offer only the command's flags.
       ...(follows === 'path' ? ['paths=yes'] : []),
       ...(follows === 'peer' ? ['peers=yes'] : []),
       ...(follows === 'nothing' && flags.length > 0 ? ['words="$flags"'] : []),

@@ -56,8 +56,9 @@ export function sectionHeader(application: string): Buffer {
 
 /**
  * Builds the description of the capture file's only interface (draft-ietf-opsawg-pcapng, section 4.2). The packets of
- * the interface are raw IP packets of at most `mostBytes` bytes, and times are in microseconds, the default. Packets of
- * both directions use this interface, because libpcap 1.10 cannot read a second interface with this link type.
+ * the interface are raw IP packets of at most `mostBytes` bytes, and times are in microseconds, the default. Sent and
+ * received packets use the same interface, because libpcap 1.10 cannot read a file with a second interface of this link
+ * type.
  */
 export function interfaceDescription(name: string, mostBytes: number): Buffer {
   return block(BLOCK.interface, uint16s(LINK_RAW, 0), uint32s(mostBytes), options([OPTION.name, Buffer.from(name)]))

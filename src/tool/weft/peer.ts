@@ -166,8 +166,8 @@ export function createPinger(from: Address, open = openEcho): Pinger {
         try {
           echo.send(to, sequence, bytes)
         } catch (error) {
-          // If the kernel returns an error for a request, the request counts as unanswered. Pass on only an error
-          // without a code, which means that the packet is too long for the device.
+          // If the kernel returns an error for a request, the request counts as unanswered. Reject only with an error
+          // without a code, which means that the request is too long for the device.
           if ((error as NodeJS.ErrnoException).code === undefined) reject(error)
           else end(undefined)
         }

@@ -84,8 +84,8 @@ interface Pinged {
 }
 
 /**
- * Opens a socket for a probe. If this host lacks the source address, because the data path does not carry the probe's
- * family now, returns a pinger whose requests get no answer.
+ * Opens a socket for a probe. If the data path does not carry the probe's family now, this host lacks the source
+ * address. In that case returns a pinger whose requests get no answer.
  */
 function pingerFor({ from }: Probe, failed: (why: WeftError) => void): Pinger {
   try {

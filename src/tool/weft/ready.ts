@@ -30,7 +30,7 @@ export const readyCommand = command({
           return EXIT.ok
         }
       } catch (error) {
-        // If weftd does not answer, try again, because a weftd that has just started may not have opened its socket
+        // Ask weftd again if it does not answer, because a weftd that has just started may not have opened its socket
         // yet.
         if (isLast || !isWeftError(error, 'COMMAND')) throw error
       }

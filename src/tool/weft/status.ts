@@ -209,7 +209,7 @@ function peersText(status: Status, colour: Colour): string {
   return `${stored} stored, ${programmed} programmed, ${probing}${part}${broken}${narrowText(status, colour)}`
 }
 
-/** Describes the lengths of packets that do not reach some peers, or that are fragmented on the way to them. */
+/** Describes which lengths of packets do not reach some peers, or reach them only in fragments. */
 function narrowText({ peers, dataPath }: Status, colour: Colour): string {
   const sides = (peers?.list ?? []).flatMap((peer) => listed(sidesOf(peer)).filter(({ path }) => path === 'narrow'))
   if (sides.length === 0) return ''
@@ -239,7 +239,7 @@ function peerTable({ peers, at }: Status, before: Status | undefined, all: boole
   const earlier = new Map(before?.peers?.list.map((peer) => [peer.lease, peer]))
   const seconds = before ? (Date.parse(at) - Date.parse(before.at)) / 1000 : 0
   const isProbed = peers.answering !== null
-  // Returns the rank by which a list of peers is sorted, so that peers with a problem come first.
+  // Returns the rank by which a list of peers is sorted, in which peers with a problem come first.
   const rank = (peer: PeerStatus): number => conditionRank(conditionOf(peer))
   const sorted = peers.list.toSorted(
     (a, b) => rank(a) - rank(b) || a.subnet.localeCompare(b.subnet, 'en', { numeric: true }),
@@ -268,8 +268,8 @@ function handshakeText(session: PeerStatus['session']): string {
 }
 
 /**
- * Returns the address that `weft peers` shows for a peer without an endpoint: the peer's address in the family that
- * does not work.
+ * Returns the address that `weft peers` shows for a peer without an endpoint: its underlay address in the family over
+ * which this node cannot send it packets (IPv4 if it can send over neither family).
  */
 function hostOf(peer: PeerStatus): string {
   const { ipv4, ipv6 } = sidesOf(peer)

@@ -43,8 +43,8 @@ export async function withStore<T>(
 }
 
 /**
- * Opens the store and runs `work` with the store, as withStore does, for a caller that already has the status and sets
- * the time limit.
+ * Opens the store and runs `work` with the store, as withStore does. The caller passes weftd's status and the time
+ * limit.
  */
 export async function inStore<T>(
   options: KeyStoreOptions,

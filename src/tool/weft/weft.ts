@@ -249,7 +249,8 @@ async function runCommand(command: Command, words: readonly string[], screen: Sc
 
 async function runOld({ name, load }: OldCommand, rest: readonly string[], screen: Screen): Promise<number> {
   const { help: text, run } = await load()
-  // Exit with 1 for -h, as flannel's mk-docker-opts.sh does. The script has no --help, for which weft exits with 0.
+  // Exit with 1 for -h, as flannel's mk-docker-opts.sh does. For --help, which the script does not have, weft exits
+  // with 0.
   if (name === 'docker-opts' && ['-h', '-?'].includes(rest[0] ?? '')) {
     process.stderr.write(text)
     return EXIT.failed

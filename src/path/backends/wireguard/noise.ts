@@ -25,7 +25,10 @@ interface Start {
   readonly ck: Uint8Array
   readonly h: Uint8Array
 }
-/** Returns the initial state for a prologue. Only test vectors use a prologue other than WireGuard's. */
+/**
+ * Returns the chaining key and the hash with which a handshake with this prologue begins. Only test vectors use a
+ * prologue other than WireGuard's.
+ */
 export function startOf(prologue: string): Start {
   const ck = hash(CONSTRUCTION)
   return { ck, h: hash(ck, prologue) }
@@ -65,7 +68,8 @@ export class Remote {
 }
 
 /**
- * The transcript of a handshake: ck, h and the key of the next encryption. The owner of a transcript must call `wipe`.
+ * The transcript of a handshake: the chaining key `ck`, the hash `h` and the key of the next encryption. The owner of a
+ * transcript must call `wipe`.
  */
 class Transcript {
   readonly #ck: SecretBytes
@@ -82,7 +86,8 @@ class Transcript {
   }
 
   /**
-   * Mixes an ephemeral public key into h and into ck, as Noise requires for handshakes with a psk (Noise, section 9.2).
+   * Mixes an ephemeral public key into the hash `h` and into the chaining key `ck`, as Noise requires for handshakes
+   * with a psk (Noise, section 9.2).
    */
   ephemeral(publicKey: Uint8Array): void {
     this.mixHash(publicKey)
@@ -91,8 +96,8 @@ class Transcript {
   }
 
   /**
-   * Mixes a DH result into ck and derives the next key. Erases `secret`, unless it is a SecretBytes, which its owner
-   * keeps for reuse. Returns false if `secret` is undefined.
+   * Mixes the result of a Diffie-Hellman exchange into the chaining key `ck` and derives the next key. Erases `secret`,
+   * unless it is a SecretBytes, which its owner keeps for reuse. Returns false if `secret` is undefined.
    */
   mix(secret: Uint8Array | SecretBytes | undefined): boolean {
     if (!secret) return false
@@ -129,8 +134,8 @@ class Transcript {
   }
 
   /**
-   * Returns a copy, with which this node checks one response. The original stays valid, because that response may be
-   * forged while the real response is still on its way.
+   * Returns a copy of the transcript, for the check of one response. A response may be forged, so the check must not
+   * change the original, with which this node checks the next response.
    */
   copy(): Transcript {
     return new Transcript(this.#ck.reveal(), this.#h)
@@ -142,8 +147,8 @@ class Transcript {
   }
 
   /**
-   * Derives `count` keys from ck and `input` by HKDF (Noise, section 4.3). Returns three results, of which those beyond
-   * `count` are empty.
+   * Derives `count` keys from the chaining key `ck` and `input` by HKDF (Noise, section 4.3). Returns three results, of
+   * which those beyond `count` are empty.
    */
   #derive(input: Uint8Array, count: 1 | 2 | 3): readonly [Buffer, Buffer, Buffer] {
     const extracted = hmac(this.#ck.reveal(), input)
@@ -184,8 +189,8 @@ export const firstMessageBytes = (payload: number): number => KEY_BYTES + KEY_BY
 export const secondMessageBytes = (payload: number): number => KEY_BYTES + payload + TAG_BYTES
 
 /**
- * Returns the initiation with a payload, and the state that decrypts the response; undefined if the peer's key is of
- * small order.
+ * Returns a handshake initiation that contains `payload`, and the state with which this node decrypts the response.
+ * Returns undefined if the peer's key is of small order.
  */
 export function writeFirst(
   own: KeyPair,

@@ -1,4 +1,4 @@
-// own-key.ts - this node's key pair, as the key file had it at the start of weftd, and changes of the key file.
+// own-key.ts - reads this node's key pair from the key file when weftd starts, and logs later changes of the file.
 
 import type { Log } from '../../../base/log.ts'
 import type { Secret } from '../../../base/secret.ts'
@@ -22,7 +22,7 @@ export class OwnKeyFile {
   readonly #log: Log
   /** The key pair that the key file had at the start; undefined before the file was read. */
   #atStart: Promise<OwnKey> | undefined
-  /** The change of the key file that was logged last; undefined if the file contains this node's key. */
+  /** The text of the last warning in the log about the key file; undefined if the file contains this node's key. */
   #change: string | undefined
 
   constructor(path: string, lacksX25519: boolean, kernel: HostKernel, log: Log) {

@@ -25,7 +25,7 @@ interface Pending extends Sent {
   /** The index in the initiation, which the response repeats. */
   readonly index: number
   readonly sentAt: number
-  /** The failure that the status reports if no valid response comes. */
+  /** The reason that weftd's status shows for the failed handshake, if no valid response to this initiation arrives. */
   failure: Failure
 }
 
@@ -35,8 +35,9 @@ export class Peer extends Remote {
   /** The endpoint to which datagrams to the peer are sent. */
   endpoint: Endpoint
   /**
-   * A counter, from a random start, that is in the low bits of the peer's indices. So an index repeats only after 4096
-   * handshakes. Session::set_keys (native/core/session.h) erases an older pair of keys with an equal index.
+   * The counter in the low 12 bits of the indices (indices.ts) that this node uses for its handshakes with the peer. It
+   * starts at a random number. So an index repeats only after 4096 handshakes. Session::set_keys
+   * (native/core/session.h) erases an older pair of keys with an equal index.
    */
   low: number
   /**

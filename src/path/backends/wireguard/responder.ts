@@ -22,7 +22,10 @@ export class Responder {
    * the initiation, so the function may begin a handshake with that peer.
    */
   readonly #overlooked: (from: Endpoint, now: number) => void
-  /** The most recent initiations whose public key belongs to no peer, by public key, the oldest first. */
+  /**
+   * The initiations that arrived last and whose public key belongs to no peer: a map by public key, the oldest
+   * initiation first.
+   */
   readonly #unknown = new Map<string, UnknownKey>()
 
   constructor(node: LocalNode, admission: Admission, overlooked: (from: Endpoint, now: number) => void) {
@@ -35,7 +38,7 @@ export class Responder {
     return [...this.#unknown.values()]
   }
 
-  /** Removes a public key from the unknown keys, because a peer has it now. */
+  /** Removes a public key from the list of keys that belong to no peer, because a peer has the key now. */
   know(publicKey: Uint8Array): void {
     this.#unknown.delete(Buffer.from(publicKey).toString('base64'))
   }
@@ -62,7 +65,8 @@ export class Responder {
     const isTooSoon = now - peer.acceptedAt < ACCEPT_EVERY_MS
     if (order <= peer.greatest || isTooSoon) {
       received.transcript.wipe()
-      // An equal timestamp does not count as stale, because networks may duplicate datagrams.
+      // An initiation whose timestamp equals that of an earlier initiation does not count as stale, because networks
+      // may duplicate datagrams.
       if (order < peer.greatest) peer.stale += 1
       else if (order > peer.greatest) admission.countLimited()
       if (now - peer.acceptedAt >= REKEY_TIMEOUT_MS) this.#overlooked(from, now)

@@ -6,15 +6,15 @@
 // host, does not interrupt the session.
 //
 // A new engine either continues the sessions of the previous engine or has no sessions. If it has none, peers notice
-// the loss when they send. After a planned restart the new process has an engine that continues the sessions, and a
-// session manager that continues from the result of `pause` (handover-head.ts). This session manager sends unanswered
-// initiations again.
+// the loss of the sessions when they send packets. After a planned restart the new process has an engine that continues
+// the sessions, and a session manager that continues from the result of `pause` (handover-head.ts). This session
+// manager sends unanswered initiations again.
 //
 // Each message costs time, even a forged message. So the session manager pauses after messages that any host can send,
 // and after reports of moved peers. A packet of an unknown session may be forged, so this node begins a handshake only
-// if the packet's apparent sender has no keys. The same rule holds for an initiation that was dropped or is invalid. A
-// flood with a peer's address can displace the peer's own initiation, but not the peer's response to this node's
-// initiation.
+// if the packet's apparent sender has no keys. The same rule holds for an initiation that this node has dropped or
+// found invalid. A flood with a peer's address can displace the peer's own initiation, but not the peer's response to
+// this node's initiation.
 
 import type { Log } from '../../../base/log.ts'
 import { SecretBytes, type Secret } from '../../../base/secret.ts'
@@ -88,7 +88,7 @@ const isSame = (a: UdpEndpoint, b: UdpEndpoint): boolean => a.address === b.addr
 export class WireguardSessionManager implements SessionManager {
   /**
    * The engine's data about this host: the keepalive interval, the key of mac1, and the secrets that hide session
-   * numbers.
+   * numbers in WireGuard's indices.
    */
   readonly ownEnd = Buffer.alloc(OWN_END_BYTES)
   readonly #hasLanes: () => boolean
@@ -97,13 +97,15 @@ export class WireguardSessionManager implements SessionManager {
   /** The pre-shared key; undefined if the configuration has none. */
   readonly #psk: SecretBytes | undefined
   /**
-   * The key of the MAC in the state of a hand-over (handover-head.ts). The MAC proves that a process with the same
-   * private key and pre-shared key wrote the state.
+   * The key of the MAC over the state that a process passes to the next process (handover-head.ts). The MAC proves that
+   * a process with the same private key and pre-shared key wrote the state.
    */
   readonly #proofKey: SecretBytes
   readonly #stamps: TimestampFile
   readonly #handshakes: Handshakes
-  /** The random number, and the key, that hide the sessions' numbers in indices (indices.ts). */
+  /**
+   * The random number, and the key, that hide the sessions' numbers in the indices of WireGuard messages (indices.ts).
+   */
   #indexSecret = Buffer.from(systemRandomness.bytes(4)).readUInt32LE()
   #indexKey = systemRandomness.bytes(INDEX_KEY_BYTES)
   readonly #numbers = new SessionNumbers()
@@ -113,7 +115,10 @@ export class WireguardSessionManager implements SessionManager {
   #byAddress: ReadonlyMap<AddressKey, readonly Session[]> | undefined
   /** The running engine; undefined before `begin`, after `pause` and after `stop`. */
   #engine: EngineSessions | undefined
-  /** Called with a lease's key when this node begins to send the peer's datagrams to another endpoint. */
+  /**
+   * Called with the key of a peer's lease when this node begins to send the datagrams for this peer to another
+   * endpoint.
+   */
   #moved: (key: string) => void = () => {}
   /** Calls `#work` when a handshake is due, or when this node may read messages again after a pause. */
   #timer: NodeJS.Timeout | undefined
@@ -167,8 +172,8 @@ export class WireguardSessionManager implements SessionManager {
 
   begin(engine: EngineSessions): void {
     this.#engine = engine
-    // Read the stored timestamp again. Another process may have used timestamps since `pause`, for example if this
-    // process gets its engine back.
+    // Read the timestamp file again, because another process may have used later timestamps since `pause`. This happens
+    // if the next process fails, and this process then continues with its engine.
     this.#handshakes.passed(this.#stamps.read())
     if (!engine.areKept) this.#handshakes.lostKeys()
     this.#takeMail(this.#clock())
@@ -243,8 +248,8 @@ export class WireguardSessionManager implements SessionManager {
     return { address: published?.address ?? 0, port: published?.port ?? 0 }
   }
 
-  // The result is also true for a peer behind NAT, because such a peer receives datagrams only from the port to which
-  // it has sent. The current endpoint of a peer behind NAT differs from the endpoint in its lease.
+  // Return true also for a peer behind NAT, which receives datagrams only from the port to which it has sent. Such a
+  // peer is recognised by its current endpoint, which differs from the endpoint in its lease.
   isFromKnownPort(peer: Lease): boolean {
     const session = this.#sessionOf(peer)
     return !this.#hasLanes() || !session?.anyPort || !isSame(this.#endpointOf(session), session.leased)
@@ -289,9 +294,9 @@ export class WireguardSessionManager implements SessionManager {
 
   /** Reads the peer's lease again. Returns true if this node must now send datagrams to the endpoint in the lease. */
   #update(session: Session, { address, port, anyPort }: PublishedPeer): boolean {
-    // Until this change, the peer's lease did not announce that the peer sends from several ports, so the engine sent
-    // datagrams to the source port of the peer's last datagram. Now the lease names the port on which the peer
-    // receives, so use that port.
+    // The peer's previous lease did not announce that the peer sends from several ports, so the engine sent datagrams
+    // to the source port of the peer's last datagram. The new lease names the port on which the peer receives, so send
+    // to that port.
     const isNews = anyPort && !session.anyPort && this.#endpointOf(session).address === address
     session.anyPort = anyPort
     if (!isNews && isSame(session.leased, { address, port })) return false
@@ -332,7 +337,8 @@ export class WireguardSessionManager implements SessionManager {
   }
 
   /**
-   * Processes the engine's reports and messages, and then pauses in proportion to the time that the processing took.
+   * Processes the events that the engine reports and the handshake messages that it received, and then pauses in
+   * proportion to the time that the processing took.
    */
   #takeMail(now: number): void {
     if (!this.#engine) return

@@ -19,7 +19,8 @@ const TICKS_PER_SECOND = 60
 /** The number of nanoseconds in a tick (the unit of weft's timestamps): 2^24, about 17 ms. */
 const TICK_NS = 0x100_0000
 /**
- * The length of the reserved period in ticks. weftd writes the end of each period to a file before it uses the period.
+ * The length, in ticks, of the period for which weftd reserves timestamps in advance. weftd writes the end of each
+ * period to a file before it uses the period.
  */
 export const STRETCH_TICKS = 10 * TICKS_PER_SECOND
 
@@ -44,7 +45,10 @@ export function stampOf(tick: number): Uint8Array {
   return stamp
 }
 
-/** Returns a number by which timestamps can be compared, including those of other implementations. */
+/**
+ * Returns a number that orders timestamps: a later timestamp has a greater number. Accepts the timestamps of other
+ * implementations too.
+ */
 export function orderOf(stamp: Uint8Array): bigint {
   const bytes = Buffer.from(stamp.buffer, stamp.byteOffset, stamp.length)
   return (bytes.readBigUInt64BE() << 32n) | BigInt(bytes.readUInt32BE(8))

@@ -1,6 +1,6 @@
 // userspace.ts - WireGuard carried by weftd's engine, for hosts whose kernel does not support WireGuard. The TUN device
-// has the name that the kernel's WireGuard device would have. The messages equal those of the kernel and of
-// wireguard-go.
+// has the name that the kernel's WireGuard device would have. The handshake messages and the encrypted datagrams have
+// the same format as those of the kernel and of wireguard-go.
 
 import type { Log } from '../../../base/log.ts'
 import type { Secret } from '../../../base/secret.ts'
@@ -19,7 +19,9 @@ import { WireguardSessionManager, type PublishedPeer } from './session-manager.t
 interface UserspaceOptions {
   readonly parts: Omit<TunnelOptions, 'settings'>
   readonly name: string
-  /** The families of inner packets; `outers` has the families of the datagrams. */
+  /**
+   * The families of the inner packets that the TUN device carries; `outers` lists the families of the UDP datagrams.
+   */
   readonly families: readonly Family[]
   readonly outers: readonly [Family, Family?]
   readonly port: number

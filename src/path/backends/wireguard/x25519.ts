@@ -1,9 +1,10 @@
-// x25519.ts - X25519 (RFC 7748) with Node's crypto, and its keys of 32 bytes.
+// x25519.ts - X25519 (RFC 7748) with Node's crypto, and the import of keys of 32 bytes.
 //
 // Private keys stay in OpenSSL: a KeyObject does not reveal the key, and OpenSSL erases the key when it frees the
-// object. Public keys are imported as a JWK, because Node takes ten times as long for DER. weftd exports no key: Node
-// 20 holds a key's lock while it creates the strings of a JWK, and a garbage collection at that moment waits for the
-// same lock for ever. So the public key is computed as in RFC 7748, section 6.1: the private key times the base point.
+// object. Public keys are imported as a JWK, because Node takes ten times as long to import DER. weftd exports no key:
+// Node 20 holds a key's lock while it creates the strings of a JWK, and a garbage collection at that moment waits for
+// the same lock for ever. So the public key is computed as in RFC 7748, section 6.1: the private key times the base
+// point.
 
 import { createPrivateKey, createPublicKey, diffieHellman, generateKeyPairSync, type KeyObject } from 'node:crypto'
 

@@ -123,7 +123,9 @@ export class DgramEngine implements Engine {
   readonly #watcher: ReadWatcher
   readonly #buffer = Buffer.alloc(65536)
   #table: PeerTable
-  /** The endpoints for the most recent destinations; emptied when the peer table changes. */
+  /**
+   * The endpoints to which the most recent packets went, by destination address; emptied when the peer table changes.
+   */
   readonly #flows = new LRUCache<number, Endpoint>({ max: FLOW_CACHE_ENTRIES })
   /** The kernel's path MTU in bytes to each peer's address. */
   readonly #paths = new LRUCache<string, number>({ max: PATHS, ttl: ASK_PATH_EVERY_MS })
@@ -211,7 +213,7 @@ export class DgramEngine implements Engine {
     ]
     if (slot !== undefined) return Float64Array.from(this.#trafficBySlot[slot] ? rowOf(this.#trafficBySlot[slot]) : [])
     const all = new Float64Array(this.#trafficBySlot.length * SLOT_NUMBERS)
-    // Use forEach, which skips slots that never had traffic, so that their numbers stay 0.
+    // Use forEach, because it skips the empty places of the array: slots that never had traffic keep the number 0.
     this.#trafficBySlot.forEach((each, at) => all.set(rowOf(each), at * SLOT_NUMBERS))
     return all
   }
@@ -297,8 +299,8 @@ export class DgramEngine implements Engine {
     const mtu = size > ALWAYS_FITS_BYTES ? this.#mtuTo(endpoint) : Infinity
     if (size <= mtu) return this.#send(packet, endpoint)
     if (!mayFragment(packet)) {
-      // An echo request of this host may exceed the limit that the path MTU search found, because the request may be a
-      // probe that tests whether longer packets arrive again.
+      // An echo request of this host may be longer than the limit that the path MTU search found, because it may be a
+      // probe with which weftd tests whether longer packets reach the peer now.
       if (size <= this.#knownMtu(endpoint.address) && isEchoRequestFrom(this.#ipv4.tunAddress, packet))
         return this.#send(packet, endpoint)
       this.#drop('tx_drop_too_big', packet, to)

@@ -232,8 +232,9 @@ export const fragmentationNeeded = (mtu: number): IcmpError => ({ type: 3, code:
 
 /**
  * Returns an ICMP error about `packet` from the IPv4 address `source`. Returns undefined if the standards forbid an
- * error about the packet (RFC 1122, section 3.2.2; RFC 1812, section 4.3.2.7). The TTL is 8, as in flanneld's errors
- * (pkg/backend/udp/proxy_amd64.c). The error quotes as much of the packet as fits, like native/core/icmp.h.
+ * error about the packet (RFC 1122, section 3.2.2; RFC 1812, section 4.3.2.7). The TTL of the ICMP error is 8, as in
+ * flanneld's errors (pkg/backend/udp/proxy_amd64.c). The error quotes as much of the packet as fits, like
+ * native/core/icmp.h.
  */
 export function icmpError({ type, code, mtu = 0 }: IcmpError, source: number, packet: Buffer): Buffer | undefined {
   const headerBytes = ipv4HeaderBytes(packet)
