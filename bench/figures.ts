@@ -60,7 +60,7 @@ const FOUR = [
   {
     of: ['containers', 'ping-loaded', 'p50'],
     what: 'The round trip of a ping during a TCP stream, between containers',
-    why: 'With weft a ping does not wait behind the packets of the TCP stream, but a thread of weftd must wake up on each host for the ping.',
+    why: 'With weft a ping does not wait behind the packets of a simultaneous TCP stream, but a thread of weftd must wake up on each host for the ping.',
   },
 ] as const
 
