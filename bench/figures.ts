@@ -76,7 +76,7 @@ function fourFigures({ parts }: Result): string | undefined {
     const beside = (reference: string): string => times(ratio(value, series.values[reference]))
     const better = series.better === 'less' ? '; less is better' : ''
     const plain = `${number(median(value))} ${series.unit}`
-    return `- **${what}: ${plain}**, ${beside('vxlan')} kernel vxlan, ${beside('naive')} one packet per system call (flanneld's method${better}). ${why}`
+    return `- **${what}: ${plain}**, ${beside('vxlan')} kernel vxlan, ${beside('naive')} a forwarder with one packet per system call (flanneld's method${better}). ${why}`
   })
   return items.includes(undefined) ? undefined : items.join('\n')
 }
