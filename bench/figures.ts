@@ -60,7 +60,7 @@ const FOUR = [
   {
     of: ['containers', 'ping-loaded', 'p50'],
     what: 'The round trip of a ping during a TCP stream, between containers',
-    why: 'With weft a ping does not wait behind the packets of the TCP stream, but a thread of weftd must wake up on each host for the ping.',
+    why: 'With weft a ping does not wait behind the packets of a simultaneous TCP stream, but a thread of weftd must wake up on each host for the ping.',
   },
 ] as const
 
@@ -76,7 +76,7 @@ function fourFigures({ parts }: Result): string | undefined {
     const beside = (reference: string): string => times(ratio(value, series.values[reference]))
     const better = series.better === 'less' ? '; less is better' : ''
     const plain = `${number(median(value))} ${series.unit}`
-    return `- **${what}: ${plain}**, ${beside('vxlan')} kernel vxlan, ${beside('naive')} one packet per system call (flanneld's method${better}). ${why}`
+    return `- **${what}: ${plain}**, ${beside('vxlan')} kernel vxlan, ${beside('naive')} a forwarder with one packet per system call (flanneld's method${better}). ${why}`
   })
   return items.includes(undefined) ? undefined : items.join('\n')
 }

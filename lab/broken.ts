@@ -219,8 +219,8 @@ export const FAULTS = {
     here: PEER_SILENT,
   },
   'answers-only': {
-    title: 'firewall that accepts only answers',
-    does: 'the chain INPUT of the faulty host accepts only TCP, ICMP, and answers to packets of the host (`--ctstate RELATED,ESTABLISHED`), as in many clouds',
+    title: 'firewall that accepts only replies',
+    does: 'the chain INPUT of the faulty host accepts only TCP, ICMP, and replies to packets that the host sent (`--ctstate RELATED,ESTABLISHED`), as in many clouds',
     remedy:
       'accept packets to the port of the backend in a rule before the rule that `weft doctor` names on the faulty host',
     needs: ['iptables'],

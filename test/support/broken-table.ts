@@ -85,14 +85,14 @@ const TEXTS: Partial<Readonly<Record<Reader, Readonly<Record<string, string>>>>>
     'no-daemon-there': 'no answer from the weftd of the other host',
     'silent-there': 'no answer from the other host',
     'not-inside': 'that packets pass only outside the tunnel',
-    broken: 'a TCP stream that does not pass',
+    broken: 'a failed TCP stream',
     slow: 'a slow peer',
     loss: 'lost packets',
     narrow: 'a small path MTU',
   },
 }
 const shown = (reader: Reader, words: readonly string[]): string =>
-  words.map((word) => TEXTS[reader]?.[word] ?? `\`${word}\``).join(', ')
+  words.map((word) => TEXTS[reader]?.[word] ?? `\`${word}\``).join(' and ')
 const wordOf = (reader: Reader, text: string): string =>
   Object.entries(TEXTS[reader] ?? {}).find(([, each]) => each === text)?.[0] ?? text.replaceAll('`', '')
 
@@ -176,7 +176,7 @@ export function reportsOf(page: string): { name: string; side: string; reports: 
             .split('; ')
             .find((each) => each.startsWith(REPORTS[reader]))
             ?.slice(REPORTS[reader].length) ?? ''
-        return text === '' ? [] : text.split(', ').map((each) => wordOf(reader, each))
+        return text === '' ? [] : text.split(' and ').map((each) => wordOf(reader, each))
       }
       const words = Object.fromEntries(
         READERS.map((reader) => [reader, wordsOf(reader)]),

@@ -155,7 +155,9 @@ describe('figures', () => {
   it('of the README are four, or none if one of the four was not measured', () => {
     const four = figureBlocks(suite)['four']!
     expect(four.split('\n')).toHaveLength(4)
-    expect(four).toMatch(/\*\*One TCP stream .* Gbit\/s\*\*, \d+\.\d+ x kernel vxlan, \d+\.\d+ x one packet/)
+    expect(four).toMatch(
+      /\*\*One TCP stream .* Gbit\/s\*\*, \d+\.\d+ x kernel vxlan, \d+\.\d+ x a forwarder with one packet/,
+    )
     expect(four).not.toMatch(/NaN|undefined/)
     expect(figureBlocks(result(10))['four']).toBe('Not measured in this run.')
   })
