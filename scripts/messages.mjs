@@ -216,7 +216,7 @@ export function messages() {
 export function page(all = messages()) {
   const tables = all.map(({ title, entries }) => {
     const rows = entries.map(({ line, cause, remedy }) => `| ${code(line)} | ${cell(cause)} | ${cell(remedy)} |`)
-    return `## ${title}\n\n| line | cause | what to do |\n|---|---|---|\n${rows.join('\n')}\n`
+    return `## ${title}\n\n| message of weft | cause | what to do |\n|---|---|---|\n${rows.join('\n')}\n`
   })
   return `${INTRODUCTION}\n${tables.join('\n')}`
 }
@@ -226,12 +226,12 @@ const INTRODUCTION = `<!-- Written by scripts/messages.mjs from scripts/messages
 # Messages
 
 This page lists every error and every warning that weft can print, with its cause and what to do. \`<...>\` stands for a value that weft fills
-in. Search the page for a few words of the line that you see.
+in. Search the page for a few words of the message that you see.
 
 - In the log, a line that begins with \`E\` is an error, and a line that begins with \`W\` is a warning.
-- An error ends a weftd that is starting, unless the line or its cause says that weftd waits or tries again. An error never ends a weftd that forwards packets.
-- If weft knows a remedy, it prints the remedy after the message and \`; \`. The last column of each table on this page gives the remedy, even if the line has none.
-- If the same event repeats, weftd logs it only rarely, so one line may stand for many events.
+- An error ends a weftd that is starting, unless the message or its cause says that weftd waits or tries again. An error never ends a weftd that forwards packets.
+- If weft knows a remedy, it prints the message, then \`; \` and the remedy. The last column of each table on this page gives a remedy even for messages that weft prints without one.
+- If the same event repeats, weftd logs only some of the repetitions, so one log line may stand for many events.
 `
 
 /** Returns the text of docs/weft-network.md with a table of findings that is generated from the code. */
