@@ -1,7 +1,7 @@
 // kernel-way.ts - what tests of FastPath have in common: they wait for the promotion of peers, and send bytes.
 
 import { expect } from 'vitest'
-import type { Daemon, Host, Place } from '../../lab/lab.ts'
+import { EVENT_MS, type Daemon, type Host, type Place } from '../../lab/lab.ts'
 import { eventually } from './event.ts'
 import { statusOf } from './hosts.ts'
 
@@ -49,7 +49,7 @@ export async function transfer(from: Place, to: Place, address: string, mebibyte
   let text = ''
   receiver.stdout!.on('data', (data: Buffer) => (text += String(data)))
   await eventually(() => expect(text).toContain('listening'))
-  const sent = await from.output(['python3', '-c', SEND, address, String(mebibytes)], { timeoutMs: 60_000 })
+  const sent = await from.output(['python3', '-c', SEND, address, String(mebibytes)], { timeoutMs: EVENT_MS })
   await eventually(() => expect(text.split('\n')[1]).toBe(sent.trim()))
 }
 

@@ -141,8 +141,9 @@ export const mapOf = ({ subnet }: Pick<Peer, 'subnet'>): 'peers4' | 'peers6' =>
 
 /**
  * Returns the value of a peer's entry in the map `peers4` or `peers6`. `limit` is the longest packet in bytes that
- * reaches the peer. The program `ingress` accepts datagrams from the peer's IPv4 address even if weftd reaches the peer over IPv6, because
- * the peer may still send over IPv4. `egress` then leaves the packets to the engine, because the value has no flags.
+ * reaches the peer. The program `ingress` accepts datagrams from the peer's IPv4 address even if weftd reaches the peer
+ * over IPv6, because the peer may still send over IPv4. The program `egress` then leaves the packets to the engine,
+ * because the value has no flags.
  */
 export function encodePeer(peer: Peer, limit: number, flags: number): Uint8Array {
   const value = new Uint8Array(PEER_BYTES)
