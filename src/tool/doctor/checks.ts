@@ -62,7 +62,9 @@ function checkDaemon({ status, silence, isForbidden, isRoot, unit }: Facts): Fin
       carrier === 'kernel'
         ? 'the kernel still forwards packets with the devices and routes that weftd made'
         : carrier && carrier !== 'none'
-          ? 'the packets of this node are not forwarded'
+          ? (status.dataPath?.fastPath?.promoted ?? 0) > 0
+            ? 'at most for a minute after the end of weftd the eBPF programs of FastPath still carry packets; then the packets of this node are not forwarded'
+            : 'the packets of this node are not forwarded'
           : ''
     const details = [silence ?? '', unit ?? '', effect].filter((text) => text !== '')
     return [...findings, ...each('daemon-silent', details.length > 0 ? details : [''], (detail) => detail)]

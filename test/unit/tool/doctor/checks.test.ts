@@ -600,6 +600,9 @@ describe('the doctor', () => {
         'systemd says: failed since Mon',
         'the packets of this node are not forwarded',
       ])
+      expect(detailsOf(dead({ ...ours, fastPath: { ...OFF, promoted: 1 } }), 'daemon-silent').at(-1)).toMatch(
+        /^at most for a minute .* eBPF programs of FastPath still carry packets;/,
+      )
       expect(detailsOf(dead(kernel), 'daemon-silent')).toEqual([
         'no weftd answers',
         'the kernel still forwards packets with the devices and routes that weftd made',
