@@ -78,19 +78,23 @@ export async function limited<T>(
   }
 }
 
-/** The length, in ms, of the steps in which `afterRunning` counts the elapsed time. */
+/** How often, in ms, `afterRunning` looks at the clock, and the longest step in ms that it counts. */
 const COUNT_MS = 100
+const MOST_STEP_MS = 1_000
 
 /**
  * Calls `late` after `ms` milliseconds in which this process could run. If the whole host stands still, for example
- * while its virtual machine is moved, that time counts as at most COUNT_MS, because no other process could run either.
+ * while its virtual machine is moved, that time counts as at most MOST_STEP_MS, because no other process could run either.
  * clearTimeout cancels the returned timer.
  */
 export function afterRunning(ms: number, late: () => void): NodeJS.Timeout {
   let leftMs = ms
+  let before = performance.now()
   // After a standstill of the host, Node.js calls this function once, however many intervals the standstill took.
   const timer = setInterval(() => {
-    leftMs -= COUNT_MS
+    const now = performance.now()
+    leftMs -= Math.min(now - before, MOST_STEP_MS)
+    before = now
     if (leftMs > 0) return
     clearInterval(timer)
     late()

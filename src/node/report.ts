@@ -179,7 +179,7 @@ function countOf({ ownership }: Node, list: readonly PeerStatus[]): PeersSeen {
   const keyless = Math.min(stored, counters['peers_without_keys'] ?? 0)
   // Peers that are stored although their leases are usable: the kernel refused the route, or another program's route
   // has its place.
-  const unusable = Math.min(stored - keyless, counters['peers_unusable'] ?? stored)
+  const unusable = Math.min(stored - keyless, counters['peers_unusable'] ?? 0)
   return {
     silent: number('silent'),
     unusable,

@@ -72,6 +72,9 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
   return node.pastPath.length === 0
 }
 
+/** The nodes that will remove the program `ingress` of an earlier run later. */
+const removesLater = new WeakSet<Node>()
+
 /**
  * Detaches the eBPF programs of an earlier run, because the configuration does not allow a FastPath any longer. The
  * program that receives packets stays for INGRESS_STAYS_MS if the backend is still `udp`: another backend, such as
@@ -100,15 +103,23 @@ async function removePrograms(node: Node): Promise<void> {
       }
     }
   }
-  await remove(findPrograms(links.flatMap((link) => link ?? [])))
+  const onTun = findPrograms(links.flatMap((link) => link ?? []))
+  await remove(onTun)
   const removeLast = async (): Promise<void> => {
     await remove([external])
     await closeJoin(kernel)
   }
-  if (backend.name !== 'udp') return removeLast()
+  if (removesLater.has(node)) return
+  // Without `egress` on the TUN of this node, `ingress` sends packets to a TUN that is gone.
+  const mayStay = backend.name === 'udp' && onTun.length > 0 && !(await kernel.hasIpsecPolicies().catch(() => true))
+  if (!mayStay) return removeLast()
+  removesLater.add(node)
+  const { dataPath } = ownership
   const later = (): void => {
-    // After a hand-over the next weftd may use the programs.
-    if (!node.signal.aborted && ownership.dataPath) void removeLast()
+    removesLater.delete(node)
+    // After a hand-over, or if the data path was opened again, other programs may have replaced this program.
+    const isOurs = ownership.state.is === 'forwarding' && ownership.dataPath === dataPath && !dataPath?.fastPath
+    if (isOurs && !node.signal.aborted) void removeLast()
   }
   setTimeout(later, INGRESS_STAYS_MS).unref()
 }

@@ -141,14 +141,14 @@ export const mapOf = ({ subnet }: Pick<Peer, 'subnet'>): 'peers4' | 'peers6' =>
 
 /**
  * Returns the value of a peer's entry in the map `peers4` or `peers6`. `limit` is the longest packet in bytes that
- * reaches the peer. The program `ingress` accepts datagrams from the peer's IPv4 address even if weftd reaches the peer
- * over IPv6, because the peer may still send over IPv4. The program `egress` then leaves the packets to the engine,
- * because the value has no flags.
+ * reaches the peer. If weftd reaches the peer over IPv6, the value has no flags, so that the program `egress` leaves the
+ * packets to the engine. With `acceptsIpv4` the program `ingress` then still accepts datagrams from the peer's IPv4
+ * address; otherwise the value has the address 0.
  */
-export function encodePeer(peer: Peer, limit: number, flags: number): Uint8Array {
+export function encodePeer(peer: Peer, limit: number, flags: number, acceptsIpv4 = false): Uint8Array {
   const value = new Uint8Array(PEER_BYTES)
   const view = new DataView(value.buffer)
-  view.setUint32(0, peer.hosts.ipv4 ?? 0)
+  view.setUint32(0, peer.outer === 'ipv4' || acceptsIpv4 ? (peer.hosts.ipv4 ?? 0) : 0)
   view.setUint16(4, peer.port)
   view.setUint16(6, limit, IS_LITTLE)
   view.setUint32(8, peer.slot ?? 0, IS_LITTLE)

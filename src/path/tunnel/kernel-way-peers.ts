@@ -48,6 +48,11 @@ const SILENT_MS = 6_000
  * longer carry packets.
  */
 const ORPHANED_MS = 45_000
+/**
+ * How long, in ms, the program `ingress` accepts a peer's datagrams over IPv4 after weftd has begun to reach the peer over
+ * IPv6. A peer that gets no answer over IPv4 sends over IPv4 for at most UNANSWERED_MS, or ORPHANED_MS.
+ */
+const IPV4_STAYS_MS = 60_000
 /** After this time, in ms, without packets to or from a peer, the engine carries the peer's packets again. */
 const IDLE_MS = 300_000
 /** The length in bytes of the outer IPv4 and UDP headers. */
@@ -116,6 +121,11 @@ interface WayPeer {
    */
   carried: number
   carriedAt: number
+  /**
+   * The time in ms until which the program `ingress` accepts the peer's datagrams over IPv4, although weftd reaches the
+   * peer over IPv6; 0 if it does not.
+   */
+  ipv4Until: number
 }
 
 const FAILURES: Readonly<Record<ProofFailure, string>> = {
@@ -171,10 +181,13 @@ export class KernelWayPeers {
     return this.#byAddress.has(plain(address))
   }
 
-  /** Called when the peer with this tunnel address has tested this host, so that a test of the peer need not wait. */
+  /**
+   * Called when the peer with this tunnel address has tested this host with success. A pause until the next test of the
+   * peer is shortened to RETRY_MS.
+   */
   hasTested(address: string): void {
     const each = this.#byAddress.get(plain(address))
-    if (each) each.retryAt = 0
+    if (each) each.retryAt = Math.min(each.retryAt, performance.now() + RETRY_MS)
   }
 
   /** Returns the number of packets that the eBPF programs have received from the peer with this tunnel address. */
@@ -211,6 +224,10 @@ export class KernelWayPeers {
     const now = performance.now()
     const sent = this.#parts.engine.traffic()
     for (const each of this.#peers.values()) {
+      if (each.ipv4Until !== 0 && now > each.ipv4Until) {
+        each.ipv4Until = 0
+        this.#write(each)
+      }
       if (each.state === 'kernel') this.#watch(each, now)
       else this.#consider(each, sent, now)
     }
@@ -287,6 +304,8 @@ export class KernelWayPeers {
       })
       const failure = await connection.proven
       if (!this.#isCurrent(each)) return connection.close()
+      // The peer may have sent `bye` together with the digest.
+      if (connection.isClosed && !failure) return this.#fail(each, FAILURES.left)
       if (failure) return this.#fail(each, FAILURES[failure])
       if (this.#sentBytes(each) - before < PROOF_BYTES) {
         connection.close()
@@ -354,9 +373,8 @@ export class KernelWayPeers {
 
   /**
    * Watches a peer whose daemon ended without sending `bye`. The peer's eBPF programs continue for a minute. Meanwhile
-   * the peer's next daemon must pass a test connection. If the test is refused, or the engine of the next daemon sends
-   * packets before a test succeeds, the next daemon may have no FastPath, so this host's engine carries the packets
-   * again.
+   * the peer's next daemon must pass a test connection. If the engine of the next daemon sends packets before a test
+   * succeeds, the next daemon may have no FastPath, so this host's engine carries the packets again.
    */
   #watchOrphan(each: WayPeer, silentMs: number): void {
     const received = this.#parts.engine.traffic(each.peer.slot ?? 0)[2] ?? 0
@@ -391,7 +409,7 @@ export class KernelWayPeers {
     each.receivedAtEnd = undefined
   }
 
-  #set(peer: Peer): void {
+  #set(peer: Peer, ipv4Until = 0): void {
     const name = formatNet(peer.subnet)
     const known = this.#peers.get(name)
     if (!known) {
@@ -406,6 +424,7 @@ export class KernelWayPeers {
         sentBefore: 0,
         carried: 0,
         carriedAt: 0,
+        ipv4Until,
       }
       this.#peers.set(name, each)
       this.#byAddress.set(formatAddress(peer.subnet.address), each)
@@ -417,7 +436,9 @@ export class KernelWayPeers {
       // The test connection showed only that the peer's previous address works, so test the peer again.
       if (known.state === 'kernel') this.#takeBack(known, 'weftd reaches it at another address')
       this.#remove(peer.subnet)
-      return this.#set(peer)
+      // The peer may have promoted this host, and still send over IPv4 until it takes this host back.
+      const isSameHost = known.peer.outer === 'ipv4' && known.peer.hosts.ipv4 === peer.hosts.ipv4
+      return this.#set(peer, peer.outer === 'ipv6' && isSameHost ? performance.now() + IPV4_STAYS_MS : 0)
     }
     known.peer = peer
     if (known.state !== 'engine') known.limit = this.#limitOf(peer)
@@ -439,9 +460,10 @@ export class KernelWayPeers {
     this.#write(each)
   }
 
-  #write({ peer, state, limit }: WayPeer): void {
+  #write({ peer, state, limit, ipv4Until }: WayPeer): void {
     const flags = { engine: 0, tried: TRIED, kernel: PROMOTED }[state]
-    this.#changeMap((programs) => programs.setPeer(mapOf(peer), peerKey(peer.subnet), encodePeer(peer, limit, flags)))
+    const value = encodePeer(peer, limit, flags, ipv4Until !== 0)
+    this.#changeMap((programs) => programs.setPeer(mapOf(peer), peerKey(peer.subnet), value))
   }
 
   /**

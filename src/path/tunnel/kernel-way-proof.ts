@@ -45,7 +45,7 @@ interface ProofServerOptions {
   readonly isPeer: (address: string) => boolean
   /** Returns the number of packets that the eBPF programs have received from the peer with this tunnel address. */
   readonly carriedFrom: (address: string) => number
-  /** Called when a test by the peer with this tunnel address showed that the eBPF programs carry its packets. */
+  /** Called with each `?` of the peer with this tunnel address, whose test of this host has succeeded. */
   readonly hasTested: (address: string) => void
 }
 
@@ -126,13 +126,13 @@ export class ProofServer {
         if (left > 0) return
         socket.setTimeout(UNASKED_MS)
         const carried = this.#options.carriedFrom(address) - before
-        if (carried > 0) this.#options.hasTested(address)
         socket.write(`${hash.digest('hex')} ${Math.max(carried, 0)}\n`)
       }
       // Send only one `!` for all `?` of a chunk, so that a peer that does not read the answers cannot fill this
       // process's memory.
       if (!bytes.includes(QUESTION)) return
       if (socket.writableLength > MOST_LINE_BYTES) return void socket.destroy()
+      this.#options.hasTested(address) // only a client whose test succeeded sends `?`
       socket.write('!\n')
     })
   }

@@ -204,6 +204,7 @@ export class KernelWay {
   async resume(): Promise<void> {
     this.#isPaused = false
     this.#hooks = undefined
+    this.#isCleared = false
     this.#peers.returnToEngine()
     await this.check()
   }
@@ -292,20 +293,24 @@ export class KernelWay {
     this.#isCleared = true
     const { bpf, kernel, engine } = this.#parts
     const tun = await kernel.link(engine.tunName)
-    if (this.#isPaused) return
-    const detach = (isEgress: boolean): void => {
-      if (this.#isPaused || this.#hooks) return
+    const hasPolicies = await this.#hasPolicies().catch(() => true)
+    /** Returns true if the program was attached. */
+    const detach = (isEgress: boolean): boolean => {
+      if (this.#isPaused || this.#hooks) return false
       try {
-        for (const hook of hooksOf({ uplink: uplink.index, tunnel: tun?.index ?? 0 }))
-          if (hook.isEgress === isEgress && bpf.listFilters(hook).some(isOwn)) bpf.detachProgram(hook)
+        const hooks = hooksOf({ uplink: uplink.index, tunnel: tun?.index ?? 0 })
+        const found = hooks.filter((hook) => hook.isEgress === isEgress && bpf.listFilters(hook).some(isOwn))
+        for (const hook of found) bpf.detachProgram(hook)
+        return found.length > 0
       } catch {
         // Ignore the error: the kernel has no tc, or weftd lacks the capability to use it. eBPF programs that stay
         // attached carry no packets after a minute.
+        return false
       }
     }
-    detach(true)
-    if (this.#reason === IPSEC) detach(false)
-    else setTimeout(() => detach(false), INGRESS_STAYS_MS).unref()
+    // Without `egress` on the TUN of this process, `ingress` sends packets to a TUN that is gone.
+    if (detach(true) && !hasPolicies) setTimeout(() => void detach(false), INGRESS_STAYS_MS).unref()
+    else detach(false)
   }
 
   /**

@@ -16,7 +16,7 @@ import { isSendingOnly, placeIn, titleOf, type PeerStatus, type Status } from '.
 import type { Facts, Reach } from './facts.ts'
 import { each, type Finding, type FindingName } from './findings.ts'
 import { troubleOf } from './handshakes.ts'
-import { isOnlyRouteMissing } from './routes.ts'
+import { checkRoutes, isOnlyRouteMissing } from './routes.ts'
 import { outerIn, seenSides, sideText, type SeenSide } from './sides.ts'
 
 /** At this percentage of lost probes or more, the doctor reports a peer as lossy. */
@@ -71,10 +71,8 @@ function overlapping(family: Family, nodes: readonly Place[]): Finding[] {
  * Checks whether the peers answer. `isSendingWrong` is true if another check found that this host drops or misroutes
  * packets to other nodes.
  */
-export function checkPeers(
-  { status, answers, whyUnprobed, reaches, silence }: Facts,
-  isSendingWrong: boolean,
-): Finding[] | undefined {
+export function checkPeers(facts: Facts, isSendingWrong: boolean): Finding[] | undefined {
+  const { status, answers, whyUnprobed, reaches, silence } = facts
   if (!status?.peers || !status.node) return undefined
   // If weftd itself should carry the packets but does not run, no peer can answer. So the silence proves nothing about
   // the peers.
@@ -83,12 +81,14 @@ export function checkPeers(
   const { list, answering } = status.peers
   const isSilent = ({ answers: now, state, lossPercent }: SeenSide): boolean =>
     state !== 'stored' && (now ? !now.small : answering !== null && lossPercent !== null && state !== 'answering')
+  // The check `routes` reports peers that lack only a route.
+  const isReported = isOnlyRouteMissing(status) && (checkRoutes(facts) ?? []).length > 0
   const isUnusable = ({ state, peer }: SeenSide): boolean =>
     state === 'stored' &&
     status.dataPath?.open === true &&
     sameAddress(node, peer) === undefined &&
     !lacksKeys(peer) &&
-    !isOnlyRouteMissing(status) // the finding `no-route` or `foreign-route` reports these peers
+    !isReported
   // With the backend ipsec, if charon lacks keys, the finding `peers-without-keys` already reports all peers whose
   // lease is usable.
   const isLackingKeys = (status.dataPath?.counters['peers_without_keys'] ?? 0) > 0

@@ -51,10 +51,10 @@ describe('a limit of the time in which the process runs', () => {
   it('does not count a standstill of the process', async () => {
     vi.useRealTimers()
     let isLate = false
-    const timer = afterRunning(300, () => (isLate = true))
-    const ordinary = new Promise((resolve) => setTimeout(resolve, 300))
+    const timer = afterRunning(1_500, () => (isLate = true))
+    const ordinary = new Promise((resolve) => setTimeout(resolve, 1_500))
     // Blocks the only thread for longer than the limit.
-    Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 500)
+    Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1_800)
     await ordinary
     expect(isLate).toBe(false)
     await expect.poll(() => isLate).toBe(true)
