@@ -80,8 +80,9 @@ const macOf = (first: string, number: number): string =>
     .join(':')
 
 /**
- * Returns the file name and the text of a node's lease. `changed` is the number of changes so far; each change gives
- * the node another MAC address, or another host if it publishes no MAC.
+ * Returns the file name and the text of a node's lease. `changed` is the number of changes so far. With the backend
+ * vxlan each change gives the lease another MAC address (VtepMAC). With the other backends, whose leases contain no MAC
+ * address, each change gives the lease other public IP addresses.
  */
 function lease({ backend, families }: Path, number: number, changed = 0): readonly [key: string, text: string] {
   const [ipv4, ipv6] = [`10.${1 + (number >> 8)}.${number & 255}.0-24`, `fd00:5:0:${hex(0x1000 + number)}::-64`]

@@ -53,8 +53,9 @@ for (const words of [
   await run('ip', words.split(' '))
 
 /**
- * Returns the lease of a peer. `changed` is the number of changes so far: each change gives the peer another MAC
- * address or another host.
+ * Returns the lease of a peer. `changed` is the number of changes so far. With the backend vxlan each change gives the
+ * lease another MAC address (VtepMAC). With host-gw, whose leases contain no MAC address, each change gives the lease
+ * other public IP addresses.
  */
 function lease(number: number, changed = 0): Lease {
   const mac = (first: number): string =>

@@ -37,8 +37,8 @@ enum class Off : uint8_t {
   kUnlessPath,  ///< the feature, unless the endpoint's path MTU explains the error
 };
 
-/// How long weft remembers that the kernel rejected merged packets to an endpoint, in ms. So weft merges packets again
-/// within a minute after the path to the endpoint was repaired.
+/// How long, in ms, weft remembers that the kernel rejected a merged message (UDP GSO) to an endpoint. So weft merges
+/// datagrams again within a minute after the path to the endpoint was repaired.
 constexpr int64_t kRememberedMs = 30'000;
 
 struct Consequence {
@@ -58,8 +58,8 @@ class Learnt {
   /// The maximum number of UDP packets to merge in one write to the TUN.
   uint16_t udp_segments() const { return udp_segments_; }
 
-  /// The maximum number of datagrams to merge in one message to `endpoint`. Calls `now_ms()` only if a rejected message
-  /// is remembered.
+  /// The maximum number of datagrams to merge in one message to `endpoint`. Calls `now_ms()` only if it has to know
+  /// whether the record of an earlier rejection by the kernel has expired.
   template <typename Clock>
   uint16_t udp_segments_to(const Endpoint& endpoint, Clock now_ms) const {
     if (used_ == 0) return kUdpSegments;
@@ -79,9 +79,10 @@ class Learnt {
   void learn(const Consequence& consequence, bool taken, const Endpoint& endpoint, size_t bytes, int64_t now_ms);
 
  private:
-  /// The maximum number of endpoints for which a rejected message is remembered. If the kernel rejects merged messages
-  /// to more endpoints, the cause is a policy of this host such as IPsec. weft then merges no messages to endpoints
-  /// without an entry, because the kernel would copy each rejected message in vain.
+  /// The size of `refused_`, which records the endpoints to which the kernel rejected a merged message (UDP GSO). If
+  /// the kernel rejects merged messages to more endpoints than that, the cause is probably a policy of this host, such
+  /// as IPsec. For kRememberedMs weft then merges no datagrams to endpoints that are not in `refused_`, because the
+  /// kernel copies a merged message before it rejects the message.
   static constexpr size_t kMaxRefused = 64;
   struct Refused {
     SocketAddress to;

@@ -41,8 +41,10 @@ static_assert(offsetof(sockaddr_in6, sin6_scope_id) == 24);
 static_assert(sizeof(sockaddr_un) == 110 && offsetof(sockaddr_un, sun_path) == 2);
 static_assert(sizeof(ifreq) == (kWordBytes == 8 ? 40 : 32) && offsetof(ifreq, ifr_flags) == 16);
 
-// A time has 64 bits even on 32-bit processors, so that it does not overflow in 2038. The layout is that of
-// __kernel_timespec (include/uapi/linux/time_types.h). Before glibc 2.34 a 32-bit program has 32-bit times.
+// On 32-bit processors too, the C library's `time_t` must have 64 bits, because a 32-bit time overflows in 2038. A
+// `timespec` with 64-bit times has the layout of the kernel's __kernel_timespec (include/uapi/linux/time_types.h).
+// glibc before 2.34 has only 32-bit times on 32-bit processors, so the following check is left out with such a glibc.
+// musl has 64-bit times since version 1.2.
 #if !defined(__GLIBC__) || __GLIBC__ > 2 || __GLIBC_MINOR__ >= 34
 static_assert(sizeof(time_t) == 8 && sizeof(timespec) == 16, "compile with -D_FILE_OFFSET_BITS=64 -D_TIME_BITS=64");
 #endif

@@ -33,13 +33,16 @@ export class Ownership {
    */
   hasSuccessor = false
   /**
-   * Rings when another process changed the ownership, the data path died, the host changed, or the node got another
-   * lease. Only the loop in loops/data-path.ts waits for this bell.
+   * The wake-up signal (host/bell.ts) of the loop in loops/data-path.ts. It rings when another process changed the
+   * ownership, the data path died, the host's addresses or devices changed, or the node got another lease.
    */
   readonly recheck: Bell
   readonly #log: Log
   readonly #inTurn = createTurn()
-  /** The bells of the callers that wait until this process owns the data path again. */
+  /**
+   * The wake-up signals (host/bell.ts) of the callers of `untilOurs`, which wait until this process owns the data path
+   * again.
+   */
   readonly #waiting = new Set<Bell>()
   #state: OwnershipState = { is: 'closed' }
 

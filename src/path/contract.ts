@@ -452,8 +452,8 @@ export interface FastPath {
   /** The number of peers' subnets to which the eBPF programs carry the packets now. */
   readonly promoted: number
   /**
-   * The number of times that the engine took back the packets to a subnet from the eBPF programs. `lastTakenBack` has
-   * the subnet and the reason of the last time.
+   * The number of times that weftd took the packets to a peer's subnet away from the eBPF programs and gave them to the
+   * engine, which carried them from then on. `lastTakenBack` has the subnet and the reason of the last time.
    */
   readonly takenBack: number
   readonly lastTakenBack: { readonly subnet: string; readonly reason: string } | null

@@ -130,7 +130,7 @@ function saidTable(all: readonly Reports[]): string {
       )
       const first =
         reader === undefined || seconds === undefined
-          ? 'no tool can detect the fault on this host'
+          ? 'none: the test requires no report on this host'
           : `${READER_NAMES[reader]} is the first to report the fault, ${seconds.toFixed(1)} s after the fault began`
       const fault = `\`${reports.name}\` (${FAULTS[reports.name].title})`
       return row([fault, HOSTS[side], texts.join('; ') || NOTHING, first])

@@ -6,8 +6,9 @@
 // to another cluster. The hosts still run in such a case. So if more than half of the known leases, and more than two,
 // vanish within the hold time (`holdMs`), the node keeps these leases. The node drops these leases if a listing after
 // the hold time still lacks them. If fewer leases vanish, the node drops them immediately. In a network with few peers
-// the node's own key decides. If that key vanishes together with more than half of the peers, the node keeps these
-// peers, because the store must have lost their leases.
+// the loss of the node's own lease also counts as a sign. This node still runs, so probably nobody removed its lease on
+// purpose, and the store lost it. If the own lease vanishes together with more than half of the peers' leases, the
+// store probably lost those leases in the same way, and the node keeps these peers, even if they are only one or two.
 
 import type { Log } from '../../base/log.ts'
 import { addressKey, listed, type AddressKey } from '../../net/address.ts'

@@ -163,8 +163,9 @@ function restsFor({ ownership }: Node): () => boolean {
   return () => {
     if (!ownership.isOurs) return true
     since = ownership.hasSuccessor ? (since ?? performance.now()) : undefined
-    // A successor that takes longer than STAND_BY_MS waits for another step, such as the answer of its store, and has
-    // not touched the firewall rules. So this process may restore its own rules again.
+    // `since` is the time when this function first saw the successor. A successor sets the firewall rules within
+    // STAND_BY_MS. If it has not taken over by then, it waits for something else, such as an answer of its store, and
+    // has not changed the firewall rules. Then return false, so that this daemon restores its own rules again.
     return since !== undefined && performance.now() - since < STAND_BY_MS
   }
 }

@@ -325,8 +325,9 @@ function resultOf(peer: Known): Probed | undefined {
   if (concludedAt === undefined) return undefined
   const losses = results.filter(({ isAnswered }) => !isAnswered).length
   const isAnswering = losses < results.length && lostInARow(peer) < LOST_IN_A_ROW
-  // The first lost probe of a peer that never answered does not show that the peer is silent, because weftd probes the
-  // peer again immediately. So the peer has no result yet.
+  // One lost probe does not show that a peer is silent, because a single packet may be lost by chance. If the peer
+  // never answered before, the peer has no result until its second probe, which weftd sends immediately, is answered or
+  // lost too.
   if (!isAnswering && results.length < LOST_IN_A_ROW) return undefined
   const lossPercent = Math.round((100 * losses) / (isAnswering ? REMEMBERED : results.length))
   return { isAnswering, roundTripMs, lossPercent, at: concludedAt, unansweredSince }

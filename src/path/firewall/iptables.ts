@@ -262,8 +262,8 @@ class FamilyChains {
 
   /**
    * Reads the lines of a table that concern one chain. Only iptables-nft can show a single chain without reading all
-   * rules, of which kube-proxy has tens of thousands. If the chain must be deleted, reads all rules, because any rule
-   * may jump to the chain.
+   * rules of the host, of which kube-proxy makes tens of thousands. If the chain must be deleted, reads all rules,
+   * because any rule may jump to the chain.
    */
   async #readLines(chain: IptablesChain, isWanted: boolean, all: ReadTables): Promise<readonly string[]> {
     const { table } = chain
@@ -280,7 +280,9 @@ class FamilyChains {
   async #ensureChain(chain: IptablesChain, all: ReadTables, subnet: Nets): Promise<boolean> {
     if (this.#isModern === undefined) {
       const tables = await this.#tables()
-      // Reading all rules also shows the version of iptables, so `iptables --version` need not run.
+      // The header line that iptables-save prints contains the version of iptables. If there are few chains, weftd
+      // reads all rules with iptables-save in any case (#readLines), so it reads the rules now and need not run
+      // `iptables --version`. If there are many chains, iptables-save would take longer than `iptables --version`.
       if (tables?.length !== 0 && hasFewChains(tables)) await all()
     }
     if (this.#isModern === undefined) this.#setVersion(await this.#run(this.#program, ['--version']))

@@ -3,7 +3,7 @@
 //
 // The engine passes the keys to the next engine, so that exactly one engine has them (native/io/handover_state.h). The
 // state is encoded as a MAC followed by JSON. The MAC proves that both processes have the same private key and
-// pre-shared key. Times are in ms of the session clock, which is the same for all processes of a host.
+// pre-shared key. Times are in ms of the kernel's CLOCK_BOOTTIME, which is the same for all processes of a host.
 
 import type { SecretBytes } from '../../../base/secret.ts'
 import { formatAddress, parseAddress } from '../../../net/address.ts'

@@ -16,8 +16,8 @@
 //
 // The protocol is WireGuard's (https://www.wireguard.com/papers/wireguard.pdf, sections 5 and 6). Two details differ
 // from Linux. A peer's initiation does not end this node's own handshake. If this node's last initiation is less than
-// five seconds old, the next initiation is delayed and not dropped. Times are in ms of the session clock
-// (session-clock.ts), except `wall`, which is in ms since 1970.
+// five seconds old, the next initiation is delayed and not dropped. Times are in ms of the kernel's CLOCK_BOOTTIME,
+// which session-clock.ts reads, except `at`, which is in ms since 1970.
 
 import { REJECT_AFTER_MS } from '../../catalog.ts'
 import type { UnknownKey } from '../../contract.ts'
@@ -57,15 +57,14 @@ export interface HandshakeMemory {
    */
   readonly low: number
   /**
-   * The time of the last handshake whose keys came into use, in ms of the session clock; undefined if there was none,
-   * or if the keys are lost.
+   * The time of the last handshake whose keys came into use, in ms of CLOCK_BOOTTIME; undefined if there was none, or
+   * if the keys are lost.
    */
   readonly completedAt: number | undefined
   /** The time, in ms since 1970, of the last handshake whose keys came into use; undefined if there was none. */
   readonly at: number | undefined
   /**
-   * The time of an initiation that the peer has not answered yet, in ms of the session clock; undefined if there is
-   * none.
+   * The time of an initiation that the peer has not answered yet, in ms of CLOCK_BOOTTIME; undefined if there is none.
    */
   readonly requestedAt: number | undefined
 }

@@ -40,7 +40,7 @@ export class Initiator {
   readonly #waiting = new Set<Peer>()
   readonly #mayInitiate = createBucket(1_000 / INITIATIONS.perSecond, INITIATIONS.burst)
   /**
-   * The time, in ms of the session clock, at which this node tries again to send initiations to the peers in
+   * The time, in ms of CLOCK_BOOTTIME, at which this node tries again to send initiations to the peers in
    * `#waiting`.
    */
   #turnAt = -Infinity

@@ -1,6 +1,6 @@
 // peer.ts - the state of the handshakes with one peer. docs/design/wireguard-sessions.md explains the states.
 //
-// Times are in ms of the session clock (session-clock.ts), except `at`, which is in ms since 1970.
+// Times are in ms of CLOCK_BOOTTIME (session-clock.ts), except `at`, which is in ms since 1970.
 
 import type { SecretBytes } from '../../../base/secret.ts'
 import type { PeerSession } from '../../contract.ts'
@@ -41,20 +41,20 @@ export class Peer extends Remote {
    */
   low: number
   /**
-   * The time of the last handshake whose keys came into use, in ms of the session clock; -Infinity if there was none,
-   * or if the keys are lost.
+   * The time of the last handshake whose keys came into use, in ms of CLOCK_BOOTTIME; -Infinity if there was none, or
+   * if the keys are lost.
    */
   completedAt = -Infinity
 
   /**
-   * The time, in ms of the session clock, at which the engine first wanted the keys that are still missing; undefined
+   * The time, in ms of CLOCK_BOOTTIME, at which the engine first wanted the keys that are still missing; undefined
    * if the engine wants no keys. Only initiator.ts changes `wantedAt`, `pending`, `dueAt` and `lastTick`.
    */
   wantedAt: number | undefined
   /** The initiation that the peer has not answered; undefined if there is none. */
   pending: Pending | undefined
   /**
-   * The time, in ms of the session clock, at which this node gives up waiting for the response to `pending` and may
+   * The time, in ms of CLOCK_BOOTTIME, at which this node gives up waiting for the response to `pending` and may
    * send another initiation.
    */
   dueAt = -Infinity
@@ -66,7 +66,7 @@ export class Peer extends Remote {
    * `greatest`, `acceptedAt` and `answered`.
    */
   greatest = -1n
-  /** The time at which the peer's last initiation was accepted, in ms of the session clock. */
+  /** The time at which the peer's last initiation was accepted, in ms of CLOCK_BOOTTIME. */
   acceptedAt = -Infinity
   /**
    * The endpoint from which the peer's last initiation came. It becomes the peer's endpoint only after a packet proves
@@ -81,7 +81,7 @@ export class Peer extends Remote {
   sentIndex = 0
   /**
    * The cookie from the last cookie reply of the peer; `cookieUntil` is the time until which this node may use it, in
-   * ms of the session clock.
+   * ms of CLOCK_BOOTTIME.
    */
   cookie: SecretBytes | undefined
   cookieUntil = -Infinity

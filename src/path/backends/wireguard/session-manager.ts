@@ -64,7 +64,7 @@ interface SessionOptions {
   readonly hasLanes: () => boolean
   readonly peerOf: (lease: Lease) => PublishedPeer | undefined
   readonly log: Log
-  /** Returns the time of the session clock in ms (session-clock.ts). */
+  /** Returns the time of CLOCK_BOOTTIME in ms (session-clock.ts). */
   readonly clock: () => number
 }
 
@@ -122,7 +122,7 @@ export class WireguardSessionManager implements SessionManager {
   #moved: (key: string) => void = () => {}
   /** Calls `#work` when a handshake is due, or when this node may read messages again after a pause. */
   #timer: NodeJS.Timeout | undefined
-  /** The time, in ms of the session clock, at which the pause in reading messages ends; 0 if there is no pause. */
+  /** The time, in ms of CLOCK_BOOTTIME, at which the pause in reading messages ends; 0 if there is no pause. */
   #pausedUntil = 0
 
   constructor({ privateKey, psk, keepalive, stampFile, hasLanes, peerOf, log, clock }: SessionOptions) {
