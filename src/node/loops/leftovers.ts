@@ -76,9 +76,8 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
 const removesLater = new WeakSet<Node>()
 
 /**
- * Detaches the eBPF programs of an earlier run, because the configuration does not allow a FastPath any longer. The
- * program that receives packets stays for INGRESS_STAYS_MS if the backend is still `udp`: another backend, such as
- * `wireguard`, must not accept datagrams of `udp`.
+ * Detaches the eBPF programs of an earlier run, because the configuration does not allow a FastPath any longer. If this
+ * node has the TUN of the earlier run, the program `ingress`, which receives packets, stays for INGRESS_STAYS_MS.
  */
 async function removePrograms(node: Node): Promise<void> {
   const { backend, ownership, leftovers } = node
@@ -110,8 +109,9 @@ async function removePrograms(node: Node): Promise<void> {
     await closeJoin(kernel)
   }
   if (removesLater.has(node)) return
-  // Without `egress` on the TUN of this node, `ingress` sends packets to a TUN that is gone.
-  const mayStay = backend.name === 'udp' && onTun.length > 0 && !(await kernel.hasIpsecPolicies().catch(() => true))
+  // Without `egress` on the TUN of this node, `ingress` sends packets to a TUN that is gone, or the node has another
+  // backend, such as `wireguard`, which must not accept datagrams of `udp`.
+  const mayStay = onTun.length > 0 && !(await kernel.hasIpsecPolicies().catch(() => true))
   if (!mayStay) return removeLast()
   removesLater.add(node)
   const { dataPath } = ownership
