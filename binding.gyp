@@ -40,15 +40,7 @@
         "native/napi/values.cc",
         "native/napi/watch.cc"
       ],
-      "actions": [
-        {
-          "action_name": "kernel_way",
-          "inputs": ["native/bpf/kernel_way.bpf.c", "native/bpf/build.mjs"],
-          "outputs": ["<(INTERMEDIATE_DIR)/kernel_way_object.h"],
-          "action": ["node", "native/bpf/build.mjs", "<(INTERMEDIATE_DIR)/kernel_way_object.h"]
-        }
-      ],
-      "include_dirs": ["<!(node -p \"require('node-addon-api').include_dir\")", "<(INTERMEDIATE_DIR)"],
+      "include_dirs": ["<!(node -p \"require('node-addon-api').include_dir\")", "<!(node native/bpf/build.mjs build/generated/kernel_way_object.h)"],
       "defines": ["_FILE_OFFSET_BITS=64", "_TIME_BITS=64", "NAPI_VERSION=8", "NODE_ADDON_API_DISABLE_CPP_EXCEPTIONS", "NODE_API_SWALLOW_UNTHROWABLE_EXCEPTIONS"],
       "cflags_cc!": ["-std=gnu++17", "-std=gnu++20", "-O3"],
       "cflags_cc": ["-std=c++20", "-O2", "-Wall", "-Wextra", "-fno-exceptions", "-Wno-psabi", "-fvisibility=hidden"],

@@ -46,12 +46,11 @@ describe('the package', () => {
 
   it('has all sources of the addon, and the folder for prebuilt ones', () => {
     const sources = [...read('binding.gyp').matchAll(/"(native\/[^"]+\.cc)"/g)].map(([, path]) => path!)
-    const inputs = [...read('binding.gyp').matchAll(/"(native\/bpf\/[^"]+)"/g)].map(([, path]) => path!)
-    const wanted = new Set(['binding.gyp', ...sources, ...inputs])
+    const wanted = new Set(['binding.gyp', 'native/bpf/build.mjs', 'native/bpf/kernel_way.bpf.c', ...sources])
     for (const path of wanted) {
       const included = [...read(path).matchAll(/^#include "([^"]+)"/gm)].map(([, name]) => name!)
       // The build writes the header with the eBPF programs (native/bpf/build.mjs).
-      for (const name of included.filter((each) => !read('binding.gyp').includes(`(INTERMEDIATE_DIR)/${each}`))) {
+      for (const name of included.filter((each) => !read('binding.gyp').includes(`/generated/${each}`))) {
         const candidates = [join(dirname(path), name), join('native', name)].map(normalize)
         wanted.add(candidates.find((candidate) => existsSync(root(candidate))) ?? name)
       }

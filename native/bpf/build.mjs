@@ -1,5 +1,6 @@
-// build.mjs - compiles kernel_way.bpf.c and prints it as the C++ header that native/io/bpf.cc includes. binding.gyp
-// runs it.
+// build.mjs - compiles kernel_way.bpf.c, writes it as the C++ header that native/io/bpf.cc includes, and prints the
+// folder of the header. binding.gyp runs it during `node-gyp configure`, because an action of gyp's makefiles fails in a
+// folder whose path has a space or an apostrophe.
 //
 // Usage: node native/bpf/build.mjs OUTPUT
 //
@@ -8,9 +9,9 @@
 // (docs/design/kernel-way.md).
 
 import { spawnSync } from 'node:child_process'
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
-import { join } from 'node:path'
+import { dirname, join } from 'node:path'
 
 const SOURCE = join(import.meta.dirname, 'kernel_way.bpf.c')
 const [, , output] = process.argv
@@ -48,7 +49,9 @@ try {
   const text =
     '// Written by native/bpf/build.mjs.\n#pragma once\n\n#include <cstdint>\n#include <span>\n\nnamespace weft {\n\n' +
     `${arrayOf('kKernelWayLittle', little ?? [])}${arrayOf('kKernelWayBig', big ?? [])}\n}  // namespace weft\n`
+  mkdirSync(dirname(output), { recursive: true })
   writeFileSync(output, text)
+  process.stdout.write(`${dirname(output)}\n`)
 } finally {
   rmSync(folder, { recursive: true, force: true })
 }

@@ -84,6 +84,8 @@ export async function makeMuslNode(
   chmodSync(node, 0o755)
   const options = ['--quiet', '--variant=extract', `--arch=${debian}`, '--include=musl']
   await output(['mmdebstrap', ...options, 'trixie', root], { timeoutMs: PATIENCE_MS })
+  // The path of the emulator is absolute, because the caller runs it without the usual PATH.
+  const emulator = qemu === undefined ? [] : [(await output(['which', qemu])).trim()]
   // The dynamic linker runs Node.js, so that the kernel and the emulator need not find it at /lib.
-  return [...(qemu === undefined ? [] : [qemu]), join(root, `usr/lib/ld-musl-${processor}.so.1`), node]
+  return [...emulator, join(root, `usr/lib/ld-musl-${processor}.so.1`), node]
 }
