@@ -48,6 +48,21 @@ const withFastPath = withStatus({ dataPath: { ...status.dataPath!, fastPath: OFF
 /** A ruleset in the format of `nft list ruleset`. */
 const nft = (hook: string, rule: string): string =>
   `table inet mine {\n\tchain c {\n\t\ttype filter hook ${hook} priority filter; policy drop;\n\t\t${rule}\n\t}\n}\n`
+/** The facts of a node with the backend host-gw, apart from its routes. */
+const hostGw = (changed: Partial<Status> = {}): Partial<Facts> => ({
+  ...withStatus({
+    config: { ...status.config!, backendType: 'host-gw' },
+    dataPath: {
+      ...status.dataPath!,
+      device: null,
+      devices: { ipv4: null, ipv6: null },
+      engine: 'kernel',
+      mtu: 1500,
+    },
+    ...changed,
+  }),
+  subnetEnv: { FLANNEL_SUBNET: '10.5.1.1/24', FLANNEL_MTU: '1500' },
+})
 const withPeers = (...list: Partial<PeerStatus>[]): Partial<Facts> => ({
   ...withStatus({
     peers: countPeers(
@@ -102,23 +117,7 @@ describe('the doctor', () => {
   })
 
   it.each<[string, Partial<Facts>]>([
-    [
-      'host-gw',
-      {
-        ...withStatus({
-          config: { ...status.config!, backendType: 'host-gw' },
-          dataPath: {
-            ...status.dataPath!,
-            device: null,
-            devices: { ipv4: null, ipv6: null },
-            engine: 'kernel',
-            mtu: 1500,
-          },
-        }),
-        routes: [route('10.5.2.0/24', 'eth0', '192.0.2.2')],
-        subnetEnv: { FLANNEL_SUBNET: '10.5.1.1/24', FLANNEL_MTU: '1500' },
-      },
-    ],
+    ['host-gw', { ...hostGw(), routes: [route('10.5.2.0/24', 'eth0', '192.0.2.2')] }],
     [
       'a route past the tunnel to a peer that is routed to',
       { ...withPeers({ way: 'direct' }), routes: [...sound.routes, route('10.5.2.0/24', 'eth0', '192.0.2.2')] },
@@ -471,23 +470,11 @@ describe('the doctor', () => {
   ])(
     'finds the cause why a data path with a route for each peer lacks a peer: %d unusable leases',
     (unusable, names) => {
-      const hostGw = {
-        ...withStatus({
-          config: { ...status.config!, backendType: 'host-gw' },
-          dataPath: {
-            ...status.dataPath!,
-            device: null,
-            devices: { ipv4: null, ipv6: null },
-            engine: 'kernel',
-            mtu: 1500,
-            counters: { peers_unusable: unusable },
-          },
-          peers: countPeers([{ ...peer, state: 'stored' }], null),
-        }),
-        routes: [],
-        subnetEnv: { FLANNEL_SUBNET: '10.5.1.1/24', FLANNEL_MTU: '1500' },
-      }
-      expect(found(hostGw)).toEqual(names)
+      const facts = hostGw({
+        dataPath: { ...hostGw().status!.dataPath!, counters: { peers_unusable: unusable } },
+        peers: countPeers([{ ...peer, state: 'stored' }], null),
+      })
+      expect(found({ ...facts, routes: [] })).toEqual(names)
     },
   )
 
