@@ -219,7 +219,7 @@ export interface NativeEngine {
    * Reads the TUN's generic-receive-offload and rx-udp-gro-forwarding switches (`ethtool -k`). The engine merges
    * received packets only as far as these switches allow.
    */
-  followSwitches(): void
+  followSwitches(): Promise<void>
   /**
    * The current values of all counters: `counterNames.length` values for the first forwarding thread (loop), then for
    * the second one, and so on. JavaScript must not write to this array.
@@ -639,28 +639,32 @@ export interface Hook {
   readonly isEgress: boolean
 }
 
+export interface TcFilter {
+  readonly priority: number
+  readonly kind: string
+  readonly name: string
+}
+
 /** Attaches an eBPF program to a hook with tc, and replaces an earlier program of weft. */
-export function attachProgram(hook: Hook, fd: number, name: string): void
+export function attachProgram(hook: Hook, fd: number, name: string): Promise<void>
 
 /** Detaches weft's eBPF program from a hook; does nothing if the hook has no program of weft. */
-export function detachProgram(hook: Hook): void
+export function detachProgram(hook: Hook): Promise<void>
 
 /** Lists the tc filters of a hook in the order in which they run. */
-export function listFilters(
-  hook: Hook,
-): readonly { readonly priority: number; readonly kind: string; readonly name: string }[]
+export function listFilters(hook: Hook): Promise<readonly TcFilter[]>
 
 /** Returns the number of programs that are attached to a hook with tcx, which run before tc filters. */
-export function tcxPrograms(hook: Hook): number
+export function tcxPrograms(hook: Hook): Promise<number>
 
 /** Returns the interface's features that are on (`ethtool -k`) as text; an empty text if there is no such interface. */
-export function activeFeatures(name: string): string
+export function activeFeatures(name: string): Promise<string>
 
 /**
  * Switches generic receive offload (`gro`) or TCP segmentation offload (`tso`) of an interface on or off, as `ethtool
  * -K` does.
  */
-export function setOffload(name: string, offload: 'gro' | 'tso', isOn: boolean): void
+export function setOffload(name: string, offload: 'gro' | 'tso', isOn: boolean): Promise<void>
 
 /**
  * Gives unused memory of malloc back to the kernel, and unmaps unmodified pages of the program's own files. A call

@@ -2,6 +2,7 @@
 #include "engine.h"
 
 #include <errno.h>
+#include <net/if.h>
 #include <sys/random.h>
 
 #include <algorithm>
@@ -97,7 +98,8 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
         Wireguard::indices_of(options.own), [self] { self->mail_.signal(); }, [self] { self->loops_.front()->wake(); });
   }
   engine->steer(options.steers);
-  engine->follow_switches();
+  engine->find_tun();
+  engine->set_switches(join_switches(engine->tun_name()));
   engine->set_peers(options.peers);
   engine->has_kept_sessions_ = engine->take_sessions(options);
   for (size_t i = 0; i < engine->descriptors_.loops.size(); i++) {
@@ -144,15 +146,20 @@ Path Engine::path_of_loop(size_t i, const RunOptions& options, CounterRow counte
 }
 
 const std::string& Engine::tun_name() {
-  if (descriptors_.loops.empty()) return descriptors_.tun_name;
-  const std::string now = weft::tun_name(descriptors_.loops.front().tun.get());
-  if (!now.empty()) descriptors_.tun_name = now;
+  char name[IF_NAMESIZE];
+  if (if_indextoname(tun_index_, name)) descriptors_.tun_name = name;
   return descriptors_.tun_name;
 }
 
-void Engine::follow_switches() {
-  const JoinSwitches switches = join_switches(tun_name());
+void Engine::set_switches(const JoinSwitches& switches) {
   features_.hold((switches.tcp ? 0u : kCoalesceTcp) | (switches.udp ? 0u : kCoalesceUdp));
+}
+
+/// Finds the TUN's index and present name, because another program may have renamed the TUN since weft opened it.
+void Engine::find_tun() {
+  const std::string name = weft::tun_name(descriptors_.loops.front().tun.get());
+  if (!name.empty()) descriptors_.tun_name = name;
+  tun_index_ = if_nametoindex(descriptors_.tun_name.c_str());
 }
 
 /// Sets the rule by which the TUN chooses the queue of a packet. Each engine sets the rule when it starts, even on an

@@ -15,6 +15,7 @@
 #include "core/peers.h"
 #include "core/sessions.h"
 #include "io/event.h"
+#include "io/tun.h"
 #include "walk/descriptors.h"
 #include "walk/loop.h"
 
@@ -49,12 +50,13 @@ class Engine {
                      std::unique_ptr<Engine>& engine);
 
   const Features& features() const { return features_; }
-  /// Reads the TUN's switches (io/tun.h), which say whether received packets may be merged. Each loop uses the new
-  /// values from its next batch on.
-  void follow_switches();
-  /// The interface name that the TUN has now or, if the TUN was deleted, the last name that it had. tun_name() stores
-  /// the name in the engine, so only one thread may call it at a time: JavaScript's thread, or the thread that ends the
-  /// engine.
+  /// Sets whether received packets may be merged, as the TUN's switches say. Each loop uses the new values from its next
+  /// batch on.
+  void set_switches(const JoinSwitches& switches);
+  /// The interface name that the TUN has now or, if the TUN was deleted, the last name that it had. Looks up the TUN's
+  /// index, because the kernel answers TUNGETIFF only when it has its lock of all network devices (RTNL), for which
+  /// JavaScript's thread must not wait. tun_name() stores the name in the engine, so only one thread may call it at a
+  /// time: JavaScript's thread, or the thread that ends the engine.
   const std::string& tun_name();
   Fault& fault() { return fault_; }
   void set_peers(std::span<const uint8_t> records);
@@ -95,11 +97,13 @@ class Engine {
   explicit Engine(Descriptors descriptors);
   void end_loops();
   Path path_of_loop(size_t i, const RunOptions& options, CounterRow counters);
+  void find_tun();
   void steer(bool steers);
   void make_room_for(std::span<const uint8_t> records);
   bool take_sessions(const RunOptions& options);
 
   Descriptors descriptors_;
+  unsigned tun_index_ = 0;  // 0 if the TUN was deleted before the engine started
   Event mail_;
   std::unique_ptr<Sessions> sessions_;  // null if the encapsulation has no sessions
   bool has_kept_sessions_ = false;

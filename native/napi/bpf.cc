@@ -3,6 +3,7 @@
 
 #include "../io/bpf.h"
 #include "../io/traffic_control.h"
+#include "background.h"
 #include "values.h"
 
 namespace weft {
@@ -82,49 +83,61 @@ Napi::Value test_program_of(const Napi::CallbackInfo& info) {
 
 Hook hook_of(const Napi::Object& hook) { return {number_in(hook, "index"), hook.Get("isEgress").As<Napi::Boolean>()}; }
 
-void attach_program_of(const Napi::CallbackInfo& info) {
-  const Failure failure =
-      attach_program(hook_of(info[0].As<Napi::Object>()), info[1].As<Napi::Number>(), info[2].As<Napi::String>());
-  if (failure) to_error(info.Env(), *failure).ThrowAsJavaScriptException();
+Hook hook_in(const Napi::CallbackInfo& info) { return hook_of(info[0].As<Napi::Object>()); }
+
+Napi::Value attach_program_of(const Napi::CallbackInfo& info) {
+  return in_background(info.Env(), [hook = hook_in(info), program = info[1].As<Napi::Number>().Int32Value(),
+                                    name = info[2].As<Napi::String>().Utf8Value()] {
+    return attach_program(hook, program, name);
+  });
 }
 
-void detach_program_of(const Napi::CallbackInfo& info) {
-  const Failure failure = detach_program(hook_of(info[0].As<Napi::Object>()));
-  if (failure) to_error(info.Env(), *failure).ThrowAsJavaScriptException();
+Napi::Value detach_program_of(const Napi::CallbackInfo& info) {
+  return in_background(info.Env(), [hook = hook_in(info)] { return detach_program(hook); });
 }
 
 Napi::Value list_filters_of(const Napi::CallbackInfo& info) {
-  Napi::Env env = info.Env();
-  const Hook hook = hook_of(info[0].As<Napi::Object>());
-  std::vector<TcFilter> filters;
-  if (const Failure failure = list_filters(hook, filters)) {
-    to_error(env, *failure).ThrowAsJavaScriptException();
-    return env.Undefined();
-  }
-  Napi::Array list = Napi::Array::New(env);
-  for (const TcFilter& each : filters) {
-    Napi::Object filter = Napi::Object::New(env);
-    filter.Set("priority", each.priority);
-    filter.Set("kind", each.kind);
-    filter.Set("name", each.name);
-    list.Set(list.Length(), filter);
-  }
-  return list;
+  return in_background<std::vector<TcFilter>>(
+      info.Env(), [hook = hook_in(info)](std::vector<TcFilter>& filters) { return list_filters(hook, filters); },
+      [](Napi::Env env, const std::vector<TcFilter>& filters) {
+        Napi::Array list = Napi::Array::New(env);
+        for (const TcFilter& each : filters) {
+          Napi::Object filter = Napi::Object::New(env);
+          filter.Set("priority", each.priority);
+          filter.Set("kind", each.kind);
+          filter.Set("name", each.name);
+          list.Set(list.Length(), filter);
+        }
+        return list;
+      });
 }
 
 Napi::Value tcx_programs_of(const Napi::CallbackInfo& info) {
-  const Hook hook = hook_of(info[0].As<Napi::Object>());
-  return Napi::Number::New(info.Env(), tcx_programs(hook.index, hook.is_egress));
+  return in_background<uint32_t>(
+      info.Env(),
+      [hook = hook_in(info)](uint32_t& count) {
+        count = tcx_programs(hook.index, hook.is_egress);
+        return Failure{};
+      },
+      [](Napi::Env env, uint32_t count) { return Napi::Number::New(env, count); });
 }
 
 Napi::Value active_features_of(const Napi::CallbackInfo& info) {
-  return Napi::String::New(info.Env(), active_features(info[0].As<Napi::String>()));
+  return in_background<std::string>(
+      info.Env(),
+      [name = info[0].As<Napi::String>().Utf8Value()](std::string& features) {
+        features = active_features(name);
+        return Failure{};
+      },
+      [](Napi::Env env, const std::string& features) { return Napi::String::New(env, features); });
 }
 
-void set_offload_of(const Napi::CallbackInfo& info) {
+Napi::Value set_offload_of(const Napi::CallbackInfo& info) {
   const Offload offload = info[1].As<Napi::String>().Utf8Value() == "gro" ? Offload::kGro : Offload::kTso;
-  const Failure failure = set_offload(info[0].As<Napi::String>(), offload, info[2].As<Napi::Boolean>());
-  if (failure) to_error(info.Env(), *failure).ThrowAsJavaScriptException();
+  return in_background(info.Env(), [name = info[0].As<Napi::String>().Utf8Value(), offload,
+                                    is_on = info[2].As<Napi::Boolean>().Value()] {
+    return set_offload(name, offload, is_on);
+  });
 }
 
 Napi::Value kernel_way_object_of(const Napi::CallbackInfo& info) {

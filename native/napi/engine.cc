@@ -10,6 +10,7 @@
 #include "../io/clock.h"
 #include "../io/handover_state.h"
 #include "../io/tun.h"
+#include "background.h"
 #include "classes.h"
 #include "values.h"
 #include "watch.h"
@@ -17,45 +18,6 @@
 namespace weft {
 
 namespace {
-
-/// Joins the engine's threads in a thread of libuv's pool, because a hanging thread must not block the event loop. Then
-/// closes the descriptors, or returns them with the saved WireGuard sessions and `head`. If the engine has already
-/// ended, there is nothing to close or return.
-class EndWorker : public Napi::AsyncWorker {
- public:
-  EndWorker(Napi::Env env, std::unique_ptr<Engine> engine, Napi::ObjectReference counters, bool give_back,
-            std::vector<uint8_t> head)
-      : AsyncWorker(env),
-        engine_(std::move(engine)),
-        counters_(std::move(counters)),
-        give_back_(give_back),
-        head_(std::move(head)),
-        promise_(Napi::Promise::Deferred::New(env)) {}
-  Napi::Promise promise() const { return promise_.Promise(); }
-
- protected:
-  void Execute() override {
-    if (!engine_) {
-      if (give_back_) failure_ = SystemError{"release", EBADF};
-      return;
-    }
-    if (give_back_) descriptors_ = engine_->release(head_);
-    engine_.reset();
-  }
-  void OnOK() override {
-    if (failure_) return promise_.Reject(to_error(Env(), *failure_).Value());
-    promise_.Resolve(give_back_ ? to_object(Env(), std::move(descriptors_)) : Env().Undefined());
-  }
-
- private:
-  std::unique_ptr<Engine> engine_;
-  Napi::ObjectReference counters_;  // kept alive because the engine's threads write into it
-  bool give_back_;
-  std::vector<uint8_t> head_;
-  Failure failure_;
-  Descriptors descriptors_;
-  Napi::Promise::Deferred promise_;
-};
 
 class EngineHandle : public WithCleanup<EngineHandle> {
  public:
@@ -125,8 +87,19 @@ class EngineHandle : public WithCleanup<EngineHandle> {
     const auto records = info[0].As<Napi::Uint8Array>();
     if (engine_) engine_->change_peers({records.Data(), records.ByteLength()});
   }
-  void follow_switches(const Napi::CallbackInfo&) {
-    if (engine_) engine_->follow_switches();
+  /// Reads the switches in the background, because the kernel answers only when it has its lock of all network devices.
+  Napi::Value follow_switches(const Napi::CallbackInfo& info) {
+    if (!engine_) return in_background(info.Env(), [] { return Failure{}; });
+    return in_background<JoinSwitches>(
+        info.Env(),
+        [name = engine_->tun_name()](JoinSwitches& switches) {
+          switches = join_switches(name);
+          return Failure{};
+        },
+        [this, self = Napi::Persistent(Value())](Napi::Env env, const JoinSwitches& switches) {
+          if (engine_) engine_->set_switches(switches);
+          return env.Undefined();
+        });
   }
   Napi::Value tun_name(const Napi::CallbackInfo& info) {
     return engine_ ? Napi::String::New(info.Env(), engine_->tun_name()) : info.Env().Undefined();
@@ -241,14 +214,25 @@ class EngineHandle : public WithCleanup<EngineHandle> {
     const auto head = info[0].As<Napi::Uint8Array>();
     return end(info.Env(), true, {head.Data(), head.Data() + head.ByteLength()});
   }
+  /// Joins the engine's threads in the background, because a hanging thread must not block the event loop. Then closes
+  /// the descriptors, or returns them with the saved WireGuard sessions and `head`. If the engine has already ended,
+  /// there is nothing to close or return.
   Napi::Value end(Napi::Env env, bool give_back, std::vector<uint8_t> head) {
     watcher_.reset();
     mail_watcher_.reset();
     if (engine_) release();
-    auto* worker = new EndWorker(env, std::move(engine_), std::move(counters_), give_back,
-                                 std::move(head));  // the EndWorker deletes itself when it is done
-    worker->Queue();
-    return worker->promise();
+    return in_background<Descriptors>(
+        env,
+        [engine = std::move(engine_), give_back, head = std::move(head)](Descriptors& descriptors) mutable -> Failure {
+          if (!engine && give_back) return SystemError{"release", EBADF};
+          if (engine && give_back) descriptors = engine->release(head);
+          engine.reset();
+          return {};
+        },
+        // `counters` is kept alive because the engine's threads write into it.
+        [give_back, counters = std::move(counters_)](Napi::Env result_env, Descriptors& descriptors) -> Napi::Value {
+          return give_back ? to_object(result_env, std::move(descriptors)) : result_env.Undefined();
+        });
   }
   Napi::Value offloads(const Napi::CallbackInfo& info) {
     return to_array(info.Env(), names_of(engine_ ? engine_->features().in_use() : 0));

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 
+#include "background.h"
 #include "values.h"
 
 namespace weft {
@@ -17,36 +18,15 @@ struct flock whole_file() {
   return lock;
 }
 
-class LockWorker : public Napi::AsyncWorker {
- public:
-  LockWorker(Napi::Env env, int fd) : AsyncWorker(env), fd_(fd), promise_(Napi::Promise::Deferred::New(env)) {}
-  Napi::Promise promise() const { return promise_.Promise(); }
-
- protected:
-  void Execute() override {
-    struct flock lock = whole_file();
-    while (fcntl(fd_, F_OFD_SETLKW, &lock) < 0) {
-      if (errno == EINTR) continue;
-      error_ = errno;
-      return;
-    }
-  }
-  void OnOK() override {
-    if (error_) return promise_.Reject(to_error(Env(), {"fcntl F_OFD_SETLKW", error_}).Value());
-    promise_.Resolve(Env().Undefined());
-  }
-
- private:
-  int fd_;
-  int error_ = 0;
-  Napi::Promise::Deferred promise_;
-};
+Failure wait_for_lock(int fd) {
+  struct flock lock = whole_file();
+  while (fcntl(fd, F_OFD_SETLKW, &lock) < 0)
+    if (errno != EINTR) return SystemError{"fcntl F_OFD_SETLKW", errno};
+  return {};
+}
 
 Napi::Value lock_file(const Napi::CallbackInfo& info) {
-  // The LockWorker deletes itself when it is done.
-  auto* worker = new LockWorker(info.Env(), info[0].As<Napi::Number>().Int32Value());
-  worker->Queue();
-  return worker->promise();
+  return in_background(info.Env(), [fd = info[0].As<Napi::Number>().Int32Value()] { return wait_for_lock(fd); });
 }
 
 Napi::Value try_lock_file(const Napi::CallbackInfo& info) {

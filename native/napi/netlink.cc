@@ -9,6 +9,7 @@
 
 #include "../core/secret_bytes.h"
 #include "../io/netlink.h"
+#include "background.h"
 #include "classes.h"
 #include "values.h"
 #include "watch.h"
@@ -28,36 +29,6 @@ Napi::Value to_value(Napi::Env env, const NetlinkAnswer& answer) {
   return object;
 }
 
-class ExchangeWorker : public Napi::AsyncWorker {
- public:
-  ExchangeWorker(Napi::Env env, std::shared_ptr<NetlinkSocket> socket, const Napi::Uint8Array& requests)
-      : AsyncWorker(env),
-        socket_(std::move(socket)),
-        requests_(requests.Data(), requests.Data() + requests.ByteLength()),
-        promise_(Napi::Promise::Deferred::New(env)) {}
-  Napi::Promise promise() const { return promise_.Promise(); }
-
- protected:
-  void Execute() override { failure_ = socket_->exchange(requests_, answers_); }
-  void OnOK() override {
-    Napi::Env env = Env();
-    if (failure_) return promise_.Reject(to_error(env, *failure_).Value());
-    Napi::Array answers = Napi::Array::New(env, answers_.size());
-    for (uint32_t at = 0; at < answers_.size(); at++) {
-      Napi::HandleScope scope(env);
-      answers.Set(at, to_value(env, answers_[at]));
-    }
-    promise_.Resolve(answers);
-  }
-
- private:
-  std::shared_ptr<NetlinkSocket> socket_;
-  SecretBytes requests_;  // a request may contain the private key of a WireGuard device
-  std::vector<NetlinkAnswer> answers_;
-  Failure failure_;
-  Napi::Promise::Deferred promise_;
-};
-
 class SocketHandle : public Napi::ObjectWrap<SocketHandle> {
  public:
   static Napi::Function define(Napi::Env env) {
@@ -70,13 +41,25 @@ class SocketHandle : public Napi::ObjectWrap<SocketHandle> {
 
  private:
   Napi::Value exchange(const Napi::CallbackInfo& info) {
-    // The ExchangeWorker deletes itself when it is done.
-    auto* worker = new ExchangeWorker(info.Env(), socket_, info[0].As<Napi::Uint8Array>());
-    worker->Queue();
-    return worker->promise();
+    const auto given = info[0].As<Napi::Uint8Array>();
+    // A request may contain the private key of a WireGuard device.
+    SecretBytes requests(given.Data(), given.Data() + given.ByteLength());
+    return in_background<std::vector<NetlinkAnswer>>(
+        info.Env(),
+        [socket = socket_, requests = std::move(requests)](std::vector<NetlinkAnswer>& answers) mutable {
+          return socket->exchange(requests, answers);
+        },
+        [](Napi::Env env, const std::vector<NetlinkAnswer>& answers) {
+          Napi::Array list = Napi::Array::New(env, answers.size());
+          for (uint32_t at = 0; at < answers.size(); at++) {
+            Napi::HandleScope scope(env);
+            list.Set(at, to_value(env, answers[at]));
+          }
+          return list;
+        });
   }
   Napi::Value port(const Napi::CallbackInfo& info) { return Napi::Number::New(info.Env(), socket_->port()); }
-  std::shared_ptr<NetlinkSocket> socket_;  // shared with the ExchangeWorker, which may outlive this object
+  std::shared_ptr<NetlinkSocket> socket_;  // shared with an exchange in the background, which may outlive this object
 };
 
 class MonitorHandle : public WithCleanup<MonitorHandle> {

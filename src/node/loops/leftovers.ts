@@ -16,6 +16,7 @@ import {
   type Found,
   type Surroundings,
 } from '../../path/device/leftovers.ts'
+import type { Remains } from '../../path/remains.ts'
 import type { DataPaths } from '../data-paths.ts'
 import type { Node } from '../node.ts'
 import { handoverLock } from '../restart/rendezvous.ts'
@@ -85,11 +86,11 @@ async function removePrograms(node: Node): Promise<void> {
   if (!index || !leftovers) return
   const calm = calmOf(node)
   const { kernel } = node
-  const [external] = findPrograms([{ name, index }])
+  const [external] = await findPrograms([{ name, index }])
   if (!external) return
   const names = ownership.dataPath?.tunNames ?? []
   const links = await Promise.all(names.map((each) => kernel.link(each)))
-  const remove = async (remains: ReturnType<typeof findPrograms>): Promise<void> => {
+  const remove = async (remains: readonly Remains[]): Promise<void> => {
     for (const each of remains) {
       const what = each.things.join(', ')
       // If the kernel does not detach an eBPF program, the program carries no packets after a minute. So this failure
@@ -102,7 +103,7 @@ async function removePrograms(node: Node): Promise<void> {
       }
     }
   }
-  const onTun = findPrograms(links.flatMap((link) => link ?? []))
+  const onTun = await findPrograms(links.flatMap((link) => link ?? []))
   await remove(onTun)
   const removeLast = async (): Promise<void> => {
     await remove([external])

@@ -2,6 +2,7 @@
 // host. The programs stop carrying packets a minute after weftd ended, but the programs and the devices stay until they
 // are removed.
 
+import type { Hook } from '../../../native/addon.d.ts'
 import { addon } from '../../host/addon.ts'
 import { removeAll } from '../../host/kernel-errors.ts'
 import type { HostKernel, Link } from '../../host/kernel.ts'
@@ -28,27 +29,31 @@ export const INGRESS_STAYS_MS = 10_000
  * Returns true if an eBPF program of weft is attached. If the kernel cannot list tc filters, it does not support tc, so
  * no program is attached.
  */
-function hasOwn(hook: Parameters<typeof addon.listFilters>[0]): boolean {
-  try {
-    return addon.listFilters(hook).some(isOwn)
-  } catch {
-    return false
-  }
+function hasOwn(hook: Hook): Promise<boolean> {
+  return addon.listFilters(hook).then(
+    (filters) => filters.some(isOwn),
+    () => false,
+  )
 }
 
 /** Finds weft's eBPF programs on the interfaces `links`. */
-export function findPrograms(links: readonly Pick<Link, 'name' | 'index'>[]): readonly Remains[] {
+export async function findPrograms(links: readonly Pick<Link, 'name' | 'index'>[]): Promise<readonly Remains[]> {
   const hooks = links.flatMap(({ name, index }) => [
     { name, index, isEgress: false },
     { name, index, isEgress: true },
   ])
-  return hooks.filter(hasOwn).map((hook) => ({
-    things: [`the eBPF program on ${hook.name} (${hook.isEgress ? 'egress' : 'ingress'})`],
-    stays: [],
-    remove: async () => {
-      if (hasOwn(hook)) addon.detachProgram(hook)
-    },
-  }))
+  const found: Remains[] = []
+  for (const hook of hooks) {
+    if (!(await hasOwn(hook))) continue
+    found.push({
+      things: [`the eBPF program on ${hook.name} (${hook.isEgress ? 'egress' : 'ingress'})`],
+      stays: [],
+      remove: async () => {
+        if (await hasOwn(hook)) await addon.detachProgram(hook)
+      },
+    })
+  }
+  return found
 }
 
 /**
@@ -59,7 +64,7 @@ export async function findKernelWayRemains(kernel: HostKernel): Promise<readonly
   const links = await kernel.links()
   const [name] = JOIN_DEVICES
   return [
-    ...findPrograms(links),
+    ...(await findPrograms(links)),
     ...links
       .filter((link) => link.name === name)
       .map((device) => ({

@@ -145,7 +145,7 @@ export interface Engine {
    * Makes the engine read the TUN device's offload settings, which decide whether the engine may coalesce received
    * packets. Left out if the engine never coalesces packets.
    */
-  followSwitches?(): void
+  followSwitches?(): Promise<void>
   counters(): Counters
   /**
    * Returns five numbers for each traffic slot since the engine started: packets and bytes sent, packets and bytes

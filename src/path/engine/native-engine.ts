@@ -146,8 +146,8 @@ export class NativeEngine implements Engine {
     this.#native.send(to, port, datagram)
   }
 
-  followSwitches(): void {
-    if (this.#runs && !this.#stopped) this.#native.followSwitches()
+  async followSwitches(): Promise<void> {
+    if (this.#runs && !this.#stopped) await this.#native.followSwitches()
   }
 
   counters(): Counters {

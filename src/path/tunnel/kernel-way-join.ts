@@ -30,8 +30,8 @@ export async function openJoin(kernel: HostKernel, bpf: Bpf): Promise<readonly [
     })
   // A veth device merges packets only if the other device of the pair, which sends them, has TSO switched off
   // (drivers/net/veth.c, veth_skb_is_eligible_for_gro).
-  bpf.setOffload(into, 'tso', false)
-  bpf.setOffload(from, 'gro', true)
+  await bpf.setOffload(into, 'tso', false)
+  await bpf.setOffload(from, 'gro', true)
   await applyChanges(
     kernel,
     JOIN_DEVICES.map((name) => ({ kind: 'set link', device: { name }, up: true })),

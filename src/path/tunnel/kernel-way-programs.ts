@@ -2,6 +2,7 @@
 // their maps, and attaches them to the TUN device and to the external interface.
 
 import { closeSync, readFileSync } from 'node:fs'
+import type { Hook } from '../../../native/addon.d.ts'
 import type { addon } from '../../host/addon.ts'
 import { isOwn, NAME } from '../device/kernel-way-remains.ts'
 import { SLOT_NUMBERS } from '../engine/traffic.ts'
@@ -103,20 +104,20 @@ export class KernelPrograms {
    * Attaches the eBPF programs in place of those of an earlier process. Each packet passes through exactly one program:
    * the earlier one or the new one.
    */
-  attach({ uplink, tunnel }: Pick<ProgramConfig, 'uplink' | 'tunnel'>): void {
+  async attach({ uplink, tunnel }: Pick<ProgramConfig, 'uplink' | 'tunnel'>): Promise<void> {
     // Attach the receiving program first, because a peer's replies may arrive as soon as this host sends packets.
-    this.#bpf.attachProgram({ index: uplink, isEgress: false }, this.#programs.ingress, `${NAME}ingress`)
-    this.#bpf.attachProgram({ index: tunnel, isEgress: true }, this.#programs.egress, `${NAME}egress`)
+    await this.#bpf.attachProgram({ index: uplink, isEgress: false }, this.#programs.ingress, `${NAME}ingress`)
+    await this.#bpf.attachProgram({ index: tunnel, isEgress: true }, this.#programs.egress, `${NAME}egress`)
   }
 
   /** Attaches the eBPF program that receives the merged packets at the interface with this index. */
-  attachJoined(index: number): void {
-    this.#bpf.attachProgram({ index, isEgress: false }, this.#programs.joined, `${NAME}joined`)
+  attachJoined(index: number): Promise<void> {
+    return this.#bpf.attachProgram({ index, isEgress: false }, this.#programs.joined, `${NAME}joined`)
   }
 
-  detach({ uplink, tunnel }: Pick<ProgramConfig, 'uplink' | 'tunnel'>): void {
-    this.#bpf.detachProgram({ index: tunnel, isEgress: true })
-    this.#bpf.detachProgram({ index: uplink, isEgress: false })
+  async detach({ uplink, tunnel }: Pick<ProgramConfig, 'uplink' | 'tunnel'>): Promise<void> {
+    await this.#bpf.detachProgram({ index: tunnel, isEgress: true })
+    await this.#bpf.detachProgram({ index: uplink, isEgress: false })
   }
 
   /** Returns the counters of the eBPF programs, summed over all CPUs. */
@@ -163,10 +164,10 @@ export class KernelPrograms {
  * Returns a description of a program that runs before weft's eBPF programs and could hide packets from them; undefined
  * if there is none.
  */
-export function programInFront(bpf: Bpf, hooks: readonly { readonly index: number; readonly isEgress: boolean }[]) {
+export async function programInFront(bpf: Bpf, hooks: readonly Hook[]): Promise<string | undefined> {
   for (const hook of hooks) {
-    if (bpf.tcxPrograms(hook) > 0) return 'a tcx program'
-    const filters = bpf.listFilters(hook)
+    if ((await bpf.tcxPrograms(hook)) > 0) return 'a tcx program'
+    const filters = await bpf.listFilters(hook)
     const own = filters.findIndex(isOwn)
     const before = filters.slice(0, own === -1 ? filters.length : own)
     // `filters` is in the order in which the kernel runs the filters.
@@ -179,5 +180,7 @@ export function programInFront(bpf: Bpf, hooks: readonly { readonly index: numbe
 const OWN_PRIORITY = 4096
 
 /** Returns true if weft's eBPF programs are attached to all of these hooks. */
-export const areAttached = (bpf: Bpf, hooks: readonly { readonly index: number; readonly isEgress: boolean }[]) =>
-  hooks.every((hook) => bpf.listFilters(hook).some(isOwn))
+export async function areAttached(bpf: Bpf, hooks: readonly Hook[]): Promise<boolean> {
+  for (const hook of hooks) if (!(await bpf.listFilters(hook)).some(isOwn)) return false
+  return true
+}

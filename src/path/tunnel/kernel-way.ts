@@ -3,6 +3,9 @@
 // describes the programs, the test of a peer, and which packets the engine still carries.
 //
 // `look` does all periodic work: weftd calls it every two seconds.
+//
+// The kernel answers questions about tc and about offloads only when it has its lock of all network devices (RTNL),
+// which others may hold for seconds. So these questions are asked in the background, and `#running` has their work.
 
 import { messageOf } from '../../base/errors.ts'
 import { FollowedLink } from '../../host/links.ts'
@@ -77,8 +80,10 @@ export class KernelWay {
   #ending: Promise<void> = Promise.resolve()
   /** True after this process has searched for eBPF programs of an earlier process. */
   #isCleared = false
-  /** True while a search for IPsec policies runs. */
-  #isSearchingPolicies = false
+  /** The work that runs in the background. `pause` and `close` wait for it. */
+  readonly #running = new Set<Promise<void>>()
+  /** True while `#watch` runs. */
+  #isWatching = false
 
   constructor(parts: KernelWayParts) {
     this.#parts = parts
@@ -120,21 +125,19 @@ export class KernelWay {
   }
 
   /**
-   * Writes the map `config`, makes the engine carry the packets to peers that do not answer, and tests further peers.
-   * weftd calls it every two seconds. An error detaches the eBPF programs, but never ends weftd.
+   * Writes the map `config`, makes the engine carry the packets to peers that do not answer, tests further peers, and
+   * begins a check of the hooks. weftd calls it every two seconds. An error detaches the eBPF programs, but never ends
+   * weftd.
    */
   look(): void {
     if (!this.#hooks || this.#isPaused) return
     try {
       this.#confirm()
-      const problem = this.#problemNow()
-      if (problem !== undefined) return void this.#end(problem)
-      this.#watchPolicies()
-      this.#chooseJoin()
       this.#peers.look()
     } catch (error) {
-      void this.#end(messageOf(error))
+      return void this.#end(messageOf(error))
     }
+    if (!this.#isWatching) void this.#track(this.#watch())
   }
 
   /**
@@ -143,18 +146,7 @@ export class KernelWay {
    * carries all packets.
    */
   async check(): Promise<void> {
-    if (this.#isPaused || this.#isFinal) return
-    try {
-      await this.#ending
-      const uplink = await this.#readUplink()
-      const problem = uplink ? await this.#problemWith(uplink) : `${this.#link.name} is gone`
-      if (this.#isPaused) return
-      if (!uplink || problem !== undefined) await this.#stop(problem ?? '')
-      else await this.#follow(uplink)
-      if (uplink && !this.#hooks) await this.#clear(uplink)
-    } catch (error) {
-      await this.#stop(messageOf(error))
-    }
+    if (!this.#isPaused && !this.#isFinal) await this.#track(this.#check())
   }
 
   /**
@@ -192,12 +184,13 @@ export class KernelWay {
 
   /**
    * Stops all work, but leaves the eBPF programs attached. The programs continue to carry packets until the next
-   * process replaces them.
+   * process replaces them. Resolves when no work runs that could attach or detach a program of the next process.
    */
-  pause(): void {
+  async pause(): Promise<void> {
     this.#isPaused = true
     this.#server.close()
     this.#peers.forgetProofs()
+    await this.#settled()
   }
 
   /** Continues the work that `pause` stopped. Called if no other process has taken over. */
@@ -211,12 +204,37 @@ export class KernelWay {
 
   /** Makes the engine carry all packets again, and detaches the eBPF programs. */
   async close(): Promise<void> {
+    await this.#settled() // a running check may attach the programs
     if (this.#hooks && !this.#isPaused) await this.#end('weftd closes its data path')
-    else if (!this.#isPaused) await this.#ending
     this.#isPaused = true
+    await this.#settled()
     this.#server.close()
     this.#programs?.close()
     this.#programs = undefined
+  }
+
+  /** Adds work to `#running` until it is done. The work must not reject. */
+  #track(work: Promise<void>): Promise<void> {
+    this.#running.add(work)
+    return work.finally(() => this.#running.delete(work))
+  }
+
+  async #settled(): Promise<void> {
+    while (this.#running.size > 0) await Promise.all(this.#running)
+  }
+
+  async #check(): Promise<void> {
+    try {
+      await this.#ending
+      const uplink = await this.#readUplink()
+      const problem = uplink ? await this.#problemWith(uplink) : `${this.#link.name} is gone`
+      if (this.#isPaused) return
+      if (!uplink || problem !== undefined) await this.#stop(problem ?? '')
+      else await this.#follow(uplink)
+      if (uplink && !this.#hooks) await this.#clear(uplink)
+    } catch (error) {
+      await this.#stop(messageOf(error))
+    }
   }
 
   /**
@@ -252,14 +270,16 @@ export class KernelWay {
     const tun = await kernel.link(engine.tunName)
     // Stop if the tunnel has passed the data path on or closed it, which may happen while the kernel is queried for the
     // TUN.
-    if (this.#isPaused || this.#isFinal || !this.#programs) return
+    if (!this.#mayAttach()) return
     const hooks = { uplink: uplink.index, tunnel: tun?.index ?? 0 }
-    const front = programInFront(bpf, hooksOf(hooks))
+    const front = await programInFront(bpf, hooksOf(hooks))
     if (front !== undefined) return this.#refuse(`${front} runs before a program of weft`)
-    this.#features = bpf.activeFeatures(this.#link.name)
-    this.#hooks = hooks
-    this.#confirm()
-    this.#programs.attach(hooks)
+    const features = await bpf.activeFeatures(this.#link.name)
+    if (!this.#mayAttach()) return
+    this.#features = features
+    await this.#attach(hooks)
+    // A map may have refused a peer while the kernel attached the programs.
+    if (this.#isFinal) return this.#end(this.#reason ?? '')
     this.#reason = undefined
     this.#isCleared = true
     for (const subnet of listed(subnets))
@@ -270,6 +290,27 @@ export class KernelWay {
     // port.
     if (this.#isPaused || this.#hooks !== hooks) return this.#server.close()
     log.info(`FastPath: the kernel can carry packets between ${engine.tunName} and ${this.#link.name}`)
+  }
+
+  #mayAttach(): boolean {
+    return !this.#isPaused && !this.#isFinal && this.#programs !== undefined
+  }
+
+  /**
+   * Attaches both programs, or none. Sets `#hooks` when both are attached, so that no other work takes programs that are
+   * not attached yet for programs that another program has detached.
+   */
+  async #attach(hooks: Hooks): Promise<void> {
+    const programs = this.#programs
+    if (!programs) return
+    this.#confirm(hooks)
+    try {
+      await programs.attach(hooks)
+    } catch (error) {
+      await programs.detach(hooks).catch(() => {}) // the error that the kernel gave first says what is wrong
+      throw error
+    }
+    this.#hooks = hooks
   }
 
   #refuse(reason: string): void {
@@ -294,23 +335,27 @@ export class KernelWay {
     const { bpf, kernel, engine } = this.#parts
     const tun = await kernel.link(engine.tunName)
     const hasPolicies = await this.#hasPolicies().catch(() => true)
+    const hooks = hooksOf({ uplink: uplink.index, tunnel: tun?.index ?? 0 })
     /** Returns true if the program was attached. */
-    const detach = (isEgress: boolean): boolean => {
-      if (this.#isPaused || this.#hooks) return false
-      try {
-        const hooks = hooksOf({ uplink: uplink.index, tunnel: tun?.index ?? 0 })
-        const found = hooks.filter((hook) => hook.isEgress === isEgress && bpf.listFilters(hook).some(isOwn))
-        for (const hook of found) bpf.detachProgram(hook)
-        return found.length > 0
-      } catch {
-        // Ignore the error: the kernel has no tc, or weftd lacks the capability to use it. eBPF programs that stay
+    const detach = async (isEgress: boolean): Promise<boolean> => {
+      let isFound = false
+      for (const hook of hooks.filter((each) => each.isEgress === isEgress)) {
+        // Ignore an error: the kernel has no tc, or weftd lacks the capability to use it. eBPF programs that stay
         // attached carry no packets after a minute.
-        return false
+        const filters = await bpf.listFilters(hook).catch(() => [])
+        if (!filters.some(isOwn) || this.#isPaused || this.#hooks) continue
+        isFound = await bpf.detachProgram(hook).then(
+          () => true,
+          () => isFound,
+        )
       }
+      return isFound
     }
+    const detachIngress = async (): Promise<void> => void (await detach(false))
     // Without `egress` on the TUN of this process, `ingress` sends packets to a TUN that is gone.
-    if (detach(true) && !hasPolicies) setTimeout(() => void detach(false), INGRESS_STAYS_MS).unref()
-    else detach(false)
+    if ((await detach(true)) && !hasPolicies)
+      setTimeout(() => void (this.#isPaused || this.#track(detachIngress())), INGRESS_STAYS_MS).unref()
+    else await detachIngress()
   }
 
   /**
@@ -326,7 +371,7 @@ export class KernelWay {
     this.#reason = reason
     this.#peers.takeBackAll(reason)
     this.#server.leave()
-    this.#ending = this.#detach(hooks)
+    this.#ending = this.#track(this.#detach(hooks))
     return this.#ending
   }
 
@@ -335,7 +380,7 @@ export class KernelWay {
     // Do not detach the eBPF programs after `pause`, because the attached programs may be those of the next process.
     if (this.#isPaused) return
     try {
-      this.#programs?.detach(hooks)
+      await this.#programs?.detach(hooks)
     } catch (error) {
       // The detachment fails if an interface is gone. eBPF programs that stay attached carry no packets after a minute.
       this.#refuse(messageOf(error))
@@ -360,7 +405,7 @@ export class KernelWay {
     if (ownHost() === undefined) return 'the datagrams between the hosts are IPv6'
     if (!uplink.isEthernet) return `${name} is not an Ethernet interface`
     if (await this.#hasPolicies()) return IPSEC
-    const front = programInFront(bpf, [{ index: uplink.index, isEgress: false }])
+    const front = await programInFront(bpf, [{ index: uplink.index, isEgress: false }])
     return front === undefined ? undefined : `${front} of ${name} runs before weft's program`
   }
 
@@ -373,31 +418,41 @@ export class KernelWay {
   }
 
   /**
-   * Detaches the eBPF programs if IPsec policies have appeared. weftd watches no event for new policies, so each `look`
-   * searches for them.
+   * Detaches the eBPF programs if the kernel says that they may no longer carry packets, and switches the merging of
+   * received TCP segments on or off. weftd watches no event for new IPsec policies, tc filters or offloads, so each
+   * `look` begins this check. Does not reject.
    */
-  #watchPolicies(): void {
-    if (this.#isSearchingPolicies) return
-    this.#isSearchingPolicies = true
-    this.#hasPolicies()
-      .then((has) => (has && !this.#isPaused ? this.#end(IPSEC) : undefined))
-      .catch(() => {}) // ignore the error: `check` searches too, and detaches the programs if its search fails
-      .finally(() => (this.#isSearchingPolicies = false))
+  async #watch(): Promise<void> {
+    const hooks = this.#hooks
+    if (!hooks) return
+    this.#isWatching = true
+    try {
+      // If the search for policies fails, `check` searches too, and detaches the programs if its search fails.
+      const hasPolicies = await this.#hasPolicies().catch(() => false)
+      const problem = hasPolicies ? IPSEC : await this.#problemAt(hooks)
+      // Ignore the answer if the programs were detached meanwhile.
+      if (this.#isPaused || this.#hooks !== hooks) return
+      if (problem !== undefined) return void this.#end(problem)
+      await this.#chooseJoin()
+    } catch (error) {
+      if (!this.#isPaused && this.#hooks === hooks) void this.#end(messageOf(error))
+    } finally {
+      this.#isWatching = false
+    }
   }
 
   /**
    * Returns why the eBPF programs must be detached now; undefined if they may stay. If the offloads of the external
    * interface have changed, the engine carries the packets to all peers again.
    */
-  #problemNow(): string | undefined {
+  async #problemAt(at: Hooks): Promise<string | undefined> {
     const { bpf } = this.#parts
     const { name: uplink } = this.#link
-    if (!this.#hooks) return undefined
-    const hooks = hooksOf(this.#hooks)
-    if (!areAttached(bpf, hooks)) return 'another program has detached the programs of weft'
-    const front = programInFront(bpf, hooks)
+    const hooks = hooksOf(at)
+    if (!(await areAttached(bpf, hooks))) return 'another program has detached the programs of weft'
+    const front = await programInFront(bpf, hooks)
     if (front !== undefined) return `${front} runs before a program of weft`
-    const features = bpf.activeFeatures(uplink)
+    const features = await bpf.activeFeatures(uplink)
     if (features !== this.#features) {
       this.#features = features
       this.#peers.takeBackAll(`the offloads of ${uplink} have changed`)
@@ -405,13 +460,13 @@ export class KernelWay {
     return undefined
   }
 
-  #confirm(): void {
+  #confirm(hooks = this.#hooks): void {
     const { settings, subnets, port, hasTwoOuters, ownHost } = this.#parts
     const host = ownHost()
-    if (!this.#hooks || typeof host !== 'number') return
+    if (!hooks || typeof host !== 'number') return
     this.#programs?.setConfig({
       untilNs: process.hrtime.bigint() + BigInt(UNCONFIRMED_MS) * 1_000_000n,
-      ...this.#hooks,
+      ...hooks,
       join: this.#joinChoice.isOn ? (this.#join?.[0] ?? 0) : 0,
       ownHost: host,
       port,
@@ -422,31 +477,30 @@ export class KernelWay {
     })
   }
 
-  /** Switches the merging of received TCP segments on or off, as `#joinChoice` decides. */
-  #chooseJoin(): void {
+  /** Switches the merging of received TCP segments on or off, as `#joinChoice` decides. Does not reject. */
+  async #chooseJoin(): Promise<void> {
     const { kernel, bpf, log } = this.#parts
     const programs = this.#programs
     if (!programs) return
     const isChanged = this.#joinChoice.take(programs.counters())
     // Find out whether the eBPF program at the veth devices, or a device itself, is gone. In that case the kernel would
     // drop all TCP packets that are sent to the veth devices, so stop sending to them.
-    const isLost = this.#join && !areAttached(bpf, [{ index: this.#join[1], isEgress: false }])
+    const isLost = this.#join && !(await areAttached(bpf, [{ index: this.#join[1], isEgress: false }]))
     if (isLost) {
       this.#join = undefined
       this.#confirm()
     } else if (!isChanged) return
     if (this.#join || !this.#joinChoice.isOn) return this.#confirm()
-    openJoin(kernel, bpf).then(
-      (indices) => {
-        // Remove the veth devices if the eBPF programs were detached while the devices were created.
-        if (!this.#hooks) return void closeJoin(kernel)
-        if (this.#isPaused) return
-        programs.attachJoined(indices[1])
-        this.#join = indices
-        this.#confirm()
-      },
-      (error: unknown) => log.warn(`FastPath: received TCP segments are not joined: ${messageOf(error)}`),
-    )
+    try {
+      const indices = await openJoin(kernel, bpf)
+      if (this.#hooks && !this.#isPaused) await programs.attachJoined(indices[1])
+      // Remove the veth devices if the eBPF programs were detached while the devices were created.
+      if (!this.#hooks) return await closeJoin(kernel)
+      this.#join = indices
+      this.#confirm()
+    } catch (error) {
+      log.warn(`FastPath: received TCP segments are not joined: ${messageOf(error)}`)
+    }
   }
 }
 

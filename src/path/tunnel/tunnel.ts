@@ -517,7 +517,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   async #resync(): Promise<readonly string[]> {
     this.#followName()
     await this.#kind.check?.()
-    this.#followSwitches()
+    await this.#followSwitches()
     await this.#kernelWay?.check()
     const repaired: string[] = []
     // Do not repair a missing device, because the engine reports it as a fault.
@@ -566,10 +566,10 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
    * Makes the engine read the TUN device's offload settings, which decide whether the engine may coalesce received
    * packets. Logs a change of these settings.
    */
-  #followSwitches(): void {
+  async #followSwitches(): Promise<void> {
     const { tunName } = this.#engine
     const before = this.#engine.offloads
-    this.#engine.followSwitches?.()
+    await this.#engine.followSwitches?.()
     const after = this.#engine.offloads
     for (const [feature, what] of JOINING) {
       if (before.includes(feature) === after.includes(feature)) continue
@@ -629,7 +629,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
 
   async #leave(): Promise<readonly OpenPath[]> {
     const engine = this.#engine
-    this.#kernelWay?.pause()
+    await this.#kernelWay?.pause()
     const path = await (engine.lend ? engine.lend(this.#kind.sessionManager?.pause()) : engine.stop())
     return path ? [path] : []
   }

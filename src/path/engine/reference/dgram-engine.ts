@@ -118,6 +118,8 @@ export class DgramEngine implements Engine {
   readonly #filter: Parameters<typeof reasonToDrop>[0]
   readonly #socket: Socket
   readonly #tun: number
+  /** The index of the TUN device, by which the kernel names the device without a wait for its lock of all devices. */
+  readonly #index: number
   /** The name of the TUN when the engine read the name last. */
   #lastName: string
   readonly #watcher: ReadWatcher
@@ -153,6 +155,7 @@ export class DgramEngine implements Engine {
     this.#socket = socket
     this.#tun = tun.fd
     this.#lastName = tun.name
+    this.#index = addon.interfaceIndex(tun.name)
     this.fault = new Promise<Error>((resolve) => (this.#reportFault = resolve))
     this.#table = createPeerTable(decodePeers(config.peers?.() ?? new Uint8Array()))
     socket.on('message', (datagram, { address }) => this.#receive(datagram, address))
@@ -187,7 +190,7 @@ export class DgramEngine implements Engine {
   }
 
   get tunName(): string {
-    if (this.#running) this.#lastName = addon.tunName(this.#tun) || this.#lastName
+    if (this.#running) this.#lastName = addon.interfaceName(this.#index) || this.#lastName
     return this.#lastName
   }
 

@@ -231,14 +231,14 @@ describe('a route that only more leases could explain, while the store is away',
 
 describe('the eBPF programs of an earlier run', () => {
   const OWN = [{ priority: 4096, kind: 'bpf', name: 'weft-ingress' }]
-  const failing = (): never => {
+  const failing = async (): Promise<never> => {
     throw new Error('rtnetlink: Operation not supported')
   }
   afterEach(() => vi.restoreAllMocks())
 
   it.each([
     ['the kernel has no tc', failing, undefined, []],
-    ['the kernel keeps them', () => OWN, failing, ['the eBPF program on eth0 (ingress)']],
+    ['the kernel keeps them', async () => OWN, failing, ['the eBPF program on eth0 (ingress)']],
   ] as const)('do not keep a node from being ready if %s', async (_, list, detach, named) => {
     vi.spyOn(addon, 'listFilters').mockImplementation(list)
     if (detach) vi.spyOn(addon, 'detachProgram').mockImplementation(detach)

@@ -2,6 +2,7 @@ import { once } from 'node:events'
 import { openSync } from 'node:fs'
 import { createServer } from 'node:net'
 import { afterEach, expect, it, vi } from 'vitest'
+import type { Hook } from '../../../../native/addon.d.ts'
 import { addon } from '../../../../src/host/addon.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import type { Peer } from '../../../../src/path/engine/peers.ts'
@@ -33,7 +34,12 @@ class FakeBpf implements Bpf {
   refusal: (Error & { code?: string }) | undefined
   readonly filters = new Map<string, { priority: number; kind: string; name: string }[]>()
   readonly flags: number[] = []
+  /** Resolves when the kernel answers questions about interfaces, for which it needs its lock of all of them. */
+  lock: Promise<void> = Promise.resolve()
   #carried = 0
+  async answered(): Promise<void> {
+    await this.lock
+  }
   kernelWayObject(): Buffer | undefined {
     return addon.kernelWayObject()
   }
@@ -66,22 +72,29 @@ class FakeBpf implements Bpf {
   loadProgram(): number {
     return openSync('/dev/null', 'r') // KernelPrograms closes it
   }
-  attachProgram({ index, isEgress }: { index: number; isEgress: boolean }, _fd: number, name: string): void {
+  async attachProgram({ index, isEgress }: Hook, _fd: number, name: string): Promise<void> {
+    await this.answered()
     this.filters.set(`${index} ${isEgress}`, [{ priority: 4096, kind: 'bpf', name }])
   }
-  detachProgram({ index, isEgress }: { index: number; isEgress: boolean }): void {
+  async detachProgram({ index, isEgress }: Hook): Promise<void> {
+    await this.answered()
     this.filters.delete(`${index} ${isEgress}`)
   }
-  listFilters({ index, isEgress }: { index: number; isEgress: boolean }) {
+  async listFilters({ index, isEgress }: Hook) {
+    await this.answered()
     return this.filters.get(`${index} ${isEgress}`) ?? []
   }
-  tcxPrograms(): number {
+  async tcxPrograms(): Promise<number> {
+    await this.answered()
     return this.tcx
   }
-  activeFeatures(): string {
+  async activeFeatures(): Promise<string> {
+    await this.answered()
     return this.features
   }
-  setOffload(): void {}
+  async setOffload(): Promise<void> {
+    await this.answered()
+  }
 }
 
 const PEER: Peer = {
@@ -228,7 +241,7 @@ it('takes a peer back when it says farewell', async () => {
 
 it('keeps a peer whose daemon ended without a word, until it has been gone for long', async () => {
   const [near, far] = await promoted()
-  far.way.pause()
+  await far.way.pause()
   const searches = (): number => near.kernel.reads.filter((each) => each === 'lookUp').length
   const before = searches()
   // After the end of the connection has arrived, `look` searches the route for another proof.
@@ -257,7 +270,7 @@ it('takes all peers back after a change of offloads, and proves them again', asy
   const [near] = await promoted()
   near.bpf.features = 'b'
   near.way.look()
-  expect(near.way.state).toMatchObject({ isActive: true, promoted: 0, takenBack: 1 })
+  await eventually(() => expect(near.way.state).toMatchObject({ isActive: true, promoted: 0, takenBack: 1 }))
   near.send(100)
   near.way.look()
   await eventually(() => expect(near.way.carries(PEER.subnet)).toBe(true))
@@ -288,7 +301,7 @@ it.each([
   const [near] = await promoted()
   change(near.bpf)
   near.way.look()
-  expect(near.way.state).toMatchObject({ isActive: false, promoted: 0, reason })
+  await eventually(() => expect(near.way.state).toMatchObject({ isActive: false, promoted: 0, reason }))
   await eventually(() => expect(near.bpf.filters.has(`${TUN} true`)).toBe(false))
 })
 
@@ -365,7 +378,7 @@ it('survives that the kernel refuses to take a peer back', async () => {
   near.bpf.isFull = true
   near.bpf.tcx = 1
   near.way.look()
-  expect(near.way.state).toMatchObject({ isActive: false, promoted: 0 })
+  await eventually(() => expect(near.way.state).toMatchObject({ isActive: false, promoted: 0 }))
   await eventually(() => expect(near.bpf.filters.size).toBe(0))
 })
 
@@ -382,8 +395,8 @@ it("does not detach the next process's programs after a pause", async () => {
   vi.useFakeTimers({ toFake: ['setTimeout'] })
   near.bpf.tcx = 1
   near.way.look()
-  near.way.pause()
-  expect(vi.getTimerCount()).toBe(1) // the farewell
+  await vi.waitFor(() => expect(vi.getTimerCount()).toBe(1)) // the farewell
+  void near.way.pause()
   await vi.runAllTimersAsync()
   expect(near.bpf.filters.size).toBe(2)
 })
@@ -391,7 +404,7 @@ it("does not detach the next process's programs after a pause", async () => {
 it('does not attach programs after it was closed', async () => {
   const near = rig()
   await near.way.check()
-  near.way.pause()
+  await near.way.pause()
   near.bpf.filters.clear()
   await Promise.all([near.way.resume(), near.way.close()])
   expect([near.bpf.filters.size, near.way.state.isActive]).toEqual([0, false])
@@ -401,8 +414,8 @@ it('leaves the port to the next process if it is paused while it begins', async 
   const near = rig()
   const attach = near.bpf.attachProgram.bind(near.bpf)
   near.bpf.attachProgram = (...args) => {
-    attach(...args)
-    near.way.pause()
+    void near.way.pause()
+    return attach(...args)
   }
   await near.way.check()
   const next = createServer().listen(PORT, '127.5.1.0')
@@ -412,19 +425,19 @@ it('leaves the port to the next process if it is paused while it begins', async 
 it('detaches the programs of an earlier process if it cannot replace them, the receiving one 10 s later', async () => {
   vi.useFakeTimers({ toFake: ['setTimeout'] })
   const bpf = new FakeBpf()
-  bpf.attachProgram({ index: UPLINK, isEgress: false }, 0, 'weft-ingress')
-  bpf.attachProgram({ index: TUN, isEgress: true }, 0, 'weft-egress')
+  await bpf.attachProgram({ index: UPLINK, isEgress: false }, 0, 'weft-ingress')
+  await bpf.attachProgram({ index: TUN, isEgress: true }, 0, 'weft-egress')
   const { way } = rig({ settings: { verifySource: 'off', clampMss: false, probePathMtu: false } }, bpf)
   await way.check()
   expect([...bpf.filters.keys()]).toEqual([`${UPLINK} false`])
-  vi.advanceTimersByTime(10_000)
+  await vi.advanceTimersByTimeAsync(10_000)
   vi.useRealTimers()
   expect(bpf.filters.size).toBe(0)
 })
 
 it('detaches the programs of an earlier process at once beside IPsec policies', async () => {
   const bpf = new FakeBpf()
-  bpf.attachProgram({ index: UPLINK, isEgress: false }, 0, 'weft-ingress')
+  await bpf.attachProgram({ index: UPLINK, isEgress: false }, 0, 'weft-ingress')
   const { way, kernel } = rig({}, bpf)
   kernel.hasPolicies = true
   await way.check()
@@ -484,4 +497,62 @@ it('continues if another program has the port of the proofs', async () => {
   await way.check()
   expect(way.state.isActive).toBe(true)
   expect(lines.join()).toMatch(/peers cannot prove their way to this node: listen EADDRINUSE/)
+})
+
+it('looks and answers while the kernel holds its lock of all interfaces', async () => {
+  const [near] = await promoted()
+  let release = (): void => {}
+  near.bpf.lock = new Promise((resolve) => (release = resolve))
+  near.way.look()
+  near.way.look()
+  near.bpf.filters.delete(`${TUN} true`)
+  expect(near.way.state).toMatchObject({ isActive: true, promoted: 1 })
+  release()
+  await eventually(() => expect(near.way.state.isActive).toBe(false))
+})
+
+it('lets the next process attach its programs only after its own work at the interfaces is done', async () => {
+  const near = rig()
+  let release = (): void => {}
+  near.bpf.lock = new Promise((resolve) => (release = resolve))
+  const checked = near.way.check()
+  let isPaused = false
+  const paused = near.way.pause().then(() => (isPaused = true))
+  await new Promise((resolve) => setImmediate(resolve))
+  expect(isPaused).toBe(false)
+  release()
+  await Promise.all([checked, paused])
+  expect(near.bpf.filters.size).toBe(0)
+})
+
+it('closes its maps only after the kernel has attached its programs, and then detaches them', async () => {
+  const near = rig()
+  let release = (): void => {}
+  const attach = near.bpf.attachProgram.bind(near.bpf)
+  const attaching = new Promise<void>((resolve) => {
+    near.bpf.attachProgram = (...args) => {
+      near.bpf.lock = new Promise((free) => (release = free))
+      resolve()
+      return attach(...args)
+    }
+  })
+  const checked = near.way.check()
+  await attaching
+  const closed = near.way.close()
+  near.bpf.attachProgram = attach
+  release()
+  await Promise.all([checked, closed])
+  expect([near.bpf.filters.size, near.way.state.isActive]).toEqual([0, false])
+})
+
+it('leaves no program attached if the kernel refuses the second one', async () => {
+  const near = rig()
+  const attach = near.bpf.attachProgram.bind(near.bpf)
+  near.bpf.attachProgram = async (hook, ...rest) => {
+    if (hook.isEgress) throw new Error('rtnetlink: Operation not supported')
+    await attach(hook, ...rest)
+  }
+  await near.way.check()
+  expect(near.bpf.filters.size).toBe(0)
+  expect(near.way.state).toMatchObject({ isActive: false, reason: 'rtnetlink: Operation not supported' })
 })
