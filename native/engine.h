@@ -50,8 +50,8 @@ class Engine {
                      std::unique_ptr<Engine>& engine);
 
   const Features& features() const { return features_; }
-  /// Sets whether received packets may be merged, as the TUN's switches say. Each loop uses the new values from its next
-  /// batch on.
+  /// Sets whether received packets may be merged, as the TUN's switches say. Each loop uses the new values from its
+  /// next batch on.
   void set_switches(const JoinSwitches& switches);
   /// The interface name that the TUN has now or, if the TUN was deleted, the last name that it had. Looks up the TUN's
   /// index, because the kernel answers TUNGETIFF only when it has its lock of all network devices (RTNL), for which

@@ -86,10 +86,9 @@ Hook hook_of(const Napi::Object& hook) { return {number_in(hook, "index"), hook.
 Hook hook_in(const Napi::CallbackInfo& info) { return hook_of(info[0].As<Napi::Object>()); }
 
 Napi::Value attach_program_of(const Napi::CallbackInfo& info) {
-  return in_background(info.Env(), [hook = hook_in(info), program = info[1].As<Napi::Number>().Int32Value(),
-                                    name = info[2].As<Napi::String>().Utf8Value()] {
-    return attach_program(hook, program, name);
-  });
+  return in_background(info.Env(),
+                       [hook = hook_in(info), program = info[1].As<Napi::Number>().Int32Value(),
+                        name = info[2].As<Napi::String>().Utf8Value()] { return attach_program(hook, program, name); });
 }
 
 Napi::Value detach_program_of(const Napi::CallbackInfo& info) {
@@ -134,10 +133,9 @@ Napi::Value active_features_of(const Napi::CallbackInfo& info) {
 
 Napi::Value set_offload_of(const Napi::CallbackInfo& info) {
   const Offload offload = info[1].As<Napi::String>().Utf8Value() == "gro" ? Offload::kGro : Offload::kTso;
-  return in_background(info.Env(), [name = info[0].As<Napi::String>().Utf8Value(), offload,
-                                    is_on = info[2].As<Napi::Boolean>().Value()] {
-    return set_offload(name, offload, is_on);
-  });
+  return in_background(info.Env(),
+                       [name = info[0].As<Napi::String>().Utf8Value(), offload,
+                        is_on = info[2].As<Napi::Boolean>().Value()] { return set_offload(name, offload, is_on); });
 }
 
 Napi::Value kernel_way_object_of(const Napi::CallbackInfo& info) {

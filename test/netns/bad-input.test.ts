@@ -194,7 +194,7 @@ describe('weftd waits', () => {
 })
 
 describe('stopping', () => {
-  it('is cut short by a second signal, and otherwise after five seconds', async () => {
+  it('is cut short by a second signal, and otherwise after nine seconds', async () => {
     // No process writes to this pipe, from which weftd reads its earlier subnet.
     const pipe = join(leaseDirectory(), 'subnet.env')
     await host.output(['mkfifo', pipe])
@@ -208,8 +208,8 @@ describe('stopping', () => {
       }
       expect(await daemon.stop('SIGTERM')).toBe(signals === 2 ? 'SIGTERM' : 'SIGKILL')
       // The log shows who ended the process: weftd logs a line if its own limit did.
-      expect(daemon.lines.some((line) => line.includes('Stopping took longer than 5 s'))).toBe(signals === 1)
-      if (signals === 1) expect(performance.now() - began).toBeGreaterThan(5_000)
+      expect(daemon.lines.some((line) => line.includes('Stopping took longer than 9 s'))).toBe(signals === 1)
+      if (signals === 1) expect(performance.now() - began).toBeGreaterThan(9_000)
     }
   })
 

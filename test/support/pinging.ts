@@ -12,6 +12,8 @@ interface Pinged {
   readonly lost: number
   /** The number of pings that got an ICMP error or could not be sent. */
   readonly errors: number
+  /** When answers were missing: the times of the last answer before and of the first answer after, and the number of missing answers. */
+  readonly gaps: readonly string[]
 }
 
 const COUNTERS = 'cat /proc/net/snmp /proc/net/snmp6'
@@ -44,6 +46,19 @@ export function answeredIn(said: string): { readonly last: number; readonly answ
   return { last, answered: numbers.size }
 }
 
+/** Returns the gaps in the output of `ping -D`, which prints the time before each answer. Answers that overtake others count as gaps too. */
+function gapsIn(said: string): readonly string[] {
+  const gaps: string[] = []
+  let [before, at] = [0, '']
+  for (const [, time = '', number] of said.matchAll(/^\[(\d+\.\d+)\].* icmp_seq=(\d+) ttl=/gm)) {
+    const missing = Number(number) - before - 1
+    const now = new Date(Number(time) * 1_000).toISOString().slice(11, -1)
+    if (at !== '' && missing > 0) gaps.push(`${missing} between ${at} and ${now}`)
+    ;[before, at] = [Number(number), now]
+  }
+  return gaps
+}
+
 /** Pings until `stop`, every `everyS` seconds. */
 export function pinging(
   from: Pod,
@@ -51,7 +66,7 @@ export function pinging(
   { address = to.address, everyS = 0.001 } = {},
 ): { stop(): Promise<Pinged> } {
   const isIpv6 = address.includes(':')
-  const child = from.spawn(['sh', '-c', `${COUNTERS}; exec ping -n -i ${everyS} -W 1 ${address}`])
+  const child = from.spawn(['sh', '-c', `${COUNTERS}; exec ping -n -D -i ${everyS} -W 1 ${address}`])
   let said = ''
   child.stdout!.on('data', (text: Buffer) => (said += text.toString()))
   return {
@@ -72,6 +87,7 @@ export function pinging(
         sent,
         lost: Math.max(0, Math.min(sent - answered, byKernel)),
         errors: number(/\+(\d+) errors/),
+        gaps: gapsIn(said),
       }
     },
   }

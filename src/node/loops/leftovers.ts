@@ -16,7 +16,6 @@ import {
   type Found,
   type Surroundings,
 } from '../../path/device/leftovers.ts'
-import type { Remains } from '../../path/remains.ts'
 import type { DataPaths } from '../data-paths.ts'
 import type { Node } from '../node.ts'
 import { handoverLock } from '../restart/rendezvous.ts'
@@ -90,7 +89,7 @@ async function removePrograms(node: Node): Promise<void> {
   if (!external) return
   const names = ownership.dataPath?.tunNames ?? []
   const links = await Promise.all(names.map((each) => kernel.link(each)))
-  const remove = async (remains: readonly Remains[]): Promise<void> => {
+  const remove = async (remains: Awaited<ReturnType<typeof findPrograms>>): Promise<void> => {
     for (const each of remains) {
       const what = each.things.join(', ')
       // If the kernel does not detach an eBPF program, the program carries no packets after a minute. So this failure

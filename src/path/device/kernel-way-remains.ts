@@ -2,7 +2,6 @@
 // host. The programs stop carrying packets a minute after weftd ended, but the programs and the devices stay until they
 // are removed.
 
-import type { Hook } from '../../../native/addon.d.ts'
 import { addon } from '../../host/addon.ts'
 import { removeAll } from '../../host/kernel-errors.ts'
 import type { HostKernel, Link } from '../../host/kernel.ts'
@@ -29,7 +28,7 @@ export const INGRESS_STAYS_MS = 10_000
  * Returns true if an eBPF program of weft is attached. If the kernel cannot list tc filters, it does not support tc, so
  * no program is attached.
  */
-function hasOwn(hook: Hook): Promise<boolean> {
+function hasOwn(hook: Parameters<typeof addon.listFilters>[0]): Promise<boolean> {
   return addon.listFilters(hook).then(
     (filters) => filters.some(isOwn),
     () => false,

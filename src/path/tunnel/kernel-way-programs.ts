@@ -2,7 +2,6 @@
 // their maps, and attaches them to the TUN device and to the external interface.
 
 import { closeSync, readFileSync } from 'node:fs'
-import type { Hook } from '../../../native/addon.d.ts'
 import type { addon } from '../../host/addon.ts'
 import { isOwn, NAME } from '../device/kernel-way-remains.ts'
 import { SLOT_NUMBERS } from '../engine/traffic.ts'
@@ -35,6 +34,8 @@ export type Bpf = Pick<
   | 'activeFeatures'
   | 'setOffload'
 >
+
+type Hook = Parameters<Bpf['listFilters']>[0]
 
 type ProgramName = 'egress' | 'ingress' | 'joined'
 const PROGRAMS: readonly ProgramName[] = ['egress', 'ingress', 'joined']

@@ -4,8 +4,8 @@
 //
 // `look` does all periodic work: weftd calls it every two seconds.
 //
-// The kernel answers questions about tc and about offloads only when it has its lock of all network devices (RTNL),
-// which others may hold for seconds. So these questions are asked in the background, and `#running` has their work.
+// Each system call for tc and for offloads waits for the kernel's lock of all network devices (RTNL), which other
+// programs may hold for seconds. So these calls run in the background, and `#running` has the work that waits for them.
 
 import { messageOf } from '../../base/errors.ts'
 import { FollowedLink } from '../../host/links.ts'
