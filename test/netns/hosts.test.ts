@@ -260,7 +260,7 @@ describe('flannel0', () => {
     },
   )
 
-  it('is repaired after its address was flushed, its route removed or it was set down; and recreated after it was deleted', async () => {
+  it('is repaired after its address was flushed, its route removed or it was set down; and recreated after it was deleted or moved to another namespace', async () => {
     lab = await createLab({ hosts: 2 })
     const leases = await directoryLeases(lab)
     const [first] = await startAll(lab, leases.args)
@@ -275,6 +275,11 @@ describe('flannel0', () => {
     await repaired(['route', 'del', '10.5.0.0/16'], /Repaired: the route to 10\.5\.0\.0\/16 was gone/)
     await repaired(['link', 'set', 'flannel0', 'down'], /Repaired: flannel0 was down/)
     await repaired(['link', 'del', 'flannel0'], /The data path stopped: .*Opening it again/)
+    const elsewhere = String((await a.startPod()).spawn(['sleep', '60']).pid)
+    await repaired(
+      ['link', 'set', 'flannel0', 'netns', elsewhere],
+      /The data path stopped: flannel0 is no longer in the network namespace of weftd\. Opening it again/,
+    )
   })
 })
 

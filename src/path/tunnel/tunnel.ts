@@ -516,15 +516,28 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
 
   async #resync(): Promise<readonly string[]> {
     this.#followName()
+    if (await this.#isMoved()) {
+      this.#reportFault(new Error(`${this.#engine.tunName} is no longer in the network namespace of weftd`))
+      return []
+    }
     await this.#kind.check?.()
     await this.#followSwitches()
     await this.#kernelWay?.check()
     const repaired: string[] = []
-    // Do not repair a missing device, because the engine reports it as a fault.
+    // Do not repair a deleted device, because the engine reports it as a fault.
     await this.#innerFamilies.each(async (inner) => {
       for (const each of [this.#devices.get(inner.family), inner]) repaired.push(...((await each?.resync()) ?? []))
     })
     return repaired
+  }
+
+  /**
+   * Returns true if the TUN device is missing in this network namespace although it has not been deleted, because the
+   * engine reports no fault then.
+   */
+  async #isMoved(): Promise<boolean> {
+    const { tunName } = this.#engine
+    return !(await this.#parts.kernel.link(tunName)) && this.#engine.tunName === tunName
   }
 
   /** Logs a new name of the TUN device. The engine learns the name from the device's descriptor. */

@@ -185,6 +185,19 @@ it('continues on inherited descriptors without a change to the host before packe
   ])
 })
 
+it('reports a fault if the TUN is in another network namespace, but not if it has a new name', async () => {
+  const tunnel = await open()
+  let fault: Error | undefined
+  void tunnel.fault.then((error) => (fault = error))
+  addTun('other0')
+  tunName = 'other0'
+  await tunnel.resync()
+  expect(fault).toBeUndefined()
+  host.kernel.act({ kind: 'delete link', device: { name: 'other0' } })
+  expect(await tunnel.resync()).toEqual([])
+  expect(fault).toEqual(new Error('other0 is no longer in the network namespace of weftd'))
+})
+
 it('runs its operations one at a time, and lists no peers until an apply succeeds', async () => {
   const tunnel = await open()
   events = []
