@@ -164,8 +164,8 @@ void PeerTables::publish() {
   free_unheld();
 }
 
-/// Frees tables that no reader uses, the oldest first. A table is kept as long as an older table is in use, because the
-/// older table may share pages that the newer table replaced.
+/// Frees tables that no reader uses, the oldest first. With a table, frees the pages and endpoints that the next table
+/// no longer uses. Older tables may share these pages, so a table is kept while a reader uses an older one.
 void PeerTables::free_unheld() {
   const auto is_held = [this](const PeerTable* table) {
     return std::any_of(hazards_.begin(), hazards_.end(),

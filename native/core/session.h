@@ -8,10 +8,10 @@
 //
 // set_keys() installs a new pair: in `current` if this host initiated the handshake, else in `next`. accept() moves a
 // pair from `next` when the first packet with it arrives, because only then do both ends surely have the pair
-// (WireGuard's white paper, section 5.4.6). The pair moves to `current`. But if this host has installed a pair of its
-// own handshake since, because both ends initiated simultaneously, the peer's pair moves to `previous`. Then each end
-// encrypts with the pair of its own handshake, and decrypts with the pair of the other end's handshake. The kernel
-// (noise.c) keeps one pair fewer, and so loses packets in flight in that case.
+// (WireGuard's white paper, section 5.4.6). The pair moves to `current`. But both ends may have initiated a handshake
+// simultaneously. Then `current` may already have the pair of this host's own handshake, and the peer's pair moves to
+// `previous`: each end encrypts with the pair of its own handshake, and decrypts with the pair of the other end's
+// handshake. The kernel (noise.c) keeps one pair fewer, and so loses packets in flight if both ends initiate.
 //
 // A pair is erased when another pair takes its place, and when it has expired. Until then, it can be used.
 //

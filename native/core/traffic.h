@@ -1,9 +1,9 @@
 // traffic.h - counts the traffic between this host and each peer, per loop thread. Readers add the counts of all
 // threads.
 //
-// JavaScript assigns a slot (an index into the counters) to each peer, and the peer keeps its slot in later tables.
-// Each loop thread has its own counters, so that no thread waits for another. A thread adds to its counters once for
-// each run of packets to or from one peer.
+// JavaScript assigns a slot (an index into the counters) to each peer, and the peer keeps its slot when JavaScript
+// replaces the table of peers. Each loop thread has its own counters, so that no thread waits for another. A thread
+// adds to its counters once for each run of packets to or from one peer.
 #pragma once
 
 #include <array>

@@ -187,8 +187,8 @@ async function lookAfter(
       renewing = renew(node, dataPath, calm).finally(() => (renewing = undefined))
       renewing.catch(() => {}) // it rejects only if the process stops, and then this function ends too
     }
-    // Wait only a limited time: if opening the data path of one family takes long, the open data path must still be
-    // checked.
+    // Wait only a limited time: while the data path of one family is slow to open, weftd must still check the data path
+    // of the other family, which is open.
     await withLatePromise(LATE_MS, (late) => Promise.race([renewing, late]))
     // Until all loops run, changes of the host may go unnoticed, because weftd does not watch the host before its first
     // query of the store.

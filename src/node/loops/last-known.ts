@@ -17,7 +17,7 @@ const REST_MS_A_LEASE = 1
 const turns = new WeakMap<ForwardingNode, Promise<void>>()
 
 /**
- * Writes the last known state to its file. `paths` are the descriptions of the data paths that the service manager
+ * Writes the last known state to its file. `paths` describes the data paths whose descriptors the service manager
  * keeps. Writes run one after another, so that the file has the newest state. Rejects with the file system's error.
  */
 export function writeKnown(node: ForwardingNode, paths?: unknown): Promise<void> {

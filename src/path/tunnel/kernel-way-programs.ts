@@ -1,5 +1,5 @@
-// kernel-way-programs.ts - loads the eBPF programs that carry packets for promoted peers (kernel-way-peers.ts), fills
-// their maps, and attaches them to the TUN device and to the external interface.
+// kernel-way-programs.ts - loads the eBPF programs that carry the packets to some peers in place of the engine, fills
+// their maps, and attaches them to the TUN device and to the external interface. kernel-way-peers.ts chooses the peers.
 
 import { closeSync, readFileSync } from 'node:fs'
 import type { addon } from '../../host/addon.ts'
