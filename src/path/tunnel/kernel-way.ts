@@ -137,6 +137,7 @@ export class KernelWay {
     } catch (error) {
       return void this.#end(messageOf(error))
     }
+    void this.#track(this.#watchPolicies())
     if (!this.#isWatching) void this.#track(this.#watch())
   }
 
@@ -418,18 +419,26 @@ export class KernelWay {
   }
 
   /**
+   * Detaches the eBPF programs if this host has IPsec policies. `#watch` does not search for policies, because it may
+   * wait for the RTNL for a long time, in which the eBPF programs would send packets unencrypted. Does not reject.
+   */
+  async #watchPolicies(): Promise<void> {
+    // If the search for policies fails, `check` searches too, and detaches the programs if its search fails.
+    const hasPolicies = await this.#hasPolicies().catch(() => false)
+    if (hasPolicies && !this.#isPaused) void this.#end(IPSEC)
+  }
+
+  /**
    * Detaches the eBPF programs if the kernel says that they may no longer carry packets, and switches the merging of
    * received TCP segments on or off. weftd watches no event for new IPsec policies, tc filters or offloads, so each
-   * `look` begins this check. Does not reject.
+   * `look` begins this check, and `#watchPolicies`. Does not reject.
    */
   async #watch(): Promise<void> {
     const hooks = this.#hooks
     if (!hooks) return
     this.#isWatching = true
     try {
-      // If the search for policies fails, `check` searches too, and detaches the programs if its search fails.
-      const hasPolicies = await this.#hasPolicies().catch(() => false)
-      const problem = hasPolicies ? IPSEC : await this.#problemAt(hooks)
+      const problem = await this.#problemAt(hooks)
       // Ignore the answer if the programs were detached meanwhile.
       if (this.#isPaused || this.#hooks !== hooks) return
       if (problem !== undefined) return void this.#end(problem)

@@ -516,6 +516,7 @@ it('lets the next process attach its programs only after its own work at the int
   let release = (): void => {}
   near.bpf.lock = new Promise((resolve) => (release = resolve))
   const checked = near.way.check()
+  await new Promise((resolve) => setImmediate(resolve))
   let isPaused = false
   const paused = near.way.pause().then(() => (isPaused = true))
   await new Promise((resolve) => setImmediate(resolve))
@@ -555,4 +556,16 @@ it('leaves no program attached if the kernel refuses the second one', async () =
   await near.way.check()
   expect(near.bpf.filters.size).toBe(0)
   expect(near.way.state).toMatchObject({ isActive: false, reason: 'rtnetlink: Operation not supported' })
+})
+
+it('ends if an IPsec policy appears while the kernel holds its lock of all interfaces', async () => {
+  const [near] = await promoted()
+  near.bpf.lock = new Promise((resolve) => open.unshift({ close: resolve as () => void }))
+  near.way.look()
+  await new Promise((resolve) => setImmediate(resolve))
+  near.kernel.hasPolicies = true
+  near.way.look()
+  await new Promise((resolve) => setImmediate(resolve))
+  expect(near.way.state).toMatchObject({ isActive: false, promoted: 0, reason: 'this host has IPsec policies' })
+  expect(near.bpf.flags.at(-1)).toBe(0)
 })
