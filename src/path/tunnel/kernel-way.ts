@@ -387,7 +387,13 @@ export class KernelWay {
       this.#refuse(messageOf(error))
     }
     if (this.#join) await closeJoin(this.#parts.kernel)
+    this.#forgetJoin()
+  }
+
+  /** Stops sending to the veth devices. If the kernel must still merge segments, the next `look` opens them again. */
+  #forgetJoin(): void {
     this.#join = undefined
+    this.#joinChoice.isOn = false
   }
 
   /** Reads the external interface, which may have a new name. Returns undefined if it is gone. */
@@ -505,6 +511,8 @@ export class KernelWay {
       if (this.#hooks && !this.#isPaused) await programs.attachJoined(indices[1])
       // Remove the veth devices if the eBPF programs were detached while the devices were created.
       if (!this.#hooks) return await closeJoin(kernel)
+      // After `pause`, perhaps no program takes the packets at the veth devices, so send no packets to them.
+      if (this.#isPaused) return
       this.#join = indices
       this.#confirm()
     } catch (error) {

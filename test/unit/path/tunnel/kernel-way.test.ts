@@ -34,6 +34,8 @@ class FakeBpf implements Bpf {
   refusal: (Error & { code?: string }) | undefined
   readonly filters = new Map<string, { priority: number; kind: string; name: string }[]>()
   readonly flags: number[] = []
+  /** The index of the interface to which the programs send received TCP packets; 0 if there is none. */
+  join = 0
   /** Resolves when the kernel answers questions about interfaces, for which it needs its lock of all of them. */
   lock: Promise<void> = Promise.resolve()
   #carried = 0
@@ -51,6 +53,7 @@ class FakeBpf implements Bpf {
   updateMap(_fd: number, key: Uint8Array, value: Uint8Array): void {
     if (this.isFull && key.length === 8) throw new Error('bpf BPF_MAP_UPDATE_ELEM: No space left on device')
     if (key.length === 8) this.flags.push(new DataView(value.buffer).getUint32(12, IS_LITTLE))
+    if (key.length === 4) this.join = new DataView(value.buffer).getUint32(16, IS_LITTLE)
   }
   deleteFromMap(): boolean {
     this.calls.push('delete')
@@ -568,4 +571,38 @@ it('ends if an IPsec policy appears while the kernel holds its lock of all inter
   await new Promise((resolve) => setImmediate(resolve))
   expect(near.way.state).toMatchObject({ isActive: false, promoted: 0, reason: 'this host has IPsec policies' })
   expect(near.bpf.flags.at(-1)).toBe(0)
+})
+
+it('sends no TCP packets to the veth devices if it is paused before a program takes them there', async () => {
+  const { way, bpf, kernel } = rig()
+  await way.check()
+  const { setOffload } = bpf
+  bpf.setOffload = async (...args) => {
+    void way.pause()
+    return setOffload.apply(bpf, args)
+  }
+  bpf.lone = 1_000n
+  way.look()
+  await eventually(() => expect(kernel.peek('weft-joined')?.up).toBe(true))
+  await way.pause()
+  expect(bpf.join).toBe(0)
+})
+
+it('joins segments again after the programs were detached and attached again', async () => {
+  const { way, bpf, kernel } = rig()
+  await way.check()
+  bpf.lone = 1_000n
+  way.look()
+  await eventually(() => expect(bpf.join).toBeGreaterThan(0))
+  await new Promise((resolve) => setImmediate(resolve))
+  bpf.tcx = 1
+  way.look()
+  await eventually(() => expect(kernel.peek('weft-join')).toBeUndefined())
+  kernel.act({ kind: 'delete link', device: { name: 'weft-joined' } }) // the kernel deletes both devices of the pair
+  bpf.tcx = 0
+  await way.check()
+  expect(way.state.isActive).toBe(true)
+  bpf.lone = 3_000n
+  way.look()
+  await eventually(() => expect(bpf.join).toBe(kernel.peek('weft-join')?.index))
 })
