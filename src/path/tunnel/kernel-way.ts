@@ -8,6 +8,7 @@
 // programs may hold for seconds. So these calls run in the background, and `#running` has the work that waits for them.
 
 import { messageOf } from '../../base/errors.ts'
+import { createTurn } from '../../host/bell.ts'
 import { FollowedLink } from '../../host/links.ts'
 import { formatAddress, listed, type Net } from '../../net/address.ts'
 import type { TunnelSettings } from '../catalog.ts'
@@ -52,6 +53,7 @@ interface Uplink {
 }
 
 const IPSEC = 'this host has IPsec policies'
+const NOT_OPEN = 'it is not open yet'
 
 export class KernelWay {
   readonly #parts: KernelWayParts
@@ -63,7 +65,7 @@ export class KernelWay {
   /** The interfaces to which the eBPF programs are attached; undefined while the programs are not attached. */
   #hooks: Hooks | undefined
   /** Why the eBPF programs carry no packets; undefined while they may carry packets. */
-  #reason: string | undefined = 'it is not open yet'
+  #reason: string | undefined = NOT_OPEN
   #uplink: Uplink | undefined
   #features = ''
   /**
@@ -80,6 +82,11 @@ export class KernelWay {
   #ending: Promise<void> = Promise.resolve()
   /** True after this process has searched for eBPF programs of an earlier process. */
   #isCleared = false
+  /**
+   * Runs checks and the late detachment of an earlier process's program one after another, so that none of them
+   * detaches what another one attaches.
+   */
+  readonly #inTurn = createTurn()
   /** The work that runs in the background. `pause` and `close` wait for it. */
   readonly #running = new Set<Promise<void>>()
   /** True while `#watch` runs. */
@@ -146,8 +153,11 @@ export class KernelWay {
    * is open, and then with each check of the data path. Does not reject: if the kernel refuses the programs, the engine
    * carries all packets.
    */
-  async check(): Promise<void> {
-    if (!this.#isPaused && !this.#isFinal) await this.#track(this.#check())
+  check(): Promise<void> {
+    return this.#inTurn(async () => {
+      const isDone = this.#isFinal && this.#isCleared
+      if (!this.#isPaused && !isDone) await this.#track(this.#check())
+    })
   }
 
   /**
@@ -199,6 +209,8 @@ export class KernelWay {
     this.#isPaused = false
     this.#hooks = undefined
     this.#isCleared = false
+    this.#reason ??= NOT_OPEN
+    this.#forgetJoin() // the other process may have removed the veth devices
     this.#peers.returnToEngine()
     await this.check()
   }
@@ -226,7 +238,6 @@ export class KernelWay {
 
   async #check(): Promise<void> {
     try {
-      await this.#ending
       const uplink = await this.#readUplink()
       const problem = uplink ? await this.#problemWith(uplink) : `${this.#link.name} is gone`
       if (this.#isPaused) return
@@ -258,6 +269,7 @@ export class KernelWay {
 
   async #begin(uplink: Uplink): Promise<void> {
     const { bpf, engine, subnets, port, log, kernel } = this.#parts
+    await this.#ending
     if (!this.#programs) {
       const object = bpf.kernelWayObject()
       if (!object) return this.#refuseForGood('this weft was built without clang')
@@ -353,9 +365,11 @@ export class KernelWay {
       return isFound
     }
     const detachIngress = async (): Promise<void> => void (await detach(false))
+    const detachLater = async (): Promise<void> => {
+      if (!this.#isPaused) await this.#track(detachIngress())
+    }
     // Without `egress` on the TUN of this process, `ingress` sends packets to a TUN that is gone.
-    if ((await detach(true)) && !hasPolicies)
-      setTimeout(() => void (this.#isPaused || this.#track(detachIngress())), INGRESS_STAYS_MS).unref()
+    if ((await detach(true)) && !hasPolicies) setTimeout(() => void this.#inTurn(detachLater), INGRESS_STAYS_MS).unref()
     else await detachIngress()
   }
 
@@ -408,6 +422,7 @@ export class KernelWay {
   async #problemWith(uplink: Uplink): Promise<string | undefined> {
     const { settings, bpf, ownHost } = this.#parts
     const { name } = this.#link
+    if (this.#isFinal) return this.#reason ?? ''
     if (settings.verifySource === 'off') return 'VerifySource is "off"'
     if (ownHost() === undefined) return 'the datagrams between the hosts are IPv6'
     if (!uplink.isEthernet) return `${name} is not an Ethernet interface`

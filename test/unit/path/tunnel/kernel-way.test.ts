@@ -1,6 +1,6 @@
 import { once } from 'node:events'
 import { openSync } from 'node:fs'
-import { createServer } from 'node:net'
+import { connect, createServer } from 'node:net'
 import { afterEach, expect, it, vi } from 'vitest'
 import type { Hook } from '../../../../native/addon.d.ts'
 import { addon } from '../../../../src/host/addon.ts'
@@ -605,4 +605,69 @@ it('joins segments again after the programs were detached and attached again', a
   bpf.lone = 3_000n
   way.look()
   await eventually(() => expect(bpf.join).toBe(kernel.peek('weft-join')?.index))
+})
+
+it('lets peers test this host if a check runs when it goes on after a pause', async () => {
+  const { way, lines } = rig()
+  await way.check()
+  await way.pause()
+  const resumed = way.resume()
+  expect(way.state).toMatchObject({ isActive: false, reason: 'it is not open yet' })
+  await Promise.all([resumed, way.check()])
+  expect(lines.filter((line) => /cannot prove/.test(line))).toEqual([])
+  const socket = connect(PORT, '127.5.1.0')
+  open.push({ close: () => socket.destroy() })
+  await once(socket, 'connect')
+})
+
+it('does not detach the programs that a check attaches after another program has detached them', async () => {
+  const { way, bpf, kernel } = rig()
+  await way.check()
+  const find = kernel.link.bind(kernel)
+  let release = (): void => {}
+  const lock = new Promise<void>((resolve) => (release = resolve))
+  vi.spyOn(kernel, 'link').mockImplementation(async (which) => {
+    await lock
+    return find(which)
+  })
+  const checked = way.check()
+  await new Promise((resolve) => setImmediate(resolve))
+  bpf.filters.delete(`${TUN} true`)
+  way.look()
+  await eventually(() => expect(way.state.isActive).toBe(false))
+  release()
+  await checked
+  expect(way.state.isActive).toBe(true)
+  await new Promise((resolve) => setTimeout(resolve, 400)) // the farewell
+  expect(bpf.filters.size).toBe(2)
+})
+
+it('detaches the programs if it goes on after a pause in which the kernel refused the change of a peer', async () => {
+  const [near] = await promoted()
+  await near.way.pause()
+  near.bpf.isFull = true
+  near.way.change([{ ...PEER, ...hostsAt(parseIpv4('192.0.2.3')!) }])
+  await near.way.resume()
+  expect([...near.bpf.filters.keys()]).toEqual([`${UPLINK} false`]) // which stays for 10 s
+  expect(near.way.state).toMatchObject({ isActive: false, reason: expect.stringMatching(/refuses a change of a peer/) })
+})
+
+it("keeps its own receiving program if it attaches it 10 s after it detached an earlier process's programs", async () => {
+  vi.useFakeTimers({ toFake: ['setTimeout'] })
+  const bpf = new FakeBpf()
+  await bpf.attachProgram({ index: UPLINK, isEgress: false }, 0, 'weft-ingress')
+  await bpf.attachProgram({ index: TUN, isEgress: true }, 0, 'weft-egress')
+  const { way } = rig({}, bpf)
+  bpf.tcx = 1
+  await way.check()
+  expect([...bpf.filters.keys()]).toEqual([`${UPLINK} false`])
+  bpf.tcx = 0
+  const attach = bpf.attachProgram.bind(bpf)
+  bpf.attachProgram = async (hook, ...rest) => {
+    await attach(hook, ...rest)
+    if (!hook.isEgress) await vi.advanceTimersByTimeAsync(10_000)
+  }
+  await way.check()
+  vi.useRealTimers()
+  expect([way.state.isActive, bpf.filters.size]).toEqual([true, 2])
 })
