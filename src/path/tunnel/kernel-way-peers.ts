@@ -435,7 +435,8 @@ export class KernelWayPeers {
     if (isMoved) {
       // The test connection showed only that the peer's previous address works, so test the peer again.
       if (known.state === 'kernel') this.#takeBack(known, 'weftd reaches it at another address')
-      this.#remove(peer.subnet)
+      this.#forgetProof(known)
+      this.#peers.delete(name) // `#set` replaces the map entry, so that `ingress` has an entry all the time
       // The peer may have promoted this host, and still send over IPv4 until it takes this host back.
       const isSameHost = known.peer.outer === 'ipv4' && known.peer.hosts.ipv4 === peer.hosts.ipv4
       return this.#set(peer, peer.outer === 'ipv6' && isSameHost ? performance.now() + IPV4_STAYS_MS : 0)

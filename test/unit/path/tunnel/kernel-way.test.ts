@@ -364,6 +364,13 @@ it('forgets a promotion when the peer moves to another host or is removed', asyn
   expect(near.way.state.promoted).toBe(0)
 })
 
+it('accepts the datagrams of a peer all the time while the peer changes to IPv6', async () => {
+  const [near] = await promoted()
+  near.way.change([{ ...PEER, hosts: { ...PEER.hosts, ipv6: 1n }, outer: 'ipv6' }])
+  expect(near.way.carries(PEER.subnet)).toBe(false)
+  expect(near.bpf.calls).not.toContain('delete')
+})
+
 it('ends for good if the kernel refuses the change of a peer, and the caller does not notice', async () => {
   const [near] = await promoted()
   near.bpf.isFull = true
