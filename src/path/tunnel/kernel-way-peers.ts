@@ -461,7 +461,10 @@ export class KernelWayPeers {
     this.#write(each)
   }
 
-  #write({ peer, state, limit, ipv4Until }: WayPeer): void {
+  /** Writes the peer's map entry, unless the peer was removed or replaced while weftd waited for a test or a route. */
+  #write(each: WayPeer): void {
+    if (this.#peers.get(each.name) !== each) return
+    const { peer, state, limit, ipv4Until } = each
     const flags = { engine: 0, tried: TRIED, kernel: PROMOTED }[state]
     const value = encodePeer(peer, limit, flags, ipv4Until !== 0)
     this.#changeMap((programs) => programs.setPeer(mapOf(peer), peerKey(peer.subnet), value))

@@ -371,6 +371,27 @@ it('accepts the datagrams of a peer all the time while the peer changes to IPv6'
   expect(near.bpf.calls).not.toContain('delete')
 })
 
+it.each([
+  ['a test of the peer fails', false],
+  ["the route to the peer's host changes", true],
+])('does not write a removed peer again if %s meanwhile', async (_, isPromoted) => {
+  const [near] = isPromoted ? await promoted() : await pair()
+  const gone = new Promise<void>((resolve) => {
+    vi.spyOn(near.kernel, 'lookUp').mockImplementation(async () => {
+      near.way.change([{ ...PEER, isGone: true }])
+      near.bpf.flags.splice(0)
+      setImmediate(resolve)
+      if (isPromoted) return []
+      throw new Error('no answer within 10 s')
+    })
+  })
+  near.send(100)
+  near.way.look()
+  if (isPromoted) await near.way.check()
+  await gone
+  expect(near.bpf.flags).toEqual([])
+})
+
 it('ends for good if the kernel refuses the change of a peer, and the caller does not notice', async () => {
   const [near] = await promoted()
   near.bpf.isFull = true
