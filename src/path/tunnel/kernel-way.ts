@@ -89,8 +89,8 @@ export class KernelWay {
   readonly #inTurn = createTurn()
   /** The work that runs in the background. `pause` and `close` wait for it. */
   readonly #running = new Set<Promise<void>>()
-  /** True while `#watch` runs. */
-  #isWatching = false
+  /** Resolves when the running `#watch` is done; undefined while none runs. */
+  #watching: Promise<void> | undefined
 
   constructor(parts: KernelWayParts) {
     this.#parts = parts
@@ -145,7 +145,7 @@ export class KernelWay {
       return void this.#end(messageOf(error))
     }
     void this.#track(this.#watchPolicies())
-    if (!this.#isWatching) void this.#track(this.#watch())
+    this.#watching ??= this.#track(this.#watch()).finally(() => (this.#watching = undefined))
   }
 
   /**
@@ -392,6 +392,8 @@ export class KernelWay {
 
   async #detach(hooks: Hooks): Promise<void> {
     await new Promise((resolve) => setTimeout(resolve, FAREWELL_MS))
+    // Let only one thread of libuv's pool, which has four, wait for the RTNL.
+    await this.#watching
     // Do not detach the eBPF programs after `pause`, because the attached programs may be those of the next process.
     if (this.#isPaused) return
     try {
@@ -457,7 +459,6 @@ export class KernelWay {
   async #watch(): Promise<void> {
     const hooks = this.#hooks
     if (!hooks) return
-    this.#isWatching = true
     try {
       const problem = await this.#problemAt(hooks)
       // Ignore the answer if the programs were detached meanwhile.
@@ -466,8 +467,6 @@ export class KernelWay {
       await this.#chooseJoin()
     } catch (error) {
       if (!this.#isPaused && this.#hooks === hooks) void this.#end(messageOf(error))
-    } finally {
-      this.#isWatching = false
     }
   }
 

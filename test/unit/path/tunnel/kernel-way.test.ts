@@ -39,8 +39,12 @@ class FakeBpf implements Bpf {
   /** Resolves when the kernel answers questions about interfaces, for which it needs its lock of all of them. */
   lock: Promise<void> = Promise.resolve()
   #carried = 0
+  /** The number of questions that wait for this lock. */
+  waiting = 0
   async answered(): Promise<void> {
+    this.waiting++
     await this.lock
+    this.waiting--
   }
   kernelWayObject(): Buffer | undefined {
     return addon.kernelWayObject()
@@ -599,6 +603,8 @@ it('ends if an IPsec policy appears while the kernel holds its lock of all inter
   await new Promise((resolve) => setImmediate(resolve))
   expect(near.way.state).toMatchObject({ isActive: false, promoted: 0, reason: 'this host has IPsec policies' })
   expect(near.bpf.flags.at(-1)).toBe(0)
+  await new Promise((resolve) => setTimeout(resolve, 400)) // the farewell
+  expect(near.bpf.waiting).toBe(1) // each one takes a thread of the pool
 })
 
 it('sends no TCP packets to the veth devices if it is paused before a program takes them there', async () => {
