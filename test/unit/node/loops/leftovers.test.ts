@@ -269,9 +269,9 @@ describe('the eBPF programs of an earlier run', () => {
 
   it('stay if a successor takes over while the kernel lists them, because they may be those of the successor', async () => {
     const dataPath = { carrier: () => ({}) }
-    const ownership = { state: { is: 'forwarding' }, dataPath }
+    const lending = { state: { is: 'forwarding' }, dataPath }
     vi.spyOn(addon, 'listFilters').mockImplementation(async () => {
-      ownership.state = { is: 'lent' }
+      lending.state = { is: 'lent' }
       return OWN
     })
     const detach = vi.spyOn(addon, 'detachProgram').mockResolvedValue(undefined)
@@ -282,7 +282,7 @@ describe('the eBPF programs of an earlier run', () => {
       isReady: true,
       leftovers,
       kernel,
-      ownership,
+      ownership: lending,
       signal: new AbortController().signal,
       config,
       lease: { key: '10.5.0.64-26', subnet: {}, attrs: { publicIp: {}, backendType: '' } },

@@ -595,7 +595,7 @@ it('leaves no program attached if the kernel refuses the second one', async () =
 
 it('ends if an IPsec policy appears while the kernel holds its lock of all interfaces', async () => {
   const [near] = await promoted()
-  near.bpf.lock = new Promise((resolve) => open.unshift({ close: resolve as () => void }))
+  near.bpf.lock = new Promise<void>((resolve) => void open.unshift({ close: resolve }))
   near.way.look()
   await new Promise((resolve) => setImmediate(resolve))
   near.kernel.hasPolicies = true
@@ -610,10 +610,10 @@ it('ends if an IPsec policy appears while the kernel holds its lock of all inter
 it('sends no TCP packets to the veth devices if it is paused before a program takes them there', async () => {
   const { way, bpf, kernel } = rig()
   await way.check()
-  const { setOffload } = bpf
+  const setOffload = bpf.setOffload.bind(bpf)
   bpf.setOffload = async (...args) => {
     void way.pause()
-    return setOffload.apply(bpf, args)
+    return setOffload(...args)
   }
   bpf.lone = 1_000n
   way.look()
