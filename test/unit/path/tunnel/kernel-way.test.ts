@@ -8,6 +8,7 @@ import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import type { Peer } from '../../../../src/path/engine/peers.ts'
 import { COUNTERS, IS_LITTLE, TRAFFIC_BYTES } from '../../../../src/path/tunnel/kernel-way-maps.ts'
 import type { Bpf } from '../../../../src/path/tunnel/kernel-way-programs.ts'
+import { ProofConnection } from '../../../../src/path/tunnel/kernel-way-proof.ts'
 import { KernelWay, type KernelWayParts } from '../../../../src/path/tunnel/kernel-way.ts'
 import { eventually } from '../../../support/event.ts'
 import { ModelKernel } from '../../../support/model-kernel.ts'
@@ -278,6 +279,26 @@ it('takes all peers back after a change of offloads, and proves them again', asy
   near.bpf.features = 'b'
   near.way.look()
   await eventually(() => expect(near.way.state).toMatchObject({ isActive: true, promoted: 0, takenBack: 1 }))
+  near.send(100)
+  near.way.look()
+  await eventually(() => expect(near.way.carries(PEER.subnet)).toBe(true))
+})
+
+it('does not promote a peer whose test began before a change of offloads', async () => {
+  const [near] = await pair()
+  let prove = (): void => {}
+  const proven = new Promise<undefined>((resolve) => (prove = () => resolve(undefined)))
+  const test = vi.spyOn(ProofConnection.prototype, 'proven', 'get').mockReturnValue(proven)
+  near.send(100)
+  near.way.look()
+  await eventually(() => expect(test).toHaveBeenCalled())
+  near.bpf.features = 'b'
+  near.way.look()
+  await eventually(() => expect(near.bpf.flags.at(-1)).toBe(0))
+  prove()
+  test.mockRestore()
+  await new Promise((resolve) => setImmediate(resolve))
+  expect(near.way.carries(PEER.subnet)).toBe(false)
   near.send(100)
   near.way.look()
   await eventually(() => expect(near.way.carries(PEER.subnet)).toBe(true))
