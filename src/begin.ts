@@ -53,7 +53,7 @@ export async function runDaemon(
   stopping.signal.addEventListener('abort', () => {
     if (!(stopping.signal.reason instanceof Superseded)) notifier?.stopping()
   })
-  notifier?.forget(kept.map((_, place) => keptName(place)))
+  void notifier?.forget(kept.map((_, place) => keptName(place)))
   const store = storeNameOf(options.store)
   hostKernel.logTo(log)
   const node = createNode({ options: options.node, store, kernel: hostKernel, log, stopping, notifier })

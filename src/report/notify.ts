@@ -8,6 +8,7 @@ import { setTimeout as delay } from 'node:timers/promises'
 import { messageOf } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
 import { printable } from '../base/text.ts'
+import { createTurn } from '../host/bell.ts'
 
 export interface State {
   /** True as soon as weftd has written subnet.env and forwards packets. */
@@ -37,8 +38,11 @@ export interface Notifier {
    * Resolves with true if all descriptors were sent.
    */
   keep(fds: readonly { readonly fd: number; readonly name: string }[]): Promise<boolean>
-  /** Makes the service manager close the file descriptors that it keeps under these names. */
-  forget(names: readonly string[]): void
+  /**
+   * Makes the service manager close the file descriptors that it keeps under these names. Never rejects. Resolves when
+   * all messages were sent, or after KEEP_MS.
+   */
+  forget(names: readonly string[]): Promise<void>
 }
 
 /**
@@ -76,8 +80,8 @@ export async function takeNotifier(
 }
 
 /**
- * How long, in ms, weftd tries to send a file descriptor to a service manager whose socket is full. BUSY_MS is the
- * pause between two attempts.
+ * How long, in ms, weftd tries to send messages about file descriptors to a service manager whose socket is full.
+ * BUSY_MS is the pause between two attempts.
  */
 const KEEP_MS = 1_000
 const BUSY_MS = 5
@@ -91,6 +95,8 @@ function createNotifier(
 ): Notifier {
   let hasWarned = false
   let sent: State = { ready: false, status: '' }
+  /** Runs `forget` and `keep` one after another, because descriptors that are kept later have the same names. */
+  const inTurn = createTurn()
 
   function send(lines: readonly string[], fds: readonly number[] = []): boolean {
     try {
@@ -104,6 +110,17 @@ function createNotifier(
       }
       return false
     }
+  }
+
+  /** Sends messages, each with at most one file descriptor. Returns false if some were not sent within KEEP_MS. */
+  async function sendAll(messages: readonly { readonly lines: readonly string[]; readonly fds: readonly number[] }[]) {
+    const end = performance.now() + KEEP_MS
+    for (const { lines, fds } of messages)
+      while (!send(lines, fds)) {
+        if (performance.now() > end) return false
+        await delay(BUSY_MS)
+      }
+    return true
   }
 
   return {
@@ -122,17 +139,13 @@ function createNotifier(
     // Send one file descriptor per message, because the service manager does not preserve the order of the descriptors
     // in a message. Set FDPOLL=0, because otherwise the service manager would drop a socket with a pending error, such
     // as an ICMP error from a peer's host.
-    async keep(fds) {
-      const end = performance.now() + KEEP_MS
-      for (const { fd, name } of fds)
-        while (!send(['FDSTORE=1', 'FDPOLL=0', `FDNAME=${name}`], [fd])) {
-          if (performance.now() > end) return false
-          await delay(BUSY_MS)
-        }
-      return true
-    },
-    forget(names) {
-      for (const name of names) send(['FDSTOREREMOVE=1', `FDNAME=${name}`])
-    },
+    keep: (fds) =>
+      inTurn(() =>
+        sendAll(fds.map(({ fd, name }) => ({ lines: ['FDSTORE=1', 'FDPOLL=0', `FDNAME=${name}`], fds: [fd] }))),
+      ),
+    forget: (names) =>
+      inTurn(async () => {
+        await sendAll(names.map((name) => ({ lines: ['FDSTOREREMOVE=1', `FDNAME=${name}`], fds: [] })))
+      }),
   }
 }

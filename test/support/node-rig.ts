@@ -293,7 +293,7 @@ export function start(
     stopping: () => {},
     keeps: 0,
     keep: async () => false,
-    forget: () => {},
+    forget: async () => {},
   }
   const parts = { manager: managerOf(store), config, backend, health, ...extra }
   ownership = new Ownership(log, hostChanged)

@@ -1,7 +1,7 @@
 // rule-remains.ts - finds and removes the firewall rules of flannel that are on this host, whether iptables or nft set
 // them.
 
-import { describeError, isWeftError } from '../../base/errors.ts'
+import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import { notInstalled, type Run } from '../../host/command.ts'
 import { isIptables162, isNfTables, WAIT } from '../../host/iptables.ts'
 import type { HostKernel } from '../../host/kernel.ts'
@@ -151,12 +151,8 @@ function unseenTables(names: readonly string[], command: string): string[] {
 async function findByNft(run: Run, family: string, networks?: ReadonlySet<string>): Promise<Remains[]> {
   const remains: Remains[] = []
   for (const table of (await nftTables(run, family)).filter((name) => (TABLES as string[]).includes(name))) {
-    const { rules, removal, stays } = findFlannelNftRules(
-      family,
-      table,
-      await run('nft', ['-j', '-a', 'list', 'table', family, table]),
-      networks,
-    )
+    const json = await run('nft', ['-j', '-a', 'list', 'table', family, table])
+    const { rules, removal, stays } = foundIn(json, family, table, networks)
     if (removal.length === 0) continue
     const label = (rule: string): string => `nft ${family} ${table}: ${rule}`
     const input = removal.map((line) => `${line}\n`).join('')
@@ -167,6 +163,23 @@ async function findByNft(run: Run, family: string, networks?: ReadonlySet<string
     })
   }
   return remains
+}
+
+/** Calls findFlannelNftRules. Throws WeftError COMMAND if the listing is not complete. */
+function foundIn(
+  json: string,
+  family: string,
+  table: string,
+  networks?: ReadonlySet<string>,
+): ReturnType<typeof findFlannelNftRules> {
+  try {
+    return findFlannelNftRules(family, table, json, networks)
+  } catch (error) {
+    throw new WeftError('COMMAND', `nft did not print the whole table ${family} ${table}: ${messageOf(error)}`, {
+      remedy: 'run `nft -j list ruleset`; if its output is not valid JSON, install another version of nft',
+      cause: error,
+    })
+  }
 }
 
 /** Finds the nftables tables that weftd or flanneld set in nftables mode. */

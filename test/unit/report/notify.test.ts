@@ -52,13 +52,26 @@ describe('the notifier', () => {
       { fd: 7, name: 'weft-0' },
       { fd: 9, name: 'weft-1' },
     ])
-    notifier.forget(['weft-0'])
+    await notifier.forget(['weft-0'])
     expect(sent.map(([, message]) => message)).toEqual([
       'FDSTORE=1\nFDPOLL=0\nFDNAME=weft-0',
       'FDSTORE=1\nFDPOLL=0\nFDNAME=weft-1',
       'FDSTOREREMOVE=1\nFDNAME=weft-0',
     ])
     expect(given).toEqual([[7], [9], []])
+  })
+
+  it('sends again what a busy manager did not receive, and keeps no descriptor before it forgot an earlier one', async () => {
+    const notifier = (await take({ NOTIFY_SOCKET: '/run/manager' }))!
+    failure = refusal('EAGAIN')
+    const done = Promise.all([notifier.forget(['weft-0']), notifier.keep([{ fd: 7, name: 'weft-0' }])])
+    await new Promise((resolve) => setImmediate(resolve))
+    failure = undefined
+    await done
+    expect(sent.map(([, message]) => message)).toEqual([
+      'FDSTOREREMOVE=1\nFDNAME=weft-0',
+      'FDSTORE=1\nFDPOLL=0\nFDNAME=weft-0',
+    ])
   })
 
   it('repeats later the changes that a busy manager did not receive', async () => {

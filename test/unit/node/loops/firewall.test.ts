@@ -35,6 +35,9 @@ import {
 
 installRig()
 vi.mock('../../../../src/path/firewall/firewall.ts', () => ({ createFirewall: vi.fn<typeof createFirewall>() }))
+/** The process that has the lock of iptables. */
+const lock = vi.hoisted((): { holder: string | undefined } => ({ holder: undefined }))
+vi.mock('../../../../src/host/xtables-lock.ts', () => ({ xtablesLockHolder: async () => lock.holder }))
 
 it('repairs the rules at their own interval, and checks the device when it changes, however many repairs there were', async () => {
   let raised = 0
@@ -129,6 +132,7 @@ it("leaves the rules to a successor, but not for ever to a waiting one, and sear
   expect(ensured).toBe(before)
 })
 it('delays neither peers nor subnet.env nor readiness while the rules cannot be set, and reports that', async () => {
+  lock.holder = 'flock (pid 7)'
   let set!: () => void
   const rules = {
     raise: () => new Promise<void>((resolve) => (set = resolve)),
@@ -138,8 +142,13 @@ it('delays neither peers nor subnet.env nor readiness while the rules cannot be 
   await until(() => logged(/Running backend/), 15_000)
   await ready()
   expect([existsSync(subnetFile()), readiness()]).toEqual([true, true])
-  await until(() => logged(/^W The firewall's rules are not set yet.*; everything else goes on without them$/), 5_000)
-  expect(JSON.stringify(await nodeStatus())).toContain('rules are not set yet')
+  const why = 'rules are not set yet: they wait for the xtables lock, which flock (pid 7) has'
+  await until(
+    () =>
+      logged(/^W The firewall's rules are not set yet: .* flock \(pid 7\) has; everything else goes on without them$/),
+    5_000,
+  )
+  expect(JSON.stringify(await nodeStatus())).toContain(why)
   store.put('10.5.0.192-26', value('192.0.2.9'))
   await until(() => dataPaths[0]!.applied.at(-1)!.length === 1)
   set()
