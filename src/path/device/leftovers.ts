@@ -35,7 +35,7 @@ import {
   type Nets,
 } from '../../net/address.ts'
 import { isNamedBy } from '../catalog.ts'
-import { listDevices, type Devices } from './flannel-devices.ts'
+import { listDevices, renamedAmong, typesOf, type Devices } from './flannel-devices.ts'
 import { listPolicies } from './ipsec-policies.ts'
 import { guardRemovals } from './userspace-guard.ts'
 
@@ -142,11 +142,11 @@ export async function findLeftovers(
   const { networks, ownDevices } = surroundings
   const isOwn = (device: string): boolean => ownDevices.some((name) => isNamedBy(name, device))
   const families = familiesOf(networks)
-  const [{ flannels, bridges }, ...routesByFamily] = await Promise.all([
+  const [{ links, flannels, bridges }, ...routesByFamily] = await Promise.all([
     listDevices(kernel),
     ...listed(networks).map((network) => kernel.routes({ family: familyOf(network), within: network })),
   ])
-  const foreign = flannels.filter(({ link }) => !isOwn(link.name))
+  const foreign = [...flannels, ...renamedOf(links, surroundings)].filter(({ link }) => !isOwn(link.name))
   const all = families.flatMap((family, at) => (routesByFamily[at] ?? []).map((route) => ({ family, route })))
   const here = { ...surroundings, bridges }
   const sides = families.map((family) => sideOf(family, surroundings))
@@ -197,6 +197,20 @@ export async function findLeftovers(
     }
   }
   return { leftovers, held, bypasses, needsLeases }
+}
+
+const firstAddresses = ({ subnets, earlier }: Surroundings): ReadonlySet<AddressKey> =>
+  new Set([...listed(subnets), ...listed(earlier)].map(({ address }) => addressKey(address)))
+
+/**
+ * Lists the devices of other backends that another program renamed. Leaves out a type of device that this node's
+ * backend uses, because the backend goes on with a renamed device. Returns nothing if other programs make the devices.
+ */
+function renamedOf(links: readonly Link[], surroundings: Surroundings): Devices['flannels'] {
+  if (surroundings.routesByOthers) return []
+  const ownTypes = typesOf(surroundings.ownDevices)
+  const renamed = renamedAmong(links, firstAddresses(surroundings))
+  return renamed.filter(({ type }) => !ownTypes.has(type)).map((link) => ({ link, inUse: false }))
 }
 
 /**
@@ -268,9 +282,10 @@ function isOfThisNode(
   addresses: readonly Address[],
   via: readonly { readonly family: Family; readonly route: Route }[],
   sides: readonly Side[],
-  { networks, subnets, earlier }: Surroundings,
+  surroundings: Surroundings,
 ): boolean {
-  const ours = new Set([...listed(subnets), ...listed(earlier)].map(({ address }) => addressKey(address)))
+  const { networks } = surroundings
+  const ours = firstAddresses(surroundings)
   if (addresses.some((address) => ours.has(addressKey(address)))) return true
   const leads = via.some(({ family, route: { destination } }) =>
     sides.some(
