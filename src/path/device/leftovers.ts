@@ -57,6 +57,8 @@ export interface Surroundings {
   readonly routesByOthers?: boolean
   /** True if this node's backend makes IPsec policies, so that weftd must not remove IPsec policies. */
   readonly ownPolicies?: boolean
+  /** True if this node makes the unreachable routes to its networks, so that weftd must not remove these routes. */
+  readonly isSealed?: boolean
   /** The name of the external interface; left out if it is not known. */
   readonly external?: string | undefined
   /**
@@ -173,7 +175,7 @@ export async function findLeftovers(
     : await findBlockingIpsec(
         { kernel, run },
         listed(networks),
-        all.map(({ route }) => route),
+        surroundings.isSealed ? [] : all.map(({ route }) => route),
       )
   if (blocking.length > 0) {
     const owner = ownerOf([], networks, await (running ??= others()))
@@ -214,8 +216,9 @@ function renamedOf(links: readonly Link[], surroundings: Surroundings): Devices[
 }
 
 /**
- * Finds the IPsec policies, the routing rules and the unreachable routes of the backend ipsec for the given networks.
- * They drop the packets of every other backend.
+ * Finds the IPsec policies, the routing rules and the unreachable routes of the backends ipsec and wireguard for the
+ * given networks. `routes` has the routes among which the unreachable routes are found. The policies, the rules and the
+ * unreachable routes drop packets of every other backend.
  */
 export async function findBlockingIpsec(
   { kernel, run }: HostAccess,
