@@ -521,11 +521,12 @@ it('wireguard sends no packet unencrypted while it does not carry IPv6', async (
   await begin(['ipv4', 'ipv6'])
   const bed = await BEDS['a directory']!()
   await bed.configure(BACKENDS.wireguard.options)
-  const [daemon] = [await start(hosts[0], bed), await start(hosts[1], bed)]
+  const daemon = await start(hosts[0], bed)
+  await start(hosts[1], bed)
   pods = [await hosts[0].startPod(), await hosts[1].startPod()]
   for (const family of families) await reach(pods[0].namespace, addressOf(pods[1], family))
   await hosts[0].output('ip link set eth0 mtu 1300'.split(' '))
-  await daemon!.line(/Cannot carry IPv6, trying again: IPv6 needs an MTU of 1280/)
+  await daemon.line(/Cannot carry IPv6, trying again: IPv6 needs an MTU of 1280/)
   expect((await listenWhilePinging(false, 'ipv6')).readable).toBe(0)
   await reach(pods[0].namespace, addressOf(pods[1], 'ipv4'))
   await hosts[0].output('ip link set eth0 mtu 1500'.split(' '))

@@ -2,8 +2,10 @@
 // file subnet.env. Pure.
 
 import type { Link, Route } from '../../host/kernel.ts'
+import { givenTo } from '../../host/links.ts'
 import {
   ADDRESS_BITS,
+  familyOf,
   formatAddress,
   formatNet,
   netAround,
@@ -130,13 +132,22 @@ export function checkContainers(facts: Facts): Finding[] | undefined {
   const { node, dataPath, daemon } = status ?? {}
   const sides = status ? ownSides(status) : []
   if (sides.length === 0 || !node || !daemon || !dataPath || (!dataPath.open && silence === undefined)) return undefined
+  // With Kubernetes cni0 is the bridge of flannel's CNI plugin. CNI starts no pod while cni0 has only other addresses.
+  const isStale = ({ name, addresses }: Link, { family, subnet }: OwnSide): boolean =>
+    status?.store.name === 'kubernetes' &&
+    name === 'cni0' &&
+    !addresses[family].some(({ address }) => netContains(subnet, address))
   const elsewhere = links
     .filter(({ name }) => isContainers(name))
-    .flatMap((link) => addressesOf(link).map((address) => ({ name: link.name, address })))
-    .flatMap(({ name, address }) => {
-      const side = sides.find(({ network, subnet }) => netContains(network, address) && !netContains(subnet, address))
-      return side ? [{ name, address, side }] : []
-    })
+    .flatMap((link) =>
+      givenTo(link).flatMap((address) => {
+        const side = sides.find(({ family, network, subnet }) => {
+          if (family !== familyOf(address) || netContains(subnet, address)) return false
+          return netContains(network, address) || isStale(link, { family, network, subnet })
+        })
+        return side ? [{ name: link.name, address, side }] : []
+      }),
+    )
   const unlike = sides.flatMap(({ family, subnet }) => {
     const says = subnetEnv?.[family === 'ipv4' ? 'FLANNEL_SUBNET' : 'FLANNEL_IPV6_SUBNET'] ?? ''
     // weftd omits a family that the data path cannot carry now. Another check reports that family.

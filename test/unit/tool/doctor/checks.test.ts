@@ -107,6 +107,9 @@ const noKeys: SessionStatus = {
 const withUnknown = (endpoint: string, secondsAgo: number): Partial<Facts> =>
   withStatus({ dataPath: { ...status.dataPath!, unknownKeys: [{ publicKey: 'of-nobody', endpoint, secondsAgo }] } })
 
+/** A host whose bridge cni0 has the address of an earlier network. */
+const staleCni = { links: [...sound.links.filter(({ name }) => name !== 'cni0'), link('cni0', 1472, '10.244.3.1')] }
+
 /** The links of a host with a container at its bridge cni0. */
 const bridgedLinks = [
   ...sound.links.filter(({ name }) => name !== 'cni0'),
@@ -130,6 +133,7 @@ describe('the doctor', () => {
       { ...withPeers({ way: 'direct' }), routes: [...sound.routes, route('10.5.2.0/24', 'eth0', '192.0.2.2')] },
     ],
     ['a blackhole for its own subnet', { routes: [...sound.routes, route('10.5.1.0/24', '')] }],
+    ['a bridge cni0 of another network, which another program may have made', staleCni],
     ['containers at the bridge to which their packets go', { links: bridgedLinks }],
     [
       'a second bridge without containers, which gets no packets',
@@ -401,6 +405,10 @@ describe('the doctor', () => {
     ['mtu-shrunk', withStatus({ dataPath: { ...status.dataPath!, mtuAtStart: 1500 } })],
     ['bridge-mtu', { links: [...sound.links, link('docker1', 1500, '10.5.1.1')] }],
     ['bridge-elsewhere', { links: [...sound.links, link('docker1', 1472, '10.5.9.1')] }],
+    [
+      'bridge-elsewhere',
+      { ...staleCni, ...withStatus({ store: { ...status.store, name: 'kubernetes' } }), bridgeFilter: '1' },
+    ],
     ['bridge-unrouted', { links: bridgedLinks, routes: [route('10.5.0.0/16', 'flannel0')] }],
     [
       'bridge-unrouted',
