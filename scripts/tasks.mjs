@@ -164,7 +164,10 @@ export const TASKS = {
       WEFT_CLUSTER_IMAGE: 'scripts/cluster-image.mjs',
       WEFT_HELM: 'scripts/helm.mjs',
     },
-    commands: [vitest('--project', 'cluster')],
+    // The tests of architectures.test.ts need a release.
+    commands: [
+      vitest('--project', 'cluster', ...(process.env.WEFT_RELEASE_DIR ? [] : ['test/cluster/cluster.test.ts'])),
+    ],
   },
   'test:mutants': {
     usage: '[AREA...] [--number N] [--share PART] [--minutes N] [--seed N] [--survivors]',

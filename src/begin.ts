@@ -22,6 +22,7 @@ import { earlierRun, keptName } from './node/restart/earlier-run.ts'
 import { enterHandover, type Inheritable, type HandoverParts } from './node/restart/handover.ts'
 import {
   externalOf,
+  isSubnetEnvForeign,
   lastKnownFile,
   nextFor,
   readLastKnown,
@@ -122,6 +123,11 @@ async function resume(
   const { engine } = options
   if (!known || known.isForCleanup || (known.expiresAt ?? Infinity) <= Date.now()) return 'nothing'
   if (ownership.state.is !== 'closed') return 'failed' // a successor has the data path
+  const subnetFile = node.options['subnet-file']
+  if (await isSubnetEnvForeign(subnetFile, known)) {
+    log.info(`Another program has changed ${subnetFile} since weftd ran; no packets pass until the store answers`)
+    return 'nothing'
+  }
   try {
     signal.throwIfAborted()
     const config = parseNetworkConfig(known.config, { areGiven: options.store['kube-subnet-mgr'] })

@@ -648,8 +648,14 @@ export class DataPaths {
     return others.length === 0 ? only?.underlays : undefined
   }
 
+  /** Returns the keys of the leases that are unusable in at least one family. */
+  unusable(): ReadonlySet<string> {
+    return new Set(this.#paths().flatMap((path) => [...path.unusable()]))
+  }
+
   counters(): Readonly<Record<string, bigint>> {
-    return sumCounters(this.#paths().map((path) => path.counters()))
+    const counters = sumCounters(this.#paths().map((path) => path.counters()))
+    return { ...counters, peers_unusable: BigInt(this.unusable().size) }
   }
 
   /**

@@ -177,13 +177,13 @@ function countOf({ ownership }: Node, list: readonly PeerStatus[]): PeersSeen {
   const stored = number('stored')
   const counters = countersOf(ownership)
   const keyless = Math.min(stored, counters['peers_without_keys'] ?? 0)
-  // Peers that are stored although their leases are usable: the kernel refused the route, or another program's route
-  // has its place.
-  const unusable = Math.min(stored - keyless, counters['peers_unusable'] ?? 0)
+  const unusable = list.filter((peer) => peer.unusable && conditionOf(peer) === 'stored').length
   return {
     silent: number('silent'),
     unusable,
-    unset: stored - keyless - unusable,
+    // These peers are stored although their leases are usable: the kernel refused the route, or another program's route
+    // has its place.
+    unset: Math.max(0, stored - keyless - unusable),
     keyless,
     narrow: number('narrow'),
   }
@@ -341,6 +341,7 @@ function peersOf(
   const { dataPath } = ownership
   const set = new Map(dataPath?.peers().map((peer) => [peer.key, peer]))
   const held = new Set(following.heldKeys ?? [])
+  const unusable = dataPath?.unusable() ?? new Set()
   const isFew = view.size <= mostPaths
   const lengths = { ipv4: node.lengths.ipv4?.lengths(), ipv6: node.lengths.ipv6?.lengths() }
   const families = new Set(carriedBy(dataPath, node.config))
@@ -365,6 +366,7 @@ function peersOf(
       traffic: traffic.get(lease.key),
       name: node.names.get(addressText(lease.attrs.publicIp)) ?? null,
       isHeld: held.has(lease.key),
+      isUnusable: unusable.has(lease.key),
       cameAt: node.cameAt.get(lease.key) ?? Date.now(),
     }
   }
@@ -389,6 +391,7 @@ interface Seen {
   readonly families: Readonly<Record<Family, PeerSide | null>>
   readonly traffic: PathTraffic | undefined
   readonly isHeld: boolean
+  readonly isUnusable: boolean
   readonly cameAt: number
 }
 
@@ -458,7 +461,7 @@ const NOTHING_KNOWN: PeerSide = {
 
 export function peerOf(
   { key, subnet, attrs }: Lease,
-  { name, families, traffic, isHeld, cameAt }: Seen,
+  { name, families, traffic, isHeld, isUnusable, cameAt }: Seen,
   at: number,
 ): PeerStatus {
   const { txPackets, txBytes, rxPackets, rxBytes, lastReceivedAt } = traffic ?? {}
@@ -473,6 +476,7 @@ export function peerOf(
     families,
     type: attrs.backendType,
     held: isHeld,
+    unusable: isUnusable,
     since: iso(cameAt),
     txPackets: txPackets ?? null,
     txBytes: txBytes ?? null,

@@ -355,6 +355,8 @@ export interface DataPath {
   carrier(): Carrier
   /** Lists the peers that the data path has. Leaves out leases that are unusable, and peers that could not be set. */
   peers(): readonly PathPeer[]
+  /** Returns the keys of the leases that are unusable in at least one family. */
+  unusable(): ReadonlySet<string>
   counters(): Readonly<Record<string, bigint>>
   /** The source of probes; left out if weftd cannot probe peers over this data path. */
   readonly probing?: Probing

@@ -124,6 +124,8 @@ export interface PeerStatus extends PeerSide {
   readonly type: string
   /** True if weftd keeps the peer although the store no longer has its lease. */
   readonly held: boolean
+  /** True if weftd cannot use the peer's lease in at least one family; the log has the reason. */
+  readonly unusable: boolean
   readonly since: string
   readonly txPackets: number | null
   readonly txBytes: number | null

@@ -454,6 +454,22 @@ it('invalid content of the saved state is a warning', async () => {
   }
 })
 
+it('ignores the last known state after flanneld has run with another backend', async () => {
+  await open({ Type: 'udp' })
+  await daemons[0].stop()
+  const ownEnv = readFileSync(a.subnetFile, 'utf8')
+  expect(lastKnown(a)).toMatchObject({ subnetEnv: ownEnv })
+  writeFileSync(a.subnetFile, ownEnv.replace(/FLANNEL_MTU=\d+/, 'FLANNEL_MTU=1450'))
+  const daemon = await start(a)
+  expect(daemon.lines.filter((line) => FORWARDING_AS_KNOWN.test(line))).toEqual([])
+  await daemon.line(/Another program has changed .*subnet\.env since weftd ran/)
+  await reach(pods[0].namespace, pods[1].address)
+  // The state that this weftd saved has the content of its own subnet.env.
+  await eventually(() => expect(lastKnown(a)).toMatchObject({ subnetEnv: ownEnv }))
+  await daemon.stop('SIGKILL')
+  await a.startDaemon({ args: ['--lease-dir', leases()] }).line(FORWARDING_AS_KNOWN)
+})
+
 it('ignores the last known state in another network, or after its lease has expired', async () => {
   await open({ Type: 'udp' })
   await daemons[0].stop()

@@ -11,6 +11,7 @@ import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from
 import { createLab, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
 import { fetchStatus } from '../../src/tool/weft/daemon-client.ts'
+import { promoted } from '../support/kernel-way.ts'
 import { BUILD_MS, buildNative } from '../support/native-program.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 import { pinging } from '../support/pinging.ts'
@@ -111,6 +112,25 @@ describe('while a program holds the lock of all network devices', () => {
     await release()
     expect(await pings.stop()).toMatchObject({ lost: 0, errors: 0 })
     expect(daemon.lines.filter((line) => /^[EF]/.test(line))).toEqual([])
+  })
+
+  it('FastPath ends when an IPsec policy appears, and weftd answers and forwards on', async () => {
+    const { here, daemon, from, to } = await running({ Type: 'udp', FastPath: 'auto' }, ['-v', '1'])
+    await promoted(from, to.address, [daemon])
+    const pings = pinging(from, to, { everyS: 0.01 })
+    await change(here, 'late0')
+    const release = await holdLock()
+    const selector = ['src', '198.51.100.1/32', 'dst', '198.51.100.2/32', 'dir', 'out', 'action', 'block']
+    await here.output(['ip', 'xfrm', 'policy', 'add', ...selector])
+    await daemon.line(/FastPath: weftd carries all packets: this host has IPsec policies/)
+    const end = performance.now() + HELD_MS
+    while (performance.now() < end) {
+      const { dataPath } = await fetchStatus(here.statusSocket, AbortSignal.timeout(ANSWER_MS))
+      expect(dataPath?.fastPath).toMatchObject({ isActive: false, promoted: 0 })
+      await delay(100)
+    }
+    await release()
+    expect(await pings.stop()).toMatchObject({ lost: 0, errors: 0 })
   })
 
   it('weftd stops cleanly when the lock is free again', async () => {

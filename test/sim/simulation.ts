@@ -308,6 +308,7 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
       node.steady.clear()
       return {
         families: ['ipv4'],
+        unusable: () => new Set(),
         fault: new Promise((resolve) => {
           node.die = () => resolve(new Error('died'))
         }),

@@ -423,6 +423,7 @@ function createWorld(time: VirtualTime, random: Random, deniedRandom: Random) {
     return {
       open: described(),
       families: ['ipv4'],
+      unusable: () => new Set(),
       fault: new Promise(() => {}),
       apply: async () => {},
       resync: async () => [],
@@ -464,6 +465,7 @@ function createWorld(time: VirtualTime, random: Random, deniedRandom: Random) {
     say(process, 'has the kernel forward')
     return {
       families: ['ipv4'],
+      unusable: () => new Set(),
       fault: new Promise(() => {}),
       apply: async () => {},
       // A process that hung may have replaced the device, and has ended since.

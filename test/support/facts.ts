@@ -18,6 +18,7 @@ export const soundPeer: PeerStatus = {
   publicIpv6: null,
   state: 'answering',
   held: false,
+  unusable: false,
   way: 'tunnel',
   since: '',
   txPackets: 1,

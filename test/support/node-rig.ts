@@ -130,6 +130,7 @@ export async function openFake(lease: OwnLease): Promise<DataPath> {
   dataPaths.push(dataPath)
   return {
     families: familiesOf(lease.subnet),
+    unusable: () => new Set(),
     fault,
     apply: async (leases, own) => {
       if (dataPath.closed) misuses.push('applied to a data path that is closed')

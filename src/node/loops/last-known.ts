@@ -30,7 +30,7 @@ export function writeKnown(node: ForwardingNode, paths?: unknown): Promise<void>
 }
 
 async function write(
-  { next, lease, attrs, view, backend, ownership: { dataPath } }: ForwardingNode,
+  { next, lease, attrs, view, backend, known, published, ownership: { dataPath } }: ForwardingNode,
   paths: unknown,
 ): Promise<void> {
   // While the data path is down, the file keeps the previous state, for a process that starts before the data path is
@@ -49,6 +49,7 @@ async function write(
     tunNames: tunNames ?? [],
     ...(isForCleanup ? { isForCleanup } : {}),
     paths,
+    subnetEnv: published ?? known?.subnetEnv,
     others: dataPath.underlays?.others(),
     external: backend.external,
     lease: { ...lease, attrs },

@@ -42,8 +42,8 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
   const isOurs = (): boolean => ownership.state.is === 'forwarding' && ownership.dataPath === dataPath
   if (!isOurs()) return node.pastPath.length === 0
   try {
-    if (!dataPath?.fastPath) await removePrograms(node)
     await seal({ kernel: node.kernel, log: calmOf(node) }, node)
+    if (!dataPath?.fastPath) await removePrograms(node, isOurs)
     let found = await find(node, leftovers)
     // If another process owns the data path now, stop, because the devices and routes that were found may belong to
     // that process.
@@ -80,8 +80,9 @@ const removesLater = new WeakSet<Node>()
 /**
  * Detaches the eBPF programs of an earlier run, because the configuration does not allow a FastPath any longer. If this
  * node has the TUN of the earlier run, the program `ingress`, which receives packets, stays for INGRESS_STAYS_MS.
+ * Detaches nothing once `isOurs` returns false, because the programs may then be those of a successor.
  */
-async function removePrograms(node: Node): Promise<void> {
+async function removePrograms(node: Node, isOurs: () => boolean): Promise<void> {
   const { backend, ownership, leftovers } = node
   const { name, index } = backend.external
   if (!index || !leftovers) return
@@ -93,6 +94,7 @@ async function removePrograms(node: Node): Promise<void> {
   const links = await Promise.all(names.map((each) => kernel.link(each)))
   const remove = async (remains: Awaited<ReturnType<typeof findPrograms>>): Promise<void> => {
     for (const each of remains) {
+      if (!isOurs()) return
       const what = each.things.join(', ')
       // If the kernel does not detach an eBPF program, the program carries no packets after a minute. So this failure
       // must not keep the node from being ready.
@@ -108,7 +110,7 @@ async function removePrograms(node: Node): Promise<void> {
   await remove(onTun)
   const removeLast = async (): Promise<void> => {
     await remove([external])
-    await closeJoin(kernel)
+    if (isOurs()) await closeJoin(kernel)
   }
   if (removesLater.has(node)) return
   // Without `egress` on the TUN of this node, `ingress` sends packets to a TUN that is gone, or the node has another
@@ -116,12 +118,9 @@ async function removePrograms(node: Node): Promise<void> {
   const mayStay = onTun.length > 0 && !(await kernel.hasIpsecPolicies().catch(() => true))
   if (!mayStay) return removeLast()
   removesLater.add(node)
-  const { dataPath } = ownership
   const later = (): void => {
     removesLater.delete(node)
-    // After a hand-over, or if the data path was opened again, other programs may have replaced this program.
-    const isOurs = ownership.state.is === 'forwarding' && ownership.dataPath === dataPath && !dataPath?.fastPath
-    if (isOurs && !node.signal.aborted) void removeLast()
+    if (!node.signal.aborted) void removeLast()
   }
   setTimeout(later, INGRESS_STAYS_MS).unref()
 }

@@ -70,6 +70,7 @@ export async function publish(node: Node, log = node.log): Promise<void> {
     await writeSubnetEnv(path, env)
     node.isPublished = true
     node.published = formatSubnetEnv(env)
+    node.learnt.ring() // the last known state has the content of subnet.env
     log.info(`Wrote subnet file to ${path}`)
     node.isReady = true
     log.info('flannel is ready')

@@ -46,6 +46,8 @@ export interface LastKnown {
   readonly isForCleanup?: true
   /** The descriptions of the open data paths (open-path.ts) whose descriptors the service manager keeps. */
   readonly paths?: unknown
+  /** The content of subnet.env that weftd wrote; undefined if weftd has not written subnet.env. */
+  readonly subnetEnv?: string | undefined
 }
 
 type ToWrite = Omit<LastKnown, 'leases'> & { readonly leases: Iterable<Lease> }
@@ -143,6 +145,16 @@ export async function readLastKnown(path: string, log: Log): Promise<LastKnown |
       log.warn(`Cannot use the last known state in ${path}: ${messageOf(error)}; waiting for the store`)
     return undefined
   }
+}
+
+/**
+ * Returns true if another program has written subnet.env after the weftd that wrote the last known state. That program
+ * may be flanneld, which may have forwarded with another backend for weeks, so the state is out of date.
+ */
+export async function isSubnetEnvForeign(path: string, { subnetEnv }: Pick<LastKnown, 'subnetEnv'>): Promise<boolean> {
+  if (subnetEnv === undefined) return false
+  const content = await readFile(path, 'utf8').catch(() => undefined) // the folder may be empty after a reboot
+  return content !== undefined && content !== subnetEnv
 }
 
 export async function removeLastKnown(path: string): Promise<void> {

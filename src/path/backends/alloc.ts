@@ -40,6 +40,7 @@ function openAlloc(families: readonly Family[]): DataPath {
       applied = [...leases.values()].filter(({ key }) => key !== ownKey)
     },
     resync: async () => [],
+    unusable: () => new Set(),
     carrier: () => ({ engine: 'none', features: [] }),
     peers: () =>
       applied.map(({ key, attrs: { publicIp } }) => ({

@@ -25,7 +25,7 @@ import { currentExternal } from '../../host/external-interface.ts'
 import { FAMILIES, familiesOf, formatAddress, formatNet, netText, type Family, type Net } from '../../net/address.ts'
 import type { Settings } from '../catalog.ts'
 import type { Backend, BackendParts, DataPath, PathPeer } from '../contract.ts'
-import { PeerFilter } from '../tunnel/peer-filter.ts'
+import { PeerFilter, unusableIn } from '../tunnel/peer-filter.ts'
 import { peerAtHost } from './peer-at-host.ts'
 
 const TYPE = 'extension'
@@ -224,9 +224,12 @@ class ExtensionPath implements DataPath {
     return [...this.#known.values()].map((peer) => peerAtHost(peer, this.families))
   }
 
+  unusable(): ReadonlySet<string> {
+    return unusableIn(this.#filters.values())
+  }
+
   counters(): Readonly<Record<string, bigint>> {
-    const skipped = [...this.#filters.values()].reduce((sum, filter) => sum + filter.skipped(), 0)
-    return { peers_unusable: BigInt(skipped), command_failures: BigInt(this.#failures) }
+    return { command_failures: BigInt(this.#failures) }
   }
 
   close(): Promise<void> {

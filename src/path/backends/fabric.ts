@@ -14,7 +14,7 @@ import { FAMILIES, familiesOf, type Family, type Net } from '../../net/address.t
 import { isIpv4Alone, KINDS, type BackendType } from '../catalog.ts'
 import type { Backend, BackendParts, DataPath, PathPeer } from '../contract.ts'
 import { sumCounters } from '../sums.ts'
-import { PeerFilter } from '../tunnel/peer-filter.ts'
+import { PeerFilter, unusableIn } from '../tunnel/peer-filter.ts'
 import { ApiClient } from './fabric/api-client.ts'
 import type { MakePublisher } from './fabric/publisher.ts'
 import { RouteKeeper } from './fabric/route-keeper.ts'
@@ -152,9 +152,12 @@ class FabricPath implements DataPath {
     return [...peers.values()].map((peer) => peerAtHost(peer, this.families))
   }
 
+  unusable(): ReadonlySet<string> {
+    return unusableIn(this.#filters.values())
+  }
+
   counters(): Readonly<Record<string, bigint>> {
-    const skipped = [...this.#filters.values()].reduce((sum, filter) => sum + filter.skipped(), 0)
-    return { peers_unusable: BigInt(skipped), ...sumCounters(this.#keepers.map((keeper) => keeper.counters())) }
+    return sumCounters(this.#keepers.map((keeper) => keeper.counters()))
   }
 
   /**

@@ -9,7 +9,7 @@ import { createTurn } from '../../host/bell.ts'
 import type { FollowedLink } from '../../host/links.ts'
 import type { Addresses, Family } from '../../net/address.ts'
 import type { DataPath, PathPeer, Probing } from '../contract.ts'
-import type { PeerFilter } from '../tunnel/peer-filter.ts'
+import { unusableIn, type PeerFilter } from '../tunnel/peer-filter.ts'
 
 interface KernelFacts {
   readonly families: readonly Family[]
@@ -81,7 +81,11 @@ export abstract class KernelPath implements DataPath {
   }
 
   counters(): Readonly<Record<string, bigint>> {
-    return { peers_unusable: BigInt(this.filters.reduce((sum, filter) => sum + filter.skipped(), 0)) }
+    return {}
+  }
+
+  unusable(): ReadonlySet<string> {
+    return unusableIn(this.filters)
   }
 
   close(): Promise<void> {

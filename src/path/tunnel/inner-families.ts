@@ -27,7 +27,7 @@ import type { PathSide } from '../contract.ts'
 import type { PeerTraffic } from '../engine/engine.ts'
 import type { TrafficSlots } from '../engine/traffic.ts'
 import type { Carrier, FallbackCarrier, PeerChanges } from './carrier.ts'
-import { PeerFilter } from './peer-filter.ts'
+import { PeerFilter, unusableIn } from './peer-filter.ts'
 import type { TunnelKind, TunnelParts } from './tunnel-options.ts'
 import type { Underlay } from './underlay.ts'
 
@@ -278,8 +278,8 @@ export class InnerFamilies {
     })
   }
 
-  /** Returns the number of unusable leases. A lease with two unusable subnets counts once for each family. */
-  skipped(): number {
-    return this.all.reduce((sum, { filter }) => sum + filter.skipped(), 0)
+  /** Returns the keys of the leases that are unusable in at least one family. */
+  unusable(): ReadonlySet<string> {
+    return unusableIn(this.all.map(({ filter }) => filter))
   }
 }

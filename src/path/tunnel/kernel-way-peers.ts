@@ -145,6 +145,8 @@ export class KernelWayPeers {
   readonly #byAddress = new Map<string, WayPeer>()
   /** The number of test connections that run now. */
   #proofs = 0
+  /** The number of calls of `takeBackAll`, after which the result of an earlier test no longer counts. */
+  #changes = 0
   #takenBack = 0
   #lastTakenBack: { readonly subnet: string; readonly reason: string } | undefined
 
@@ -283,6 +285,7 @@ export class KernelWayPeers {
    */
   async #prove(each: WayPeer, host: Address): Promise<void> {
     const { log, port, kernel, subnets } = this.#parts
+    const changes = this.#changes
     each.isProving = true
     this.#proofs++
     try {
@@ -303,7 +306,7 @@ export class KernelWayPeers {
         },
       })
       const failure = await connection.proven
-      if (!this.#isCurrent(each)) return connection.close()
+      if (!this.#isCurrent(each) || this.#changes !== changes) return connection.close()
       // The peer may have sent `bye` together with the digest.
       if (connection.isClosed && !failure) return this.#fail(each, FAILURES.left)
       if (failure) return this.#fail(each, FAILURES[failure])
@@ -386,9 +389,12 @@ export class KernelWayPeers {
     if (!each.isProving && host !== undefined) void this.#prove(each, host)
   }
 
+  /** Makes the engine carry the packets to all peers, and ends their running tests without a result. */
   takeBackAll(reason: string): void {
+    this.#changes++
     for (const each of this.#peers.values()) {
       if (each.state === 'kernel') this.#takeBack(each, reason)
+      else if (each.state === 'tried') this.#setState(each, 'engine')
       each.retryAt = 0
     }
   }
@@ -435,7 +441,8 @@ export class KernelWayPeers {
     if (isMoved) {
       // The test connection showed only that the peer's previous address works, so test the peer again.
       if (known.state === 'kernel') this.#takeBack(known, 'weftd reaches it at another address')
-      this.#remove(peer.subnet)
+      this.#forgetProof(known)
+      this.#peers.delete(name) // `#set` replaces the map entry, so that `ingress` has an entry all the time
       // The peer may have promoted this host, and still send over IPv4 until it takes this host back.
       const isSameHost = known.peer.outer === 'ipv4' && known.peer.hosts.ipv4 === peer.hosts.ipv4
       return this.#set(peer, peer.outer === 'ipv6' && isSameHost ? performance.now() + IPV4_STAYS_MS : 0)
@@ -460,7 +467,10 @@ export class KernelWayPeers {
     this.#write(each)
   }
 
-  #write({ peer, state, limit, ipv4Until }: WayPeer): void {
+  /** Writes the peer's map entry, unless the peer was removed or replaced while weftd waited for a test or a route. */
+  #write(each: WayPeer): void {
+    if (this.#peers.get(each.name) !== each) return
+    const { peer, state, limit, ipv4Until } = each
     const flags = { engine: 0, tried: TRIED, kernel: PROMOTED }[state]
     const value = encodePeer(peer, limit, flags, ipv4Until !== 0)
     this.#changeMap((programs) => programs.setPeer(mapOf(peer), peerKey(peer.subnet), value))

@@ -8,6 +8,7 @@
 // programs may hold for seconds. So these calls run in the background, and `#running` has the work that waits for them.
 
 import { messageOf } from '../../base/errors.ts'
+import { createTurn } from '../../host/bell.ts'
 import { FollowedLink } from '../../host/links.ts'
 import { formatAddress, listed, type Net } from '../../net/address.ts'
 import type { TunnelSettings } from '../catalog.ts'
@@ -52,6 +53,7 @@ interface Uplink {
 }
 
 const IPSEC = 'this host has IPsec policies'
+const NOT_OPEN = 'it is not open yet'
 
 export class KernelWay {
   readonly #parts: KernelWayParts
@@ -63,7 +65,7 @@ export class KernelWay {
   /** The interfaces to which the eBPF programs are attached; undefined while the programs are not attached. */
   #hooks: Hooks | undefined
   /** Why the eBPF programs carry no packets; undefined while they may carry packets. */
-  #reason: string | undefined = 'it is not open yet'
+  #reason: string | undefined = NOT_OPEN
   #uplink: Uplink | undefined
   #features = ''
   /**
@@ -80,10 +82,15 @@ export class KernelWay {
   #ending: Promise<void> = Promise.resolve()
   /** True after this process has searched for eBPF programs of an earlier process. */
   #isCleared = false
+  /**
+   * Runs checks and the late detachment of an earlier process's program one after another, so that none of them
+   * detaches what another one attaches.
+   */
+  readonly #inTurn = createTurn()
   /** The work that runs in the background. `pause` and `close` wait for it. */
   readonly #running = new Set<Promise<void>>()
-  /** True while `#watch` runs. */
-  #isWatching = false
+  /** Resolves when the running `#watch` is done; undefined while none runs. */
+  #watching: Promise<void> | undefined
 
   constructor(parts: KernelWayParts) {
     this.#parts = parts
@@ -137,7 +144,8 @@ export class KernelWay {
     } catch (error) {
       return void this.#end(messageOf(error))
     }
-    if (!this.#isWatching) void this.#track(this.#watch())
+    void this.#track(this.#watchPolicies())
+    this.#watching ??= this.#track(this.#watch()).finally(() => (this.#watching = undefined))
   }
 
   /**
@@ -145,8 +153,11 @@ export class KernelWay {
    * is open, and then with each check of the data path. Does not reject: if the kernel refuses the programs, the engine
    * carries all packets.
    */
-  async check(): Promise<void> {
-    if (!this.#isPaused && !this.#isFinal) await this.#track(this.#check())
+  check(): Promise<void> {
+    return this.#inTurn(async () => {
+      const isDone = this.#isFinal && this.#isCleared
+      if (!this.#isPaused && !isDone) await this.#track(this.#check())
+    })
   }
 
   /**
@@ -198,6 +209,8 @@ export class KernelWay {
     this.#isPaused = false
     this.#hooks = undefined
     this.#isCleared = false
+    this.#reason ??= NOT_OPEN
+    this.#forgetJoin() // the other process may have removed the veth devices
     this.#peers.returnToEngine()
     await this.check()
   }
@@ -225,7 +238,6 @@ export class KernelWay {
 
   async #check(): Promise<void> {
     try {
-      await this.#ending
       const uplink = await this.#readUplink()
       const problem = uplink ? await this.#problemWith(uplink) : `${this.#link.name} is gone`
       if (this.#isPaused) return
@@ -257,6 +269,7 @@ export class KernelWay {
 
   async #begin(uplink: Uplink): Promise<void> {
     const { bpf, engine, subnets, port, log, kernel } = this.#parts
+    await this.#ending
     if (!this.#programs) {
       const object = bpf.kernelWayObject()
       if (!object) return this.#refuseForGood('this weft was built without clang')
@@ -352,9 +365,11 @@ export class KernelWay {
       return isFound
     }
     const detachIngress = async (): Promise<void> => void (await detach(false))
+    const detachLater = async (): Promise<void> => {
+      if (!this.#isPaused) await this.#track(detachIngress())
+    }
     // Without `egress` on the TUN of this process, `ingress` sends packets to a TUN that is gone.
-    if ((await detach(true)) && !hasPolicies)
-      setTimeout(() => void (this.#isPaused || this.#track(detachIngress())), INGRESS_STAYS_MS).unref()
+    if ((await detach(true)) && !hasPolicies) setTimeout(() => void this.#inTurn(detachLater), INGRESS_STAYS_MS).unref()
     else await detachIngress()
   }
 
@@ -377,6 +392,8 @@ export class KernelWay {
 
   async #detach(hooks: Hooks): Promise<void> {
     await new Promise((resolve) => setTimeout(resolve, FAREWELL_MS))
+    // Let only one thread of libuv's pool, which has four, wait for the RTNL.
+    await this.#watching
     // Do not detach the eBPF programs after `pause`, because the attached programs may be those of the next process.
     if (this.#isPaused) return
     try {
@@ -386,7 +403,13 @@ export class KernelWay {
       this.#refuse(messageOf(error))
     }
     if (this.#join) await closeJoin(this.#parts.kernel)
+    this.#forgetJoin()
+  }
+
+  /** Stops sending to the veth devices. If the kernel must still merge segments, the next `look` opens them again. */
+  #forgetJoin(): void {
     this.#join = undefined
+    this.#joinChoice.isOn = false
   }
 
   /** Reads the external interface, which may have a new name. Returns undefined if it is gone. */
@@ -401,6 +424,7 @@ export class KernelWay {
   async #problemWith(uplink: Uplink): Promise<string | undefined> {
     const { settings, bpf, ownHost } = this.#parts
     const { name } = this.#link
+    if (this.#isFinal) return this.#reason ?? ''
     if (settings.verifySource === 'off') return 'VerifySource is "off"'
     if (ownHost() === undefined) return 'the datagrams between the hosts are IPv6'
     if (!uplink.isEthernet) return `${name} is not an Ethernet interface`
@@ -418,26 +442,31 @@ export class KernelWay {
   }
 
   /**
+   * Detaches the eBPF programs if this host has IPsec policies. `#watch` does not search for policies, because it may
+   * wait for the RTNL for a long time, in which the eBPF programs would send packets unencrypted. Does not reject.
+   */
+  async #watchPolicies(): Promise<void> {
+    // If the search for policies fails, `check` searches too, and detaches the programs if its search fails.
+    const hasPolicies = await this.#hasPolicies().catch(() => false)
+    if (hasPolicies && !this.#isPaused) void this.#end(IPSEC)
+  }
+
+  /**
    * Detaches the eBPF programs if the kernel says that they may no longer carry packets, and switches the merging of
    * received TCP segments on or off. weftd watches no event for new IPsec policies, tc filters or offloads, so each
-   * `look` begins this check. Does not reject.
+   * `look` begins this check, and `#watchPolicies`. Does not reject.
    */
   async #watch(): Promise<void> {
     const hooks = this.#hooks
     if (!hooks) return
-    this.#isWatching = true
     try {
-      // If the search for policies fails, `check` searches too, and detaches the programs if its search fails.
-      const hasPolicies = await this.#hasPolicies().catch(() => false)
-      const problem = hasPolicies ? IPSEC : await this.#problemAt(hooks)
+      const problem = await this.#problemAt(hooks)
       // Ignore the answer if the programs were detached meanwhile.
       if (this.#isPaused || this.#hooks !== hooks) return
       if (problem !== undefined) return void this.#end(problem)
       await this.#chooseJoin()
     } catch (error) {
       if (!this.#isPaused && this.#hooks === hooks) void this.#end(messageOf(error))
-    } finally {
-      this.#isWatching = false
     }
   }
 
@@ -496,6 +525,8 @@ export class KernelWay {
       if (this.#hooks && !this.#isPaused) await programs.attachJoined(indices[1])
       // Remove the veth devices if the eBPF programs were detached while the devices were created.
       if (!this.#hooks) return await closeJoin(kernel)
+      // After `pause`, perhaps no program takes the packets at the veth devices, so send no packets to them.
+      if (this.#isPaused) return
       this.#join = indices
       this.#confirm()
     } catch (error) {

@@ -134,6 +134,13 @@ class LeaseConflicts<Value extends AddressKey, L extends Lease> {
   }
 }
 
+/** Returns the keys of the leases that at least one of these filters finds unusable. */
+export function unusableIn(filters: Iterable<Pick<PeerFilter, 'unusable'>>): ReadonlySet<string> {
+  const keys = new Set<string>()
+  for (const filter of filters) for (const key of filter.unusable()) keys.add(key)
+  return keys
+}
+
 /**
  * The type of a usable lease in a network of type N. If the family is not known at compile time, the type is `Lease`,
  * and callers use `sideOf`.
@@ -201,9 +208,9 @@ export class PeerFilter<N extends Net = Net> {
     return [...this.#peers.values()]
   }
 
-  /** Returns the number of leases that the last call of `take` found unusable. */
-  skipped(): number {
-    return this.#skipped.size
+  /** Returns the keys of the leases that the last call of `take` found unusable. */
+  unusable(): ReadonlySet<string> {
+    return this.#skipped
   }
 
   #takeAll(leases: ReadonlyMap<string, Lease>): void {

@@ -367,6 +367,10 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     return [...this.#innerFamilies.keys(this.#innerFamilies.carried())].flatMap((key) => this.peer(key) ?? [])
   }
 
+  unusable(): ReadonlySet<string> {
+    return this.#innerFamilies.unusable()
+  }
+
   peer(key: string): PathPeer | undefined {
     const sides = this.#innerFamilies
       .withPeer(key)
@@ -388,7 +392,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
 
   counters(): Readonly<Record<string, bigint>> {
     const counters = sumCounters([this.#engine.counters(), this.#kernelWay?.counters() ?? {}])
-    return { ...counters, peers_unusable: BigInt(this.#innerFamilies.skipped()) }
+    return counters
   }
 
   drops(after?: Parameters<Engine['drops']>[0]): ReturnType<Engine['drops']> {

@@ -211,7 +211,7 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
   // weftd makes no route to a peer whose lease it cannot use, so packets to that peer take the host's ordinary route.
   const whyNotRight =
     peer.state === 'stored' && !hasOneRoute(status)
-      ? isOnlyRouteMissing(status)
+      ? isOnlyRouteMissing(status, peer.peer)
         ? 'the kernel refused the route of weftd to this node, or another route has its place: see the log of weftd'
         : 'weftd made no route to this node, because it cannot use its lease'
       : 'another route has precedence'
@@ -233,7 +233,7 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
         : !isCarried(status, family)
           ? `the ${status.config?.backendType} backend carries only IPv4 here, so IPv6 packets do not reach other nodes`
           : peer.state === 'stored'
-            ? isOnlyRouteMissing(status)
+            ? isOnlyRouteMissing(status, peer.peer)
               ? 'this node has no route of weftd to that node: see the log of weftd'
               : 'this node cannot use the lease of that node: see the log of weftd'
             : sentBy(dataPath.engine, peer),

@@ -82,13 +82,13 @@ export function checkPeers(facts: Facts, isSendingWrong: boolean): Finding[] | u
   const isSilent = ({ answers: now, state, lossPercent }: SeenSide): boolean =>
     state !== 'stored' && (now ? !now.small : answering !== null && lossPercent !== null && state !== 'answering')
   // The check `routes` reports peers that lack only a route.
-  const isReported = isOnlyRouteMissing(status) && (checkRoutes(facts) ?? []).length > 0
+  const areRoutesReported = (checkRoutes(facts) ?? []).length > 0
   const isUnusable = ({ state, peer }: SeenSide): boolean =>
     state === 'stored' &&
     status.dataPath?.open === true &&
     sameAddress(node, peer) === undefined &&
     !lacksKeys(peer) &&
-    !isReported
+    !(areRoutesReported && isOnlyRouteMissing(status, peer))
   // With the backend ipsec, if charon lacks keys, the finding `peers-without-keys` already reports all peers whose
   // lease is usable.
   const isLackingKeys = (status.dataPath?.counters['peers_without_keys'] ?? 0) > 0

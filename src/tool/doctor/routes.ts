@@ -3,7 +3,7 @@
 import type { Route } from '../../host/kernel.ts'
 import { formatNet, netContains, parseAddress, parseNet, type Family, type Net } from '../../net/address.ts'
 import { kindOf } from '../../path/catalog.ts'
-import type { Status } from '../../report/status.ts'
+import type { PeerStatus, Status } from '../../report/status.ts'
 import type { Facts } from './facts.ts'
 import { each, type Finding } from './findings.ts'
 import { isOwnDevice, ownSides, sideIn, type OwnSide } from './sides.ts'
@@ -42,19 +42,18 @@ export const hasOneRoute = ({ dataPath, config }: Status): boolean =>
   dataPath?.engine !== 'kernel' || kindOf(config?.backendType ?? '')?.routes === 'network'
 
 /**
- * Returns true if all peers that are missing from the data path lack only a route, because weftd can use the leases of
- * all peers. The kernel refused the route to such a peer, or another program's route has its place.
+ * Returns true if a peer that is missing from the data path lacks only a route, because weftd can use the peer's lease.
+ * The kernel refused the route to this peer, or another program's route has its place.
  */
-export const isOnlyRouteMissing = (status: Status): boolean =>
-  !hasOneRoute(status) &&
-  status.dataPath?.counters['peers_unusable'] === 0 &&
-  kindOf(status.config?.backendType ?? '')?.probe !== 'nobody'
+export const isOnlyRouteMissing = (status: Status, { unusable }: Pick<PeerStatus, 'unusable'>): boolean =>
+  !hasOneRoute(status) && !unusable && kindOf(status.config?.backendType ?? '')?.probe !== 'nobody'
 
 function checkRoutesOf({ family, network, subnet }: OwnSide, status: Status, routes: readonly Route[]): Finding[] {
   const isOneRoute = hasOneRoute(status)
   const peers = (status.peers?.list ?? []).flatMap((peer) => {
     const { subnet: net, publicIp, state, way } = sideIn(peer, family)
-    return net ? [{ net: formatNet(net), publicIp, state, way }] : []
+    const mayBeRouted = state !== 'stored' || isOnlyRouteMissing(status, peer)
+    return net ? [{ net: formatNet(net), publicIp, mayBeRouted, way }] : []
   })
   const routesToHosts = kindOf(status.config?.backendType ?? '')?.probe === 'host'
   // A route that bypasses the tunnel is right only for peers to which the data path itself routes directly.
@@ -75,7 +74,7 @@ function checkRoutesOf({ family, network, subnet }: OwnSide, status: Status, rou
     return metric <= USUAL_METRIC[family] && net !== undefined && netContains(network, net.address)
   })
   const there = new Set(first.map(({ destination }) => destination))
-  const routed = peers.filter(({ state }) => state !== 'stored' || isOnlyRouteMissing(status))
+  const routed = peers.filter(({ mayBeRouted }) => mayBeRouted)
   const wanted = isOneRoute ? [whole] : routed.map(({ net }) => net)
   return [
     ...each(

@@ -131,7 +131,7 @@ function sideOf(lease: Lease, family: Family, { config, kind, isUp }: RecalledPa
 
 function recallPeer(lease: Lease, path: RecalledPath, at: Date): ReturnType<typeof peerOf> {
   const families = { ipv4: sideOf(lease, 'ipv4', path), ipv6: sideOf(lease, 'ipv6', path) }
-  const found = { families, name: null, traffic: undefined, isHeld: false, cameAt: at.getTime() }
+  const found = { families, name: null, traffic: undefined, isHeld: false, isUnusable: false, cameAt: at.getTime() }
   return peerOf(lease, found, at.getTime())
 }
 

@@ -122,7 +122,8 @@ function rig(lease = LEASE, more: (family: Family) => Partial<DataPath> = () => 
       handshakes: {
         unknownKeys: () => [{ publicKey: `of nobody, by ${family}`, from: { address: 1, port: 1 }, at: 2 }],
       },
-      counters: () => ({ peers_unusable: 2n }),
+      counters: () => ({ route_failures: 2n }),
+      unusable: () => new Set(['u', family]),
       async close() {
         calls.push(`close ${family}`)
         faults[family]?.(new Error(`${family} was closed`)) // like a child process that was ended
@@ -202,7 +203,8 @@ it('two data paths work like one', async () => {
     ],
   ])
   expect(path.unknownKeys!().map(({ publicKey }) => publicKey)).toEqual(['of nobody, by ipv4', 'of nobody, by ipv6'])
-  expect(path.counters()).toEqual({ peers_unusable: 4n })
+  // The lease `u` is unusable in both families, but is one lease.
+  expect(path.counters()).toEqual({ route_failures: 4n, peers_unusable: 3n })
   expect(path.unreported).toBe(false)
   await path.close()
   expect(calls).toEqual(['open ipv4', 'open ipv6', 'apply ipv4 k', 'apply ipv6 k', 'close ipv4', 'close ipv6'])

@@ -34,6 +34,7 @@ const peer = (state: PeerStatus['state'], probedSecondsAgo: number | null = null
   type: '',
   state,
   held: false,
+  unusable: false,
   since: '',
   txPackets: 0,
   txBytes: 0,

@@ -127,10 +127,12 @@ export class IpsecPath extends KernelPath implements Counting {
     return found
   }
 
+  override unusable(): ReadonlySet<string> {
+    return new Set([...super.unusable(), ...this.#wide])
+  }
+
   override counters(): Readonly<Record<string, bigint>> {
-    const { peers_unusable: unusable = 0n } = super.counters()
     return {
-      peers_unusable: unusable + BigInt(this.#wide.size),
       peers_without_keys: BigInt(this.#withoutKeys()),
     }
   }

@@ -269,6 +269,33 @@ describe('the eBPF programs of an earlier run', () => {
     expect(node.pastPath.map(({ line }) => line)).toEqual([])
     expect(warnings.map((line) => line.split(': ')[1])).toEqual(named)
   })
+
+  it('stay if a successor takes over while the kernel lists them, because they may be those of the successor', async () => {
+    const dataPath = { carrier: () => ({}) }
+    const lending = { state: { is: 'forwarding' }, dataPath }
+    vi.spyOn(addon, 'listFilters').mockImplementation(async () => {
+      lending.state = { is: 'lent' }
+      return OWN
+    })
+    const detach = vi.spyOn(addon, 'detachProgram').mockResolvedValue(undefined)
+    const node = {
+      backend: { ...sealed, external: { name: 'eth0', index: 7 } },
+      log: { info: () => {}, warn: () => {}, error: () => {}, v: () => false },
+      pastPath: [],
+      isReady: true,
+      leftovers,
+      kernel,
+      ownership: lending,
+      signal: new AbortController().signal,
+      config,
+      lease: { key: '10.5.0.64-26', subnet: {}, attrs: { publicIp: {}, backendType: '' } },
+      view: new Map(),
+      options: {},
+      following: { listedAt: 1 },
+    } as unknown as Node
+    await clearLeftovers(node)
+    expect(detach).not.toHaveBeenCalled()
+  })
 })
 
 describe('the queries for each family, and to the kernel', () => {

@@ -1,6 +1,6 @@
 import { once } from 'node:events'
 import { openSync } from 'node:fs'
-import { createServer } from 'node:net'
+import { connect, createServer } from 'node:net'
 import { afterEach, expect, it, vi } from 'vitest'
 import type { Hook } from '../../../../native/addon.d.ts'
 import { addon } from '../../../../src/host/addon.ts'
@@ -8,6 +8,7 @@ import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import type { Peer } from '../../../../src/path/engine/peers.ts'
 import { COUNTERS, IS_LITTLE, TRAFFIC_BYTES } from '../../../../src/path/tunnel/kernel-way-maps.ts'
 import type { Bpf } from '../../../../src/path/tunnel/kernel-way-programs.ts'
+import { ProofConnection } from '../../../../src/path/tunnel/kernel-way-proof.ts'
 import { KernelWay, type KernelWayParts } from '../../../../src/path/tunnel/kernel-way.ts'
 import { eventually } from '../../../support/event.ts'
 import { ModelKernel } from '../../../support/model-kernel.ts'
@@ -34,11 +35,17 @@ class FakeBpf implements Bpf {
   refusal: (Error & { code?: string }) | undefined
   readonly filters = new Map<string, { priority: number; kind: string; name: string }[]>()
   readonly flags: number[] = []
+  /** The index of the interface to which the programs send received TCP packets; 0 if there is none. */
+  join = 0
   /** Resolves when the kernel answers questions about interfaces, for which it needs its lock of all of them. */
   lock: Promise<void> = Promise.resolve()
   #carried = 0
+  /** The number of questions that wait for this lock. */
+  waiting = 0
   async answered(): Promise<void> {
+    this.waiting++
     await this.lock
+    this.waiting--
   }
   kernelWayObject(): Buffer | undefined {
     return addon.kernelWayObject()
@@ -51,6 +58,7 @@ class FakeBpf implements Bpf {
   updateMap(_fd: number, key: Uint8Array, value: Uint8Array): void {
     if (this.isFull && key.length === 8) throw new Error('bpf BPF_MAP_UPDATE_ELEM: No space left on device')
     if (key.length === 8) this.flags.push(new DataView(value.buffer).getUint32(12, IS_LITTLE))
+    if (key.length === 4) this.join = new DataView(value.buffer).getUint32(16, IS_LITTLE)
   }
   deleteFromMap(): boolean {
     this.calls.push('delete')
@@ -276,6 +284,26 @@ it('takes all peers back after a change of offloads, and proves them again', asy
   await eventually(() => expect(near.way.carries(PEER.subnet)).toBe(true))
 })
 
+it('does not promote a peer whose test began before a change of offloads', async () => {
+  const [near] = await pair()
+  let prove = (): void => {}
+  const proven = new Promise<undefined>((resolve) => (prove = () => resolve(undefined)))
+  const test = vi.spyOn(ProofConnection.prototype, 'proven', 'get').mockReturnValue(proven)
+  near.send(100)
+  near.way.look()
+  await eventually(() => expect(test).toHaveBeenCalled())
+  near.bpf.features = 'b'
+  near.way.look()
+  await eventually(() => expect(near.bpf.flags.at(-1)).toBe(0))
+  prove()
+  test.mockRestore()
+  await new Promise((resolve) => setImmediate(resolve))
+  expect(near.way.carries(PEER.subnet)).toBe(false)
+  near.send(100)
+  near.way.look()
+  await eventually(() => expect(near.way.carries(PEER.subnet)).toBe(true))
+})
+
 it('takes a peer back whose host is reached through another interface', async () => {
   const [near] = await promoted()
   near.kernel.addRoute('ipv4', { destination: '192.0.2.2/32', device: 'eth1' })
@@ -359,6 +387,34 @@ it('forgets a promotion when the peer moves to another host or is removed', asyn
   near.way.change([{ ...PEER, isGone: true }])
   expect(near.bpf.calls.at(-1)).toBe('delete')
   expect(near.way.state.promoted).toBe(0)
+})
+
+it('accepts the datagrams of a peer all the time while the peer changes to IPv6', async () => {
+  const [near] = await promoted()
+  near.way.change([{ ...PEER, hosts: { ...PEER.hosts, ipv6: 1n }, outer: 'ipv6' }])
+  expect(near.way.carries(PEER.subnet)).toBe(false)
+  expect(near.bpf.calls).not.toContain('delete')
+})
+
+it.each([
+  ['a test of the peer fails', false],
+  ["the route to the peer's host changes", true],
+])('does not write a removed peer again if %s meanwhile', async (_, isPromoted) => {
+  const [near] = isPromoted ? await promoted() : await pair()
+  const gone = new Promise<void>((resolve) => {
+    vi.spyOn(near.kernel, 'lookUp').mockImplementation(async () => {
+      near.way.change([{ ...PEER, isGone: true }])
+      near.bpf.flags.splice(0)
+      setImmediate(resolve)
+      if (isPromoted) return []
+      throw new Error('no answer within 10 s')
+    })
+  })
+  near.send(100)
+  near.way.look()
+  if (isPromoted) await near.way.check()
+  await gone
+  expect(near.bpf.flags).toEqual([])
 })
 
 it('ends for good if the kernel refuses the change of a peer, and the caller does not notice', async () => {
@@ -516,6 +572,7 @@ it('lets the next process attach its programs only after its own work at the int
   let release = (): void => {}
   near.bpf.lock = new Promise((resolve) => (release = resolve))
   const checked = near.way.check()
+  await new Promise((resolve) => setImmediate(resolve))
   let isPaused = false
   const paused = near.way.pause().then(() => (isPaused = true))
   await new Promise((resolve) => setImmediate(resolve))
@@ -555,4 +612,117 @@ it('leaves no program attached if the kernel refuses the second one', async () =
   await near.way.check()
   expect(near.bpf.filters.size).toBe(0)
   expect(near.way.state).toMatchObject({ isActive: false, reason: 'rtnetlink: Operation not supported' })
+})
+
+it('ends if an IPsec policy appears while the kernel holds its lock of all interfaces', async () => {
+  const [near] = await promoted()
+  near.bpf.lock = new Promise<void>((resolve) => void open.unshift({ close: resolve }))
+  near.way.look()
+  await new Promise((resolve) => setImmediate(resolve))
+  near.kernel.hasPolicies = true
+  near.way.look()
+  await new Promise((resolve) => setImmediate(resolve))
+  expect(near.way.state).toMatchObject({ isActive: false, promoted: 0, reason: 'this host has IPsec policies' })
+  expect(near.bpf.flags.at(-1)).toBe(0)
+  await new Promise((resolve) => setTimeout(resolve, 400)) // the farewell
+  expect(near.bpf.waiting).toBe(1) // each one takes a thread of the pool
+})
+
+it('sends no TCP packets to the veth devices if it is paused before a program takes them there', async () => {
+  const { way, bpf, kernel } = rig()
+  await way.check()
+  const setOffload = bpf.setOffload.bind(bpf)
+  bpf.setOffload = async (...args) => {
+    void way.pause()
+    return setOffload(...args)
+  }
+  bpf.lone = 1_000n
+  way.look()
+  await eventually(() => expect(kernel.peek('weft-joined')?.up).toBe(true))
+  await way.pause()
+  expect(bpf.join).toBe(0)
+})
+
+it('joins segments again after the programs were detached and attached again', async () => {
+  const { way, bpf, kernel } = rig()
+  await way.check()
+  bpf.lone = 1_000n
+  way.look()
+  await eventually(() => expect(bpf.join).toBeGreaterThan(0))
+  await new Promise((resolve) => setImmediate(resolve))
+  bpf.tcx = 1
+  way.look()
+  await eventually(() => expect(kernel.peek('weft-join')).toBeUndefined())
+  kernel.act({ kind: 'delete link', device: { name: 'weft-joined' } }) // the kernel deletes both devices of the pair
+  bpf.tcx = 0
+  await way.check()
+  expect(way.state.isActive).toBe(true)
+  bpf.lone = 3_000n
+  way.look()
+  await eventually(() => expect(bpf.join).toBe(kernel.peek('weft-join')?.index))
+})
+
+it('lets peers test this host if a check runs when it goes on after a pause', async () => {
+  const { way, lines } = rig()
+  await way.check()
+  await way.pause()
+  const resumed = way.resume()
+  expect(way.state).toMatchObject({ isActive: false, reason: 'it is not open yet' })
+  await Promise.all([resumed, way.check()])
+  expect(lines.filter((line) => /cannot prove/.test(line))).toEqual([])
+  const socket = connect(PORT, '127.5.1.0')
+  open.push({ close: () => socket.destroy() })
+  await once(socket, 'connect')
+})
+
+it('does not detach the programs that a check attaches after another program has detached them', async () => {
+  const { way, bpf, kernel } = rig()
+  await way.check()
+  const find = kernel.link.bind(kernel)
+  let release = (): void => {}
+  const lock = new Promise<void>((resolve) => (release = resolve))
+  vi.spyOn(kernel, 'link').mockImplementation(async (which) => {
+    await lock
+    return find(which)
+  })
+  const checked = way.check()
+  await new Promise((resolve) => setImmediate(resolve))
+  bpf.filters.delete(`${TUN} true`)
+  way.look()
+  await eventually(() => expect(way.state.isActive).toBe(false))
+  release()
+  await checked
+  expect(way.state.isActive).toBe(true)
+  await new Promise((resolve) => setTimeout(resolve, 400)) // the farewell
+  expect(bpf.filters.size).toBe(2)
+})
+
+it('detaches the programs if it goes on after a pause in which the kernel refused the change of a peer', async () => {
+  const [near] = await promoted()
+  await near.way.pause()
+  near.bpf.isFull = true
+  near.way.change([{ ...PEER, ...hostsAt(parseIpv4('192.0.2.3')!) }])
+  await near.way.resume()
+  expect([...near.bpf.filters.keys()]).toEqual([`${UPLINK} false`]) // which stays for 10 s
+  expect(near.way.state).toMatchObject({ isActive: false, reason: expect.stringMatching(/refuses a change of a peer/) })
+})
+
+it("keeps its own receiving program if it attaches it 10 s after it detached an earlier process's programs", async () => {
+  vi.useFakeTimers({ toFake: ['setTimeout'] })
+  const bpf = new FakeBpf()
+  await bpf.attachProgram({ index: UPLINK, isEgress: false }, 0, 'weft-ingress')
+  await bpf.attachProgram({ index: TUN, isEgress: true }, 0, 'weft-egress')
+  const { way } = rig({}, bpf)
+  bpf.tcx = 1
+  await way.check()
+  expect([...bpf.filters.keys()]).toEqual([`${UPLINK} false`])
+  bpf.tcx = 0
+  const attach = bpf.attachProgram.bind(bpf)
+  bpf.attachProgram = async (hook, ...rest) => {
+    await attach(hook, ...rest)
+    if (!hook.isEgress) await vi.advanceTimersByTimeAsync(10_000)
+  }
+  await way.check()
+  vi.useRealTimers()
+  expect([way.state.isActive, bpf.filters.size]).toEqual([true, 2])
 })

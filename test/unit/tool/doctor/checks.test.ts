@@ -501,19 +501,15 @@ describe('the doctor', () => {
     expect(found(withPeers({ lossPercent }))).toEqual(names)
   })
 
-  it.each<[number, readonly FindingName[]]>([
-    [0, ['no-route']],
-    [1, ['peer-unusable']],
-  ])(
-    'finds the cause why a data path with a route for each peer lacks a peer: %d unusable leases',
-    (unusable, names) => {
-      const facts = hostGw({
-        dataPath: { ...hostGw().status!.dataPath!, counters: { peers_unusable: unusable } },
-        peers: countPeers([{ ...peer, state: 'stored' }], null),
-      })
-      expect(found({ ...facts, routes: [] })).toEqual(names)
-    },
-  )
+  it('tells a peer whose route is missing from a peer whose lease is unusable, for each peer', () => {
+    const missing = { ...peer, state: 'stored' } as const
+    const foundWith = (...list: (typeof missing)[]): FindingName[] =>
+      found({ ...hostGw({ peers: countPeers(list, null) }), routes: [] })
+    const unusable = { ...missing, lease: '10.5.9.0-24', subnet: '10.5.9.0/24', unusable: true }
+    expect(foundWith(missing)).toEqual(['no-route'])
+    expect(foundWith(unusable)).toEqual(['peer-unusable'])
+    expect(foundWith(missing, unusable).toSorted()).toEqual(['no-route', 'peer-unusable'])
+  })
 
   // The overhead is 20 (IPv4), 8 (UDP), 8 (VXLAN) and 14 (Ethernet); one IPv4 header for IPIP; 16 and a tag of 16 for WireGuard.
   it.each([
@@ -1070,7 +1066,7 @@ describe('the limits of findings', () => {
       withStatus({
         config: { ...status.config!, backendType },
         dataPath: { ...path, engine: 'kernel' },
-        peers: countPeers([peer, { ...peer, lease: 'b', subnet: '10.5.3.0/24', state: 'stored' }], 10),
+        peers: countPeers([peer, { ...peer, lease: 'b', subnet: '10.5.3.0/24', state: 'stored', unusable: true }], 10),
       })
     const wide = { links: [link('eth0', 9000, '192.0.2.1')] }
     const routes = [route('10.5.1.0/24', 'cni0')]

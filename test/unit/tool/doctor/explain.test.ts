@@ -200,7 +200,7 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
         ...status,
         config: { ...status.config!, backendType: 'vxlan' },
         dataPath: { ...path, engine: 'kernel', device: 'flannel.1', devices: { ipv4: 'flannel.1', ipv6: null } },
-        peers: countPeers([{ ...soundPeer, state: 'stored', type: 'wireguard' }], 10),
+        peers: countPeers([{ ...soundPeer, state: 'stored', type: 'wireguard', unusable: true }], 10),
       },
     },
     ['10.5.1.2', '10.5.2.2', by('eth0', '192.0.2.254')],
@@ -499,7 +499,7 @@ it.each<[string, Parameters<typeof ask>, string]>([
   ],
   [
     'a lease that cannot be used',
-    [HERE6, THERE6, by('eth0'), dual({}, dualPeer({}, { state: 'stored' }))],
+    [HERE6, THERE6, by('eth0'), dual({}, { ...dualPeer({}, { state: 'stored' }), unusable: true })],
     'data path false: this node cannot use the lease of that node: see the log of weftd',
   ],
   [

@@ -18,6 +18,7 @@ const peer = (number: number): PeerStatus => ({
   way: 'tunnel',
   state: 'programmed',
   held: false,
+  unusable: false,
   since: '',
   txPackets: 0,
   txBytes: 0,

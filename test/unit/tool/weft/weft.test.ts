@@ -162,6 +162,7 @@ describe('weft status', () => {
     publicIpv6: null,
     state: 'answering',
     held: false,
+    unusable: false,
     way: 'tunnel',
     since: '',
     txPackets: 10,
