@@ -515,3 +515,26 @@ describe.each([
     goThrough(steps, way, bed),
   )
 })
+
+it('wireguard sends no packet unencrypted while it does not carry IPv6', async () => {
+  await stopAll()
+  await begin(['ipv4', 'ipv6'])
+  const bed = await BEDS['a directory']!()
+  await bed.configure(BACKENDS.wireguard.options)
+  const daemon = await start(hosts[0], bed)
+  await start(hosts[1], bed)
+  pods = [await hosts[0].startPod(), await hosts[1].startPod()]
+  for (const family of families) await reach(pods[0].namespace, addressOf(pods[1], family))
+  await hosts[0].output('ip link set eth0 mtu 1300'.split(' '))
+  await daemon.line(/Cannot carry IPv6, trying again: IPv6 needs an MTU of 1280/)
+  expect((await listenWhilePinging(false, 'ipv6')).readable).toBe(0)
+  await reach(pods[0].namespace, addressOf(pods[1], 'ipv4'))
+  await hosts[0].output('ip link set eth0 mtu 1500'.split(' '))
+  await reach(pods[0].namespace, addressOf(pods[1], 'ipv6'))
+  // A node with a backend that does not encrypt removes the routes that block unencrypted packets.
+  await bed.configure(BACKENDS.udp.options)
+  for (const host of hosts) await WAYS['is restarted'](host, bed)
+  for (const flag of ['-4', '-6'])
+    expect(await hosts[0].output(['ip', flag, 'route', 'show', 'type', 'unreachable'])).toBe('')
+  await stopAll()
+})

@@ -310,6 +310,28 @@ const BROKEN: readonly {
     repair: () => inShell(first, 'ip link del docker0'),
   },
   {
+    what: "Docker's bridge with the addresses of CNI's bridge",
+    find: ['bridge-unrouted'],
+    detail: /^packets for 10\.5\.\S+ go to docker0 instead of to cni0$/,
+    break: async () => {
+      const subnet = subnetOf(first)
+      const address = subnet.replace('.0/24', '.1/24')
+      await inShell(
+        first,
+        'ip link add docker0 mtu 1472 type bridge && ip link set docker0 up && ' +
+          `ip route del ${subnet} dev cni0 && ip address add ${address} dev docker0 && ip route append ${subnet} dev cni0`,
+      )
+    },
+    repair: () => inShell(first, 'ip link del docker0'),
+  },
+  {
+    what: 'a bridge of containers that is down',
+    find: ['bridge-unrouted'],
+    detail: /^packets for 10\.5\.\S+ go to flannel0 instead of to cni0, which is down$/,
+    break: () => inShell(first, 'ip link set cni0 down'),
+    repair: () => inShell(first, 'ip link set cni0 up'),
+  },
+  {
     what: 'subnets of two nodes across each other',
     find: ['subnet-twice', 'peer-silent'],
     break: async () => {

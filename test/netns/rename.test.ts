@@ -5,11 +5,11 @@ import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterEach, describe, expect, it } from 'vitest'
 import { ended } from '../../lab/command.ts'
-import { createLab, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
+import { createLab, whyNoVxlan, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
 import type { Family } from '../../src/net/address.ts'
 import { eventually } from '../support/event.ts'
-import { doctor, statusOf } from '../support/hosts.ts'
+import { doctor, statusOf, weftOf } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 import { pinging } from '../support/pinging.ts'
 
@@ -53,19 +53,24 @@ const reachAll = async (from: Pod, to: Pod): Promise<void> => {
 /** The errors of a daemon, and its lines about a data path that it opens again. */
 const troubles = ({ lines }: Daemon): readonly string[] => lines.filter((line) => /^[EF]|data path/.test(line))
 
+/** Writes the network configuration with this backend. */
+function configure(families: readonly Family[] = ['ipv4', 'ipv6'], backend: object): void {
+  const ipv6 = families.includes('ipv6') ? { EnableIPv6: true, IPv6Network: 'fd00:5::/48' } : {}
+  const config = { Network: '10.5.0.0/16', ...ipv6, Backend: backend }
+  writeFileSync(join(lab.folder, 'leases', 'config'), JSON.stringify(config))
+}
+
 /** Makes a lab of three hosts, of which two run a daemon with this backend and have a container. */
 async function running({ backend, families = ['ipv4', 'ipv6'], args }: Kind) {
   lab = await createLab({ hosts: 3, families })
   mkdirSync(join(lab.folder, 'leases'))
-  const ipv6 = families.includes('ipv6') ? { EnableIPv6: true, IPv6Network: 'fd00:5::/48' } : {}
-  const config = { Network: '10.5.0.0/16', ...ipv6, Backend: backend }
-  writeFileSync(join(lab.folder, 'leases', 'config'), JSON.stringify(config))
+  configure(families, backend)
   const [here, there, late] = lab.hosts as [Host, Host, Host]
   const daemon = start(here, args)
   await Promise.all([daemon, start(there, args)].map((each) => each.line(/flannel is ready/)))
   const [from, to] = [await here.startPod(), await there.startPod()]
   await reachAll(from, to)
-  return { here, late, daemon, from, to }
+  return { here, there, late, daemon, from, to }
 }
 
 /** Renames an interface: while it is up, or else while it is down for a moment. */
@@ -168,6 +173,28 @@ describe('the process that comes after a rename', () => {
     expect((await linksOf(here)).filter((name) => name.startsWith('flannel'))).toEqual([])
     expect((await statusOf(here)).node?.externalInterface).toBe('uplink1')
     expect(await last.stop()).toBe(0)
+  })
+
+  it('removes the renamed devices of another backend, as weft cleanup does', async ({ skip }) => {
+    const lack = await whyNoVxlan()
+    if (lack !== undefined) return skip(lack)
+    const kind: Kind = { backend: { Type: 'vxlan', DataPath: 'kernel' }, devices: VXLAN_DEVICES }
+    const { here, there, daemon, from, to } = await running(kind)
+    for (const [before, now] of kind.devices) await rename(here, before, now)
+    await reachAll(from, to)
+    configure(kind.families, WIREGUARD.backend)
+    const successors = [start(here), start(there)]
+    for (const each of successors) await each.line(/flannel is ready/)
+    await ended(daemon.process)
+    await reachAll(from, to)
+    await reachAll(to, from)
+    expect((await linksOf(here)).filter((name) => name.startsWith('other'))).toEqual([])
+
+    await rename(here, 'flannel-wg', 'other0')
+    await successors[0]!.line(said('flannel-wg', 'other0'))
+    await successors[0]!.stop()
+    await here.output([...weftOf(here, ['cleanup']).slice(0, -2), '--subnet-file', here.subnetFile])
+    expect((await linksOf(here)).filter((name) => /^(flannel|other)/.test(name))).toEqual([])
   })
 
   it('fails as flanneld does, if --iface names nothing and no state is known', async () => {

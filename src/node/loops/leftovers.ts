@@ -18,6 +18,7 @@ import {
 } from '../../path/device/leftovers.ts'
 import type { DataPaths } from '../data-paths.ts'
 import type { Node } from '../node.ts'
+import { seal } from '../open.ts'
 import { handoverLock } from '../restart/rendezvous.ts'
 import { attrsBefore } from './lease.ts'
 
@@ -41,6 +42,7 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
   const isOurs = (): boolean => ownership.state.is === 'forwarding' && ownership.dataPath === dataPath
   if (!isOurs()) return node.pastPath.length === 0
   try {
+    await seal({ kernel: node.kernel, log: calmOf(node) }, node)
     if (!dataPath?.fastPath) await removePrograms(node, isOurs)
     let found = await find(node, leftovers)
     // If another process owns the data path now, stop, because the devices and routes that were found may belong to
@@ -242,6 +244,7 @@ async function findInTable(
     routesToHosts: backend.routesToHosts === true,
     routesByOthers: backend.routesByOthers === true,
     ownPolicies: backend.usesIpsec === true,
+    isSealed: backend.isSealed === true,
     external: backend.external?.name,
     ranges: { ipv4: config.ipv4, ipv6: config.ipv6 },
     leases: [...view.values()], // an array, because an iterator would be exhausted after the first family

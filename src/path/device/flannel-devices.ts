@@ -3,7 +3,17 @@
 import type { Log } from '../../base/log.ts'
 import type { HostKernel, Link } from '../../host/kernel.ts'
 import { givenTo, isTunInUse, renamed, type FollowedLink } from '../../host/links.ts'
-import { familyOf, hostNet, netContains, netsOf, type Address, type Net, type Nets } from '../../net/address.ts'
+import {
+  addressKey,
+  familyOf,
+  hostNet,
+  netContains,
+  netsOf,
+  type Address,
+  type AddressKey,
+  type Net,
+  type Nets,
+} from '../../net/address.ts'
 import { hasBackendName, isNamedBy, KINDS, type Kind } from '../catalog.ts'
 
 interface FlannelDevice {
@@ -81,10 +91,34 @@ export async function findEarlier(
   await device.find(kernel)
 }
 
+const TYPES = new Set(DEVICES.map(([type]) => type))
+
+/**
+ * Lists the devices of backends that another program renamed. A renamed device has a backend's link type, and only
+ * addresses from `own`, the first addresses of this node's subnets. Leaves out a TUN that a process has open.
+ */
+export function renamedAmong(links: readonly Link[], own: ReadonlySet<AddressKey>): readonly Link[] {
+  return links.filter((link) => {
+    if (!TYPES.has(link.type) || hasBackendName(link.name)) return false
+    const addresses = givenTo(link)
+    if (addresses.length === 0 || !addresses.every((address) => own.has(addressKey(address)))) return false
+    return link.type !== 'tun' || (link.tun?.mode === 'tun' && !isTunInUse(link))
+  })
+}
+
+/** Returns the link types of the devices with these names or name patterns. */
+export const typesOf = (names: readonly string[]): ReadonlySet<string> =>
+  new Set(
+    DEVICES.filter(([, pattern]) => names.some((name) => name === pattern || isNamedBy(pattern, name))).map(
+      ([type]) => type,
+    ),
+  )
+
 const BRIDGES = new Set(['bridge', 'openvswitch'])
 
-/** The devices of weft's and flannel's backends on this host, and the names of all bridges. */
+/** The devices of weft's and flannel's backends on this host, all links, and the names of all bridges. */
 export interface Devices {
+  readonly links: readonly Link[]
   readonly flannels: readonly FlannelDevice[]
   readonly bridges: ReadonlySet<string>
 }
@@ -93,5 +127,5 @@ export interface Devices {
 export async function listDevices(kernel: HostKernel): Promise<Devices> {
   const links = await kernel.links()
   const bridges = links.filter(({ type }) => BRIDGES.has(type))
-  return { flannels: devicesAmong(links), bridges: new Set(bridges.map(({ name }) => name)) }
+  return { links, flannels: devicesAmong(links), bridges: new Set(bridges.map(({ name }) => name)) }
 }

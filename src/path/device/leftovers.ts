@@ -35,7 +35,7 @@ import {
   type Nets,
 } from '../../net/address.ts'
 import { isNamedBy } from '../catalog.ts'
-import { listDevices, type Devices } from './flannel-devices.ts'
+import { listDevices, renamedAmong, typesOf, type Devices } from './flannel-devices.ts'
 import { listPolicies } from './ipsec-policies.ts'
 import { guardRemovals } from './userspace-guard.ts'
 
@@ -57,6 +57,8 @@ export interface Surroundings {
   readonly routesByOthers?: boolean
   /** True if this node's backend makes IPsec policies, so that weftd must not remove IPsec policies. */
   readonly ownPolicies?: boolean
+  /** True if this node makes the unreachable routes to its networks, so that weftd must not remove these routes. */
+  readonly isSealed?: boolean
   /** The name of the external interface; left out if it is not known. */
   readonly external?: string | undefined
   /**
@@ -142,11 +144,11 @@ export async function findLeftovers(
   const { networks, ownDevices } = surroundings
   const isOwn = (device: string): boolean => ownDevices.some((name) => isNamedBy(name, device))
   const families = familiesOf(networks)
-  const [{ flannels, bridges }, ...routesByFamily] = await Promise.all([
+  const [{ links, flannels, bridges }, ...routesByFamily] = await Promise.all([
     listDevices(kernel),
     ...listed(networks).map((network) => kernel.routes({ family: familyOf(network), within: network })),
   ])
-  const foreign = flannels.filter(({ link }) => !isOwn(link.name))
+  const foreign = [...flannels, ...renamedOf(links, surroundings)].filter(({ link }) => !isOwn(link.name))
   const all = families.flatMap((family, at) => (routesByFamily[at] ?? []).map((route) => ({ family, route })))
   const here = { ...surroundings, bridges }
   const sides = families.map((family) => sideOf(family, surroundings))
@@ -173,7 +175,7 @@ export async function findLeftovers(
     : await findBlockingIpsec(
         { kernel, run },
         listed(networks),
-        all.map(({ route }) => route),
+        surroundings.isSealed ? [] : all.map(({ route }) => route),
       )
   if (blocking.length > 0) {
     const owner = ownerOf([], networks, await (running ??= others()))
@@ -199,9 +201,24 @@ export async function findLeftovers(
   return { leftovers, held, bypasses, needsLeases }
 }
 
+const firstAddresses = ({ subnets, earlier }: Surroundings): ReadonlySet<AddressKey> =>
+  new Set([...listed(subnets), ...listed(earlier)].map(({ address }) => addressKey(address)))
+
 /**
- * Finds the IPsec policies, the routing rules and the unreachable routes of the backend ipsec for the given networks.
- * They drop the packets of every other backend.
+ * Lists the devices of other backends that another program renamed. Leaves out a type of device that this node's
+ * backend uses, because the backend goes on with a renamed device. Returns nothing if other programs make the devices.
+ */
+function renamedOf(links: readonly Link[], surroundings: Surroundings): Devices['flannels'] {
+  if (surroundings.routesByOthers) return []
+  const ownTypes = typesOf(surroundings.ownDevices)
+  const renamed = renamedAmong(links, firstAddresses(surroundings))
+  return renamed.filter(({ type }) => !ownTypes.has(type)).map((link) => ({ link, inUse: false }))
+}
+
+/**
+ * Finds the IPsec policies, the routing rules and the unreachable routes of the backends ipsec and wireguard for the
+ * given networks. `routes` has the routes among which the unreachable routes are found. The policies, the rules and the
+ * unreachable routes drop packets of every other backend.
  */
 export async function findBlockingIpsec(
   { kernel, run }: HostAccess,
@@ -268,9 +285,10 @@ function isOfThisNode(
   addresses: readonly Address[],
   via: readonly { readonly family: Family; readonly route: Route }[],
   sides: readonly Side[],
-  { networks, subnets, earlier }: Surroundings,
+  surroundings: Surroundings,
 ): boolean {
-  const ours = new Set([...listed(subnets), ...listed(earlier)].map(({ address }) => addressKey(address)))
+  const { networks } = surroundings
+  const ours = firstAddresses(surroundings)
   if (addresses.some((address) => ours.has(addressKey(address)))) return true
   const leads = via.some(({ family, route: { destination } }) =>
     sides.some(

@@ -1,6 +1,8 @@
-// userspace-guard.ts - makes the kernel drop unencrypted packets of the network, if charon carries the ESP packets.
+// userspace-guard.ts - makes the kernel drop unencrypted packets of the network, if charon carries the ESP packets, or
+// with the backend wireguard.
 //
-// An unreachable route drops outgoing packets. charon routes each peer's subnet to its own device in table 220, which
+// An unreachable route drops outgoing packets. With the backend wireguard it takes the packets of a family while the
+// WireGuard device has no route for that family. charon routes each peer's subnet to its own device in table 220, which
 // the kernel looks up before the main table (strongSwan: charon.routing_table). Without the unreachable route packets
 // to a peer without keys would leave unencrypted by the default route.
 //
@@ -59,6 +61,17 @@ async function ruleDevices(kernel: HostKernel, network: Net): Promise<readonly s
   })
 }
 
+/**
+ * Makes the unreachable route to the network if it is missing. Returns true if it was missing. Any other route to the
+ * network has precedence.
+ */
+export async function keepUnreachable(kernel: HostKernel, network: Net): Promise<boolean> {
+  const routes = await kernel.routes({ family: familyOf(network), within: network })
+  if (routes.some((route) => isUnreachableNetwork(route, network))) return false
+  await applyChange(kernel, routeChange('add route', network))
+  return true
+}
+
 export class UserspaceGuard {
   readonly #network: Net
   /** Returns the name of the external interface. */
@@ -90,11 +103,8 @@ export class UserspaceGuard {
    */
   async resync(): Promise<readonly string[]> {
     const repaired: string[] = []
-    const routes = await this.#kernel.routes({ family: familyOf(this.#network), within: this.#network })
-    if (!routes.some((route) => isUnreachableNetwork(route, this.#network))) {
-      await applyChange(this.#kernel, routeChange('add route', this.#network))
+    if (await keepUnreachable(this.#kernel, this.#network))
       repaired.push(`the unreachable route to ${formatNet(this.#network)} was gone`)
-    }
     const wanted = this.#device()
     const there = await ruleDevices(this.#kernel, this.#network)
     if (!there.includes(wanted)) {
@@ -126,8 +136,9 @@ export async function guardRemovals(
   network: Net,
   routes: readonly Route[],
 ): Promise<readonly { readonly what: string; readonly change: Change }[]> {
-  if (!isIpv4Net(network)) return [] // the backend ipsec carries only IPv4
-  const rules = (await ruleDevices(kernel, network)).map((device) => ({
+  // The backend ipsec, which makes the rules, carries only IPv4.
+  const devices = isIpv4Net(network) ? await ruleDevices(kernel, network) : []
+  const rules = devices.map((device) => ({
     what: `the rule for unencrypted packets from ${device}`,
     change: ruleChange('delete rule', network, device),
   }))

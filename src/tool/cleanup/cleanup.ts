@@ -74,7 +74,7 @@ export async function removeRemains(
   const remains = [
     ...published,
     ...(await findKernelWayRemains(kernel)),
-    ...(await findDeviceRemains(kernel)),
+    ...(await findDeviceRemains(kernel, subnets)),
     ...(await findHostRouteRemains(kernel, networks, subnets)),
     ...(await findBlackholeRemains(kernel, subnets)),
     ...(await findCharonRemains(networks)),

@@ -4,16 +4,22 @@ import { describeError, isWeftError } from '../../base/errors.ts'
 import { removeAll } from '../../host/kernel-errors.ts'
 import type { HostKernel, Route } from '../../host/kernel.ts'
 import { deletionOf, USUAL_METRIC } from '../../host/links.ts'
-import { FAMILIES, familyOf, netContains, parseAddress, parseNet, type Family } from '../../net/address.ts'
+import { addressKey, FAMILIES, familyOf, netContains, parseAddress, parseNet, type Family } from '../../net/address.ts'
 import { charonOfHost } from '../../node/choose.ts'
 import { isNamedBy, KINDS, type Kind } from '../../path/catalog.ts'
-import { findDevices } from '../../path/device/flannel-devices.ts'
+import { findDevices, renamedAmong } from '../../path/device/flannel-devices.ts'
 import { findBlockingIpsec, removeLeftover, type HostAccess } from '../../path/device/leftovers.ts'
 import type { Remains } from '../../path/remains.ts'
 
-export async function findDeviceRemains(kernel: HostKernel): Promise<Remains[]> {
+/**
+ * Finds the devices of weftd and flanneld with their routes, also devices that another program renamed. `subnets` has
+ * this node's subnets as `ip` writes them.
+ */
+export async function findDeviceRemains(kernel: HostKernel, subnets: ReadonlySet<string>): Promise<Remains[]> {
   const remains: Remains[] = []
-  for (const { link } of await findDevices(kernel)) {
+  const own = new Set([...subnets].flatMap((each) => parseNet(each) ?? []).map(({ address }) => addressKey(address)))
+  const renamed = renamedAmong(await kernel.links(), own)
+  for (const link of [...(await findDevices(kernel)).map((each) => each.link), ...renamed]) {
     const through = await Promise.all(FAMILIES.map((family) => kernel.routes({ family, device: link, table: 'all' })))
     const routes = through.flat().filter(({ protocol }) => protocol !== 'kernel')
     remains.push({

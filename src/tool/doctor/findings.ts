@@ -401,8 +401,14 @@ export const FINDINGS = {
     check: 'containers',
     level: 'failure',
     means:
-      "a bridge of containers has an address that is in the network but not in this node's subnet: packets do not reach the containers of that bridge",
+      "a bridge of containers has an address that is not in this node's subnet: packets do not reach the containers of that bridge, and CNI starts no new pods",
     fix: "somebody made the bridge with an older subnet.env: give Docker the new subnet (`weft docker-opts`) and restart Docker, or delete CNI's bridge (`ip link del cni0`) and restart the pods",
+  },
+  'bridge-unrouted': {
+    check: 'containers',
+    level: 'failure',
+    means: 'containers get no packets, because their bridge is down, or because another bridge has the same addresses',
+    fix: 'set the bridge up (`ip link set dev BRIDGE up`), or delete the second bridge, such as docker0 beside cni0',
   },
   'subnet-env-wrong': {
     check: 'containers',

@@ -3,7 +3,7 @@
 
 import { LOCAL_TABLE, MAIN_TABLE, ruleText, tableName } from '../../host/ip-words.ts'
 import type { PolicyRule, Route, RouteQuery } from '../../host/kernel.ts'
-import { formatAddress, formatNet, isIpv4Net, parseAddress } from '../../net/address.ts'
+import { formatAddress, formatNet, isIpv4Net, netContains, parseAddress, parseNet } from '../../net/address.ts'
 import type { Status } from '../../report/status.ts'
 import type { Facts } from './facts.ts'
 import type { Finding } from './findings.ts'
@@ -27,7 +27,7 @@ export function checkKernelRoutes(facts: Facts, isReported: boolean): Finding[] 
       // If forwarding is switched off in the kernel, another check reports that. In that case examine only the packets
       // that this host itself sends.
       const relevant = answered.filter(({ direction }) => direction === 'host' || forwards)
-      const wrong = relevant.filter((each) => isWrong(each, peer, bridge, status))
+      const wrong = relevant.filter((each) => isWrong(each, peer, bridge, status) && !isOfBridge(each, side, facts))
       const [first] = [
         ...wrong.filter(({ direction, query }) => direction === 'out' && query.mark === undefined),
         ...wrong.filter(({ direction, query }) => direction !== 'out' && query.mark === undefined),
@@ -51,6 +51,18 @@ function isWrong(
   // peer.
   const isToHost = peer.way === 'direct' && gateway !== undefined && parseAddress(gateway) === peer.publicIp
   return type !== 'unicast' || !(isOwnDevice(status, peer.family, device) || isToHost)
+}
+
+/**
+ * Returns true if a packet for this node's containers takes a route to a larger network, because the main table has no
+ * route to the bridge of the containers. The check of the bridges reports the bridge, and the route itself is right.
+ */
+function isOfBridge({ direction, query, answer }: AnsweredQuery, { subnet }: OwnSide, { routes }: Facts): boolean {
+  if (direction !== 'in' || 'refused' in answer || answer.route.table !== MAIN_TABLE) return false
+  return !routes.some(({ destination }) => {
+    const net = parseNet(destination)
+    return net && net.prefixLength >= subnet.prefixLength && netContains(net, query.to)
+  })
 }
 
 /**

@@ -285,7 +285,7 @@ describe('a device', () => {
     ],
     ['of another network stays', { addresses: ['10.6.1.0'] }, [], []],
     ['without an address, which another program may be creating, stays', { addresses: [] }, [], []],
-    ['with another VNI than in its name stays', { name: 'flannel.x' }, [], []],
+    ['with another VNI than in its name stays', { name: 'flannel.x', addresses: ['10.5.9.0'] }, [], []],
     [
       'that a process has open stays and is reported',
       { name: 'flannel0', kind: 'tun', inUse: true },
@@ -293,6 +293,17 @@ describe('a device', () => {
       ['flannel0: a process forwards through it'],
     ],
   ])('%s', async (_what, link, routes, expected) => expect(await found(withDevice(link, ...routes))).toEqual(expected))
+
+  it('that another program renamed is removed, unless the own backend goes on with it or others make the devices', async () => {
+    const host = withDevice({ name: 'odd.1' }, { dst: '10.5.2.0/24', gateway: '10.5.2.0', dev: 'odd.1' })
+    expect(await found(host)).toEqual(['the device odd.1 (vxlan)'])
+    for (const part of [{ ownDevices: ['flannel.1'] }, { routesByOthers: true }]) {
+      const { leftovers } = await findLeftovers(host.access, surroundings(part), NOBODY)
+      expect(leftovers).toEqual([])
+    }
+    expect(await found(withDevice({ name: 'odd.1', addresses: ['10.5.9.0'] }))).toEqual([])
+    expect(await found(withDevice({ name: 'odd.1', addresses: ['10.5.1.0', '192.0.2.77'] }))).toEqual([])
+  })
 
   it('stays if its daemon runs for the same network, or for an unknown network', async () => {
     const running = (networks: Nets | undefined) => async () => [{ name: 'flanneld', pid: 7, networks }]

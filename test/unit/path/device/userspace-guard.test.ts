@@ -3,7 +3,12 @@
 import { beforeEach, describe, expect, it } from 'vitest'
 import { parseNet } from '../../../../src/net/address.ts'
 import { removeLeftovers } from '../../../../src/path/device/leftovers.ts'
-import { guardRemovals, removeUserspaceGuard, UserspaceGuard } from '../../../../src/path/device/userspace-guard.ts'
+import {
+  guardRemovals,
+  keepUnreachable,
+  removeUserspaceGuard,
+  UserspaceGuard,
+} from '../../../../src/path/device/userspace-guard.ts'
 import { ModelKernel } from '../../../support/model-kernel.ts'
 
 const NETWORK = parseNet('10.5.0.0/16')!
@@ -60,6 +65,16 @@ describe('the guard', () => {
     expect(removals.map(({ what }) => what)).toEqual(['the rule for unencrypted packets from eth0'])
     expect(await removeLeftovers({ kernel, run }, [...removals, ...removals], () => {})).toEqual([])
     expect(await ruleDevices()).toEqual([])
+  })
+
+  it('keeps and removes the unreachable route of an IPv6 network alone', async () => {
+    const network = parseNet('fd00:5::/48')!
+    expect([await keepUnreachable(kernel, network), await keepUnreachable(kernel, network)]).toEqual([true, false])
+    await removeUserspaceGuard(kernel, network)
+    expect(kernel.changes).toEqual([
+      'ip -6 route add unreachable fd00:5::/48 metric 4294967295',
+      'ip -6 route del unreachable fd00:5::/48 metric 4294967295',
+    ])
   })
 
   it('is not there on a kernel without policy routing, nor for an IPv6 network', async () => {

@@ -52,6 +52,18 @@ it("treats a device as flannel's if it has flannel's name, kind and VNI", async 
   ])
 })
 
+it('finds a device that another program renamed by its type and the first address of the own subnet', async () => {
+  const kernel = new ModelKernel()
+  const at = (text: string) => [{ address: parseNet(text)!.address, prefixLength: 32 }]
+  kernel.addLink({ name: 'odd0', type: 'vxlan', vxlan: VXLAN }, at('10.5.1.0/32'))
+  kernel.addLink({ name: 'odd1', type: 'tun', tun: { ...TUN, persist: true }, hasCarrier: false }, at('10.5.1.0/32'))
+  kernel.addLink({ name: 'odd2', type: 'tun', tun: { ...TUN, persist: true }, hasCarrier: true }, at('10.5.1.0/32'))
+  kernel.addLink({ name: 'odd3', type: 'vxlan', vxlan: VXLAN }, at('10.5.9.0/32'))
+  kernel.addLink({ name: 'odd4', type: 'dummy' }, at('10.5.1.0/32'))
+  const remains = await findDeviceRemains(kernel, new Set(['10.5.1.0/24']))
+  expect(remains.flatMap(({ things }) => things)).toEqual(['device odd0 (vxlan)', 'device odd1 (tun)'])
+})
+
 it('removes a device with its routes, the routes to hosts, and the blackholes', async () => {
   const kernel = new ModelKernel()
   kernel.addLink({ name: 'eth0' }, [{ address: parseNet('192.0.2.1/24')!.address, prefixLength: 24 }])
@@ -63,7 +75,7 @@ it('removes a device with its routes, the routes to hosts, and the blackholes', 
   kernel.addRoute('ipv6', { destination: 'fd00:5:1::/64', type: 'blackhole', metric: 4294967295 })
   const [networks, subnets] = [new Set(['10.5.0.0/16']), new Set(['10.5.1.0/24', 'fd00:5:1::/64'])]
   const remains = [
-    ...(await findDeviceRemains(kernel)),
+    ...(await findDeviceRemains(kernel, subnets)),
     ...(await findHostRouteRemains(kernel, networks, subnets)),
     ...(await findBlackholeRemains(kernel, subnets)),
   ]

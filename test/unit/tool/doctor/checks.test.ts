@@ -107,6 +107,16 @@ const noKeys: SessionStatus = {
 const withUnknown = (endpoint: string, secondsAgo: number): Partial<Facts> =>
   withStatus({ dataPath: { ...status.dataPath!, unknownKeys: [{ publicKey: 'of-nobody', endpoint, secondsAgo }] } })
 
+/** A host whose bridge cni0 has the address of an earlier network. */
+const staleCni = { links: [...sound.links.filter(({ name }) => name !== 'cni0'), link('cni0', 1472, '10.244.3.1')] }
+
+/** The links of a host with a container at its bridge cni0. */
+const bridgedLinks = [
+  ...sound.links.filter(({ name }) => name !== 'cni0'),
+  { ...link('cni0', 1472, '10.5.1.1'), index: 7, type: 'bridge' },
+  { ...link('veth1', 1472, '0.0.0.0'), index: 8, master: 7, addresses: { ipv4: [], ipv6: [] } },
+]
+
 /** A path that carries only shorter packets than containers send. */
 const narrow = { path: 'narrow', passesBytes: 1252, pathSince: '2026-11-22T09:00:00Z' } as const
 
@@ -123,6 +133,15 @@ describe('the doctor', () => {
       { ...withPeers({ way: 'direct' }), routes: [...sound.routes, route('10.5.2.0/24', 'eth0', '192.0.2.2')] },
     ],
     ['a blackhole for its own subnet', { routes: [...sound.routes, route('10.5.1.0/24', '')] }],
+    ['a bridge cni0 of another network, which another program may have made', staleCni],
+    ['containers at the bridge to which their packets go', { links: bridgedLinks }],
+    [
+      'a second bridge without containers, which gets no packets',
+      {
+        links: [...bridgedLinks, { ...link('docker1', 1472, '10.5.1.1'), index: 9, type: 'bridge' }],
+        routes: [...sound.routes, route('10.5.1.0/24', 'docker1')],
+      },
+    ],
     ["Docker's own bridge", { links: [...sound.links, link('docker1', 1500, '10.6.0.1')] }],
     [
       'what its log says of another host with its address, which is over',
@@ -195,6 +214,12 @@ describe('the doctor', () => {
     ],
   ])('finds nothing wrong with %s', (_name, part) => {
     expect(found(part)).toEqual([])
+  })
+
+  it('reports only the family if subnet.env omits a family that the data path cannot carry', () => {
+    const dataPath = { ...soundDual.status.dataPath, lacking: { ipv4: null, ipv6: 'the MTU is too small' } }
+    const subnetEnv = { ...soundDual.subnetEnv, FLANNEL_IPV6_SUBNET: undefined }
+    expect(found({ ...soundDual, status: { ...soundDual.status, dataPath }, subnetEnv })).toEqual(['family-down'])
   })
 
   it.each<[FindingName, Partial<Facts>]>([
@@ -380,6 +405,18 @@ describe('the doctor', () => {
     ['mtu-shrunk', withStatus({ dataPath: { ...status.dataPath!, mtuAtStart: 1500 } })],
     ['bridge-mtu', { links: [...sound.links, link('docker1', 1500, '10.5.1.1')] }],
     ['bridge-elsewhere', { links: [...sound.links, link('docker1', 1472, '10.5.9.1')] }],
+    [
+      'bridge-elsewhere',
+      { ...staleCni, ...withStatus({ store: { ...status.store, name: 'kubernetes' } }), bridgeFilter: '1' },
+    ],
+    ['bridge-unrouted', { links: bridgedLinks, routes: [route('10.5.0.0/16', 'flannel0')] }],
+    [
+      'bridge-unrouted',
+      {
+        links: [...bridgedLinks, { ...link('docker1', 1472, '10.5.1.1'), index: 9, type: 'bridge' }],
+        routes: [route('10.5.0.0/16', 'flannel0'), route('10.5.1.0/24', 'docker1'), route('10.5.1.0/24', 'cni0')],
+      },
+    ],
     ['subnet-env-wrong', { subnetEnv: undefined }],
     ['subnet-env-wrong', { subnetEnv: { ...sound.subnetEnv, FLANNEL_SUBNET: '10.5.9.1/24' } }],
     ['subnet-env-wrong', { subnetEnv: { ...sound.subnetEnv, FLANNEL_MTU: '1500' } }],

@@ -116,6 +116,12 @@ describe('a route of the main table', () => {
     expect(by({ in: via })).toEqual(['foreign-route: from 10.5.2.0/24 (to 10.5.1.2) goes to eth0 via 192.0.2.254'])
   })
 
+  it('is not reported if only the route to the bridge of the containers is missing', () => {
+    const routes = sound.routes.filter(({ device }) => device !== 'cni0')
+    expect(by({ in: { device: 'flannel0' } }, { routes })).toEqual([])
+    expect(by({ in: { device: 'flannel0' } })).toHaveLength(1)
+  })
+
   it('is right if it leads to the peer itself, as with host-gw, or to an address of this host', () => {
     const toHost = { device: 'eth0', gateway: '192.0.2.2' }
     expect(by({ out: toHost, host: toHost }, { status: direct })).toEqual([])
