@@ -157,6 +157,17 @@ describe('what another backend left', () => {
     expect(lines.filter((line) => /Removed the route/.test(line)).length).toBeLessThan(3)
   })
 
+  it('to the own subnet that an operator made stays, and is in the log and in the status', async () => {
+    // The node picks one of these subnets.
+    for (const destination of ['10.5.0.64/26', '10.5.0.128/26', '10.5.0.192/26'])
+      kernel.addRoute('ipv4', { destination, device: 'eth0', gateway: '192.0.2.77', protocol: 'static' })
+    start({ backend: sealed, leftovers })
+    const line = "Packets to this node's own containers leave this host: by routes that weft did not make: 10.5.0."
+    await inTurns(() => lines.some((each) => each.startsWith(`E ${line}`)))
+    expect(JSON.stringify(await nodeStatus())).toContain(line)
+    expect(readiness()).toBe(false)
+  })
+
   it('keeps the node from being ready and stays if it is a route that another running daemon may have made', async () => {
     store.put('10.5.0.192-26', value('192.0.2.2'))
     addRouteToPeer()
