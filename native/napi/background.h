@@ -48,7 +48,7 @@ Napi::Promise in_background(Napi::Env env, Work work, Finish finish) {
   return promise;
 }
 
-/// As above, for work without a result.
+/// Calls `work` without arguments in a thread of libuv's pool. Resolves the promise with undefined.
 template <typename Work>
 Napi::Promise in_background(Napi::Env env, Work work) {
   struct Nothing {};

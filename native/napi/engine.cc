@@ -87,7 +87,8 @@ class EngineHandle : public WithCleanup<EngineHandle> {
     const auto records = info[0].As<Napi::Uint8Array>();
     if (engine_) engine_->change_peers({records.Data(), records.ByteLength()});
   }
-  /// Reads the switches in the background, because the kernel answers only when it has its lock of all network devices.
+  /// Reads the TUN's offload settings in the background, because the kernel answers only when it has its lock of all
+  /// network devices (RTNL).
   Napi::Value follow_switches(const Napi::CallbackInfo& info) {
     if (!engine_) return in_background(info.Env(), [] { return Failure{}; });
     return in_background<JoinSwitches>(

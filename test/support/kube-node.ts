@@ -117,6 +117,8 @@ export function createKubeNode(parts: NodeParts): KubeNode {
   let machine: ChildProcess | undefined
   /** The pid of the node's first process, on this machine. */
   let first = 0
+  /** Each promise resolves when a program of the node has ended, and its log has the reason. */
+  const running: Promise<unknown>[] = []
   const enter = (): string[] => [
     'nsenter',
     `--target=${first}`,
@@ -134,6 +136,7 @@ export function createKubeNode(parts: NodeParts): KubeNode {
     const child = spawn('setpriv', ['--pdeathsig', 'KILL', ...enter(), ...words], { stdio: ['ignore', 'pipe', 'pipe'] })
     for (const stream of [child.stdout, child.stderr]) stream.on('data', (data: Buffer) => appendFileSync(log, data))
     child.once('exit', (code, signal) => appendFileSync(log, `ended: ${signal ?? code}\n`))
+    running.push(ended(child))
     return child
   }
   const ctr = (...words: string[]): Promise<string> =>
@@ -145,7 +148,7 @@ export function createKubeNode(parts: NodeParts): KubeNode {
     if (machine === undefined) return
     const containers = (await ctr('containers', 'list', '--quiet').catch(() => '')).split('\n').filter(Boolean)
     process.kill(first, 'SIGKILL')
-    await ended(machine)
+    await Promise.all([ended(machine), ...running.splice(0)])
     machine = undefined
     const script = 'for each; do rmdir /sys/fs/cgroup/*/k8s.io/"$each" /sys/fs/cgroup/k8s.io/"$each"; done 2>/dev/null'
     await execute(['sh', '-c', script, 'sh', ...containers])

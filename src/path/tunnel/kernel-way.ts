@@ -454,7 +454,7 @@ export class KernelWay {
   /**
    * Detaches the eBPF programs if the kernel says that they may no longer carry packets, and switches the merging of
    * received TCP segments on or off. weftd watches no event for new IPsec policies, tc filters or offloads, so each
-   * `look` begins this check, and `#watchPolicies`. Does not reject.
+   * `look` begins this check and calls `#watchPolicies`. Does not reject.
    */
   async #watch(): Promise<void> {
     const hooks = this.#hooks

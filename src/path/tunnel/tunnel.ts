@@ -536,8 +536,8 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   }
 
   /**
-   * Returns true if the TUN device is missing in this network namespace although it has not been deleted, because the
-   * engine reports no fault then.
+   * Returns true if the TUN device is missing in this network namespace although it has not been deleted. The engine
+   * reports no fault in this case.
    */
   async #isMoved(): Promise<boolean> {
     const { tunName } = this.#engine

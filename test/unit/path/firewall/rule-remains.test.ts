@@ -1,4 +1,4 @@
-// rule-remains.test.ts - the search for flannel's rules with commands that fail.
+// rule-remains.test.ts - the search for flannel's rules when the commands that list the rules fail.
 
 import { expect, it } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
