@@ -32,8 +32,8 @@ class CircleGuard {
   /// True if the packet at `bytes`, which would go to the peer at `endpoint`, must be dropped because it would loop
   /// forever.
   bool stops(const Endpoint& endpoint, const uint8_t* bytes, const Packet& packet) {
-    // Check if the endpoint's address is inside a peer's subnet only if the endpoint differs from that of the previous
-    // packet, because most packets of a batch go to the same peer.
+    // Most packets of a batch go to the same peer. So look up whether the endpoint's address is inside a peer's subnet
+    // only when the endpoint differs from that of the previous packet.
     if (last_ != &endpoint) {
       last_ = &endpoint;
       leads_inside_ = table_->find(endpoint.address()) != nullptr;

@@ -368,7 +368,7 @@ export const KINDS = {
         default: 'separate',
         isShared: true,
       },
-      /** Allows an operator's routes by which packets to other nodes bypass the device, and so are sent unencrypted. */
+      /** Allows routes of an operator that lead past WireGuard's device, so that packets to other nodes are unencrypted. */
       allowBypass: { name: 'AllowBypass', kind: 'flag' },
     },
     overhead: 60, // IPv4, UDP, and WireGuard's header and tag

@@ -37,8 +37,8 @@ async function write(
   // up again.
   if (!next || !dataPath) return
   const { tunNames } = dataPath
-  // If the kernel carries the packets, it forwards without weftd, so the next process needs no last known state. But
-  // `weft cleanup` needs the file if the backend published a route.
+  // If the kernel carries the packets, it forwards without weftd, so the next process needs no last known state. But if
+  // the backend published a route, `weft cleanup` needs the file of the last known state.
   const isForCleanup = tunNames === undefined && backend.withdraw !== undefined
   if (tunNames === undefined && !isForCleanup) return removeLastKnown(next.lastKnown)
   const { store, config, wishes } = next

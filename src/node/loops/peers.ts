@@ -37,8 +37,7 @@ export async function keepPeers(node: Node): Promise<never> {
   let touched: Set<string> | undefined
   for await (const { leases, added, changed, removed, renewed, isListing, isOwnUnreadable } of following) {
     node.view = leases
-    // After a complete listing pass all leases to the data path, so that the listing corrects errors of earlier
-    // changes.
+    // After a complete listing, pass all leases to the data path, so that errors of earlier changes are corrected.
     if (isListing && added.length + changed.length + removed.length > 0) touched = undefined
     for (const { key } of [...added, ...changed, ...removed]) touched?.add(key)
     for (const key of renewed) touched?.add(key)

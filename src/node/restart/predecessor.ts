@@ -31,7 +31,7 @@ export class Predecessor {
   private readonly reading = new AbortController()
   private hasGone = false
   /**
-   * The timer of the messages that show the daemon that this process is alive; later the timer that repeats `end` until
+   * The timer of the messages that show the predecessor that this process is alive; later the timer that repeats `end` until
    * `end` could be sent.
    */
   private timer: NodeJS.Timeout | undefined
