@@ -2,7 +2,7 @@
 
 import { mkdirSync } from 'node:fs'
 import { availableParallelism } from 'node:os'
-import { join } from 'node:path'
+import { join, relative } from 'node:path'
 import { runAloud } from './progress.mjs'
 
 /** Runs a program and copies its output to this process's output. Throws if the program fails. */
@@ -24,7 +24,7 @@ export async function compileAll({ command, sources, folder, cwd }) {
   const queue = [...sources.keys()]
   const compileNext = async () => {
     for (let index = queue.shift(); index !== undefined; index = queue.shift())
-      await mustRun([...command, '-c', sources[index], '-o', objects[index]], cwd).catch((error) => {
+      await mustRun([...command, '-c', sources[index], '-o', relative(cwd, objects[index])], cwd).catch((error) => {
         queue.length = 0 // compile nothing more
         throw error
       })

@@ -4,7 +4,7 @@
 
 import { execFileSync } from 'node:child_process'
 import { mkdirSync, readFileSync } from 'node:fs'
-import { dirname, join } from 'node:path'
+import { dirname, join, relative } from 'node:path'
 import { compileAll, mustRun } from '../compile.mjs'
 import { ARCHITECTURES } from './architectures.mjs'
 import { nodeRelease, sysroot, zig } from './inputs.mjs'
@@ -104,6 +104,7 @@ export async function buildMuslAddon(root, { gnu, musl }, target) {
   // zig's library lacks __cpu_model, which __builtin_cpu_supports() reads on amd64. So link GCC's library too, which
   // has __cpu_model and needs no libc.
   const [libgcc = ''] = execFileSync(`${gnu}-g++`, ['-print-libgcc-file-name'], { encoding: 'utf8' }).split('\n')
-  await mustRun([...compiler, '-shared', ...STRIPPED, ...objects, libgcc, '-o', target], root)
+  const inRoot = (path) => relative(root, path) // zig's linker cannot open a path with a comma
+  await mustRun([...compiler, '-shared', ...STRIPPED, ...objects.map(inRoot), libgcc, '-o', inRoot(target)], root)
   checkLibraries(gnu, target, OF_MUSL)
 }

@@ -676,12 +676,14 @@ describe.each(ARCHITECTURES.filter(({ qemu }) => qemu !== undefined))('$debian, 
     forwards(await emulatedWeftd(architecture), engine, backend),
   )
 
-  it.runIf(integrity === undefined)('has a Debian package that requires Node.js', async () => {
-    const field = (each: string) =>
-      output(['dpkg-deb', '--field', join(release, `weft_${version}_${debian}.deb`), each])
-    expect(await field('Architecture')).toBe(`${debian}\n`)
-    expect(await field('Depends')).toMatch(/\bnodejs \(>= 20\.19\)/)
-  })
+  // The package of an architecture with official builds of Node.js contains Node.js.
+  if (integrity === undefined)
+    it('has a Debian package that requires Node.js', async () => {
+      const field = (each: string) =>
+        output(['dpkg-deb', '--field', join(release, `weft_${version}_${debian}.deb`), each])
+      expect(await field('Architecture')).toBe(`${debian}\n`)
+      expect(await field('Depends')).toMatch(/\bnodejs \(>= 20\.19\)/)
+    })
 
   // Must be last, because podman keeps only one image per name.
   it('has an image whose programs find their libraries', async () => {
