@@ -31,8 +31,8 @@ export class Predecessor {
   private readonly reading = new AbortController()
   private hasGone = false
   /**
-   * The timer of the messages that show the predecessor that this process is alive; later the timer that repeats `end` until
-   * `end` could be sent.
+   * The timer of the messages that show the predecessor that this process is alive; later the timer that repeats `end`
+   * until `end` could be sent.
    */
   private timer: NodeJS.Timeout | undefined
   /** The function that passes an arrived answer to the request that waits for it; undefined if no request waits. */

@@ -89,6 +89,8 @@ export class KernelWay {
   readonly #inTurn = createTurn()
   /** The work that runs in the background. `pause` and `close` wait for it. */
   readonly #running = new Set<Promise<void>>()
+  /** True while a search for IPsec policies runs. */
+  #isSearchingPolicies = false
   /** Resolves when the running `#watch` is done; undefined while none runs. */
   #watching: Promise<void> | undefined
 
@@ -144,7 +146,7 @@ export class KernelWay {
     } catch (error) {
       return void this.#end(messageOf(error))
     }
-    void this.#track(this.#watchPolicies())
+    if (!this.#isSearchingPolicies) void this.#watchPolicies()
     this.#watching ??= this.#track(this.#watch()).finally(() => (this.#watching = undefined))
   }
 
@@ -446,8 +448,10 @@ export class KernelWay {
    * wait for the RTNL for a long time, in which the eBPF programs would send packets unencrypted. Does not reject.
    */
   async #watchPolicies(): Promise<void> {
+    this.#isSearchingPolicies = true
     // If the search for policies fails, `check` searches too, and detaches the programs if its search fails.
     const hasPolicies = await this.#hasPolicies().catch(() => false)
+    this.#isSearchingPolicies = false
     if (hasPolicies && !this.#isPaused) void this.#end(IPSEC)
   }
 

@@ -628,6 +628,15 @@ it('ends if an IPsec policy appears while the kernel holds its lock of all inter
   expect(near.bpf.waiting).toBe(1) // each one takes a thread of the pool
 })
 
+it('begins no second search for IPsec policies, and a pause does not wait for a search that hangs', async () => {
+  const [near] = await promoted()
+  const search = vi.spyOn(near.kernel, 'hasIpsecPolicies').mockReturnValue(new Promise(() => {}))
+  near.way.look()
+  near.way.look()
+  expect(search).toHaveBeenCalledTimes(1)
+  await near.way.pause()
+})
+
 it('sends no TCP packets to the veth devices if it is paused before a program takes them there', async () => {
   const { way, bpf, kernel } = rig()
   await way.check()
