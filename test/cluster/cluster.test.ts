@@ -1,14 +1,15 @@
 // cluster.test.ts - `npm run test:cluster`: weft on a Kubernetes cluster of three nodes, from its installation to its removal.
 //
 // etcd, the servers of Kubernetes, kubelet, kube-proxy, containerd, runc, CoreDNS and the CNI plugins are the real programs
-// (kube-cluster.ts). kube-proxy uses iptables on two nodes and nftables on one. The tests run in their order on one cluster, because the
-// start of a cluster takes minutes.
+// (kube-cluster.ts). kube-proxy uses iptables on two nodes and nftables on one; before Kubernetes 1.31 iptables on all
+// three. The tests run in their order on one cluster, because the start of a cluster takes minutes.
 
 import { cpSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { setTimeout as delay } from 'node:timers/promises'
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest'
 import { parseAllDocuments } from 'yaml'
+import { output } from '../../lab/command.ts'
 import { packageRoot, type Pod } from '../../lab/lab.ts'
 import { iperfServer, reach } from '../../lab/measure.ts'
 import { CHART_VARIATIONS } from '../support/chart-variations.ts'
@@ -140,6 +141,14 @@ async function setBackend(backend: object, more: object = {}): Promise<void> {
   await weftPods()
 }
 
+/** Returns the mode of the second kube-proxy. Before Kubernetes 1.31 a feature gate disables kube-proxy's nftables. */
+async function secondProxy(): Promise<'iptables' | 'nftables'> {
+  const said = await output([join(PROGRAMS, 'kube-proxy'), '--version'])
+  const minor = /^Kubernetes v1\.(\d+)\./.exec(said)?.[1]
+  if (minor === undefined) throw new Error(`kube-proxy --version printed ${JSON.stringify(said)}`)
+  return Number(minor) < 31 ? 'iptables' : 'nftables'
+}
+
 beforeAll(async () => {
   if (lacks !== undefined) return
   if (PROGRAMS === '') throw new Error('WEFT_CLUSTER_PROGRAMS is not set; run `npm run test:cluster`')
@@ -147,7 +156,7 @@ beforeAll(async () => {
   cluster = await startCluster({
     programs: PROGRAMS,
     images: [IMAGE_ARCHIVE],
-    proxies: ['iptables', 'nftables', 'iptables'],
+    proxies: ['iptables', await secondProxy(), 'iptables'],
   })
   report(cluster.versions)
   for (const node of cluster.nodes) await node.tag(IMAGE, NEXT_IMAGE)
