@@ -42,7 +42,8 @@ export function fetchInputs(chosen, onStep) {
     `cannot download all packages of Debian, Node.js and zig for ${listed(failed)}; the lines above say what is missing. ` +
       (rest.length === 0
         ? 'Check that this machine reaches deb.debian.org, security.debian.org, the npm registry and PyPI.'
-        : 'Run the release again when the mirrors have these packages, or release the other architectures only: ' +
+        : 'Run the release again when the mirrors have these packages, name another mirror in WEFT_DEBIAN_SOURCES ' +
+          '(docs/releasing.md), or release the other architectures only: ' +
           `npm run release -- --arch ${rest.map(({ debian }) => debian).join(',')}`),
   )
 }

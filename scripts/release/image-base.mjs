@@ -18,7 +18,7 @@ import {
   writeFileSync,
 } from 'node:fs'
 import { dirname, join, relative } from 'node:path'
-import { made, mmdebstrap } from './inputs.mjs'
+import { debianSources, made, mmdebstrap } from './inputs.mjs'
 
 /**
  * The Debian release from which the images take programs and libraries. This release gets security updates until 2030.
@@ -136,12 +136,13 @@ function prune(root, folder, isKept) {
  */
 export const imageBase = ({ debian, gnu, integrity }) => {
   const node = integrity ? NO_NODE : NODE
-  return made(`${DEBIAN}-image-${debian}`, (folder) => {
+  const sources = debianSources()
+  return made(`${DEBIAN}-image-${debian}${sources.suffix}`, (folder) => {
     // Resolve symbolic links in the folder's own path, because the targets of links inside it are compared as real
     // paths.
     const root = realpathSync(folder)
     const options = ['--variant=extract', `--arch=${debian}`, '--skip=cleanup/apt/cache']
-    mmdebstrap(...options, `--include=${[...PACKAGES, ...node.packages].join(',')}`, DEBIAN, root)
+    mmdebstrap(...options, `--include=${[...PACKAGES, ...node.packages].join(',')}`, DEBIAN, root, ...sources.files)
     const packages = packagesIn(join(root, 'var/cache/apt/archives'))
     const programs = programsIn(root, gnu, [...PROGRAMS, ...node.programs])
     const authorities = readdirSync(join(root, AUTHORITIES)).toSorted()

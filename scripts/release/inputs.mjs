@@ -19,7 +19,7 @@ import {
   writeFileSync,
 } from 'node:fs'
 import { homedir } from 'node:os'
-import { dirname, isAbsolute, join, relative } from 'node:path'
+import { dirname, isAbsolute, join, relative, resolve } from 'node:path'
 import { NODE_VERSION, ZIG_INTEGRITY, ZIG_VERSION } from './architectures.mjs'
 
 /**
@@ -98,6 +98,24 @@ export function zig() {
   const compiled = join(cache, `zig-${ZIG_VERSION}-cache`)
   const places = ['GLOBAL', 'LOCAL'].map((kind) => `ZIG_${kind}_CACHE_DIR=${compiled}`)
   return ['env', ...places, join(folder, 'ziglang/zig')]
+}
+
+/**
+ * Returns the apt sources of the packages in weft's images. `files` is empty for Debian's own servers, else it has the
+ * path in WEFT_DEBIAN_SOURCES. `suffix` separates the packages of different sources in the cache. `isSecure` is false
+ * if the sources have no line for Debian's security updates. Throws an error if the file cannot be read.
+ */
+export function debianSources() {
+  const file = process.env.WEFT_DEBIAN_SOURCES
+  if (!file) return { files: [], suffix: '', isSecure: true }
+  let text
+  try {
+    text = readFileSync(file, 'utf8')
+  } catch (error) {
+    throw new Error(`WEFT_DEBIAN_SOURCES must name a file with apt sources: ${error.message}`)
+  }
+  const suffix = `-${createHash('sha256').update(text).digest('hex').slice(0, 12)}`
+  return { files: [resolve(file)], suffix, isSecure: /^(?:deb|Suites:).*-security\b/m.test(text) }
 }
 
 /**

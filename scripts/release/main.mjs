@@ -19,7 +19,7 @@ import { buildExecutable } from './executable.mjs'
 import { fetchInputs, partial } from './fetch.mjs'
 import { imageBase } from './image-base.mjs'
 import { buildImage } from './image.mjs'
-import { nodeRelease } from './inputs.mjs'
+import { debianSources, nodeRelease } from './inputs.mjs'
 import { buildKubernetes } from './kubernetes.mjs'
 import { compiled, compiledForMusl, debianPackages, library, runtime } from './materials.mjs'
 import { buildNpm, dependencies } from './npm.mjs'
@@ -251,6 +251,10 @@ try {
   progress.end()
   process.stdout.write(said('ls', '-l', release))
   if (lacks !== undefined) process.stderr.write(`release: ${lacks}\n`)
+  if (!debianSources().isSecure)
+    process.stderr.write(
+      "release: do not publish it, because WEFT_DEBIAN_SOURCES names no suite with Debian's security updates\n",
+    )
   if (changes)
     process.stderr.write(`release: do not publish it, because it contains uncommitted changes:\n${changes}\n`)
 } catch (error) {

@@ -152,7 +152,9 @@ describe('the release of another publisher', () => {
 
 describe('a mirror without some packages', () => {
   /** Fetches the inputs of the architectures with a mmdebstrap that fails, and a cache that has the inputs of amd64. */
-  const fetched = async (...names: readonly string[]) => {
+  const fetched = (...names: readonly string[]) => fetchedFrom(undefined, ...names)
+  /** `sources` is the value of WEFT_DEBIAN_SOURCES. */
+  const fetchedFrom = async (sources: string | undefined, ...names: readonly string[]) => {
     const paths = ['architectures', 'fetch'].map((name) =>
       JSON.stringify(join(packageRoot, `scripts/release/${name}.mjs`)),
     )
@@ -160,7 +162,7 @@ describe('a mirror without some packages', () => {
       mkdirSync(join(folder, 'weft', name), { recursive: true })
     writeFileSync(
       join(folder, 'mmdebstrap'),
-      '#!/bin/sh\necho "I: running apt-get update..." >&2\necho "E: Failed to fetch http://a" >&2\nexit 1\n',
+      '#!/bin/sh\necho "I: running apt-get update..." >&2\necho "E: Failed to fetch http://a" >&2\nfor word; do :; done\n[ "$word" = "$WEFT_DEBIAN_SOURCES" ] && echo "E: from $word" >&2\nexit 1\n',
       { mode: 0o755 },
     )
     const program = [
@@ -169,6 +171,7 @@ describe('a mirror without some packages', () => {
       'try { fetchInputs(chosen, () => {}); console.log("all") } catch (error) { console.log(error.message) }',
     ]
     const settings = ['env', `XDG_CACHE_HOME=${folder}`, `PATH=${folder}:${process.env['PATH']}`]
+    if (sources !== undefined) settings.push(`WEFT_DEBIAN_SOURCES=${sources}`)
     return execute([...settings, process.execPath, '--input-type=module', '-e', program.join('\n')])
   }
 
@@ -182,6 +185,19 @@ describe('a mirror without some packages', () => {
     expect((await fetched('riscv64')).stdout).toMatch(
       / for riscv64; .* Check that this machine reaches deb\.debian\.org/,
     )
+  })
+
+  it('can be replaced by other apt sources, whose packages the cache keeps apart', async () => {
+    const sources = join(folder, 'sources.list')
+    writeFileSync(sources, 'deb http://a trixie main\n')
+    const { stdout, stderr } = await fetchedFrom(sources, 'amd64')
+    expect(stdout).toMatch(/^cannot download all packages .* for amd64; /)
+    expect(stderr).toBe(`amd64: E: Failed to fetch http://a\nE: from ${sources}\n`)
+  })
+
+  it('is not replaced by a file that cannot be read', async () => {
+    const { stderr } = await fetchedFrom(join(folder, 'none'), 'riscv64')
+    expect(stderr).toMatch(/^riscv64: WEFT_DEBIAN_SOURCES must name a file with apt sources: ENOENT: .*\n$/)
   })
 
   it('does not matter for the architectures that the cache has', async () => {
