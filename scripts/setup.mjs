@@ -20,6 +20,7 @@ import {
 } from 'node:fs'
 import { createRequire } from 'node:module'
 import { dirname, join } from 'node:path'
+import { setTimeout } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
 import { COMMON, find, installLine, isThere, KINDS, missingFor, packagesOf, sayLack } from './machine.mjs'
 import { createProgress } from './progress.mjs'
@@ -45,30 +46,48 @@ function fail(message) {
 /** The progress bar. It is undefined until the number of setup steps is known. */
 let progress
 
-/**
- * Runs one step of setup and writes one line about the step. If the step fails, prints the whole output of the step and
- * ends the process.
- */
-function step(title, file, args, { env = {} } = {}) {
+/** Runs a command. Returns its exit code or signal, and its output. */
+function run(file, args, env) {
   return new Promise((resolve) => {
-    const began = performance.now()
-    const seconds = () => `${((performance.now() - began) / 1000).toFixed(1)} s`
-    progress.now(title)
     const child = spawn(file, args, { cwd: root, env: { ...process.env, ...env }, stdio: ['ignore', 'pipe', 'pipe'] })
     const output = []
     child.stdout.on('data', (data) => output.push(data))
     child.stderr.on('data', (data) => output.push(data))
     child.on('error', (error) => output.push(Buffer.from(`${error.message}\n`)))
-    child.on('close', (code, signal) => {
-      if (code === 0) {
-        process.stdout.write(`  ${color ? '\x1b[32mok\x1b[0m' : 'ok'} ${title}  ${seconds()}\n`)
-        return resolve()
-      }
-      progress.end()
-      process.stderr.write(Buffer.concat(output))
-      fail(`${title} failed (${signal ?? `exit code ${code}`}): ${[file, ...args].join(' ')}`)
-    })
+    child.on('close', (code, signal) => resolve({ code, signal, output: Buffer.concat(output) }))
   })
+}
+
+/** How long setup waits for other programs that install Debian packages, such as the daily updates after a boot. */
+const LOCK_MS = 600_000
+/** What apt-get prints if another process holds the lock of the package lists, of the archives or of dpkg. */
+const LOCKED = /^E: Could not get lock \S+ It is held by process (\d+) \((.*)\)$/m
+
+/**
+ * Runs one step of setup and writes one line about the step. If the step fails, prints the whole output of the step and
+ * ends the process. If apt-get fails because another process installs packages, waits for the end of that process and
+ * runs the step again.
+ */
+async function step(title, file, args, { env = {} } = {}) {
+  const began = performance.now()
+  for (;;) {
+    progress.now(title)
+    const { code, signal, output } = await run(file, args, env)
+    const tookMs = performance.now() - began
+    if (code === 0) {
+      const ok = color ? '\x1b[32mok\x1b[0m' : 'ok'
+      process.stdout.write(`  ${ok} ${title}  ${(tookMs / 1000).toFixed(1)} s\n`)
+      return
+    }
+    const [, pid, name] = (file === apt && tookMs < LOCK_MS && LOCKED.exec(output.toString())) || []
+    if (pid === undefined) {
+      progress.end()
+      process.stderr.write(output)
+      fail(`${title} failed (${signal ?? `exit code ${code}`}): ${[file, ...args].join(' ')}`)
+    }
+    process.stdout.write(`  waiting for ${name} (process ${pid}), which installs packages\n`)
+    while (existsSync(`/proc/${pid}`) && performance.now() - began < LOCK_MS) await setTimeout(200)
+  }
 }
 
 const apt = find('apt-get')
@@ -87,9 +106,9 @@ async function systemPackages(missing, kinds) {
   }
   await withoutServices(async () => {
     const env = { DEBIAN_FRONTEND: 'noninteractive' }
-    const [install, ...args] = installLine(packages).split(' ')
+    const [, ...args] = installLine(packages).split(' ')
     await step('package lists', apt, ['update', '-q'], { env })
-    await step(`install ${packages.join(' ')}`, install, [...args, '-q'], { env })
+    await step(`install ${packages.join(' ')}`, apt, [...args, '-q'], { env })
   })
   const services = packages.flatMap((name) => SERVICES[name] ?? [])
   if (services.length > 0 && find('systemctl')) spawnSync('systemctl', ['disable', ...services], { stdio: 'ignore' })

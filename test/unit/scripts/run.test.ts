@@ -274,6 +274,32 @@ describe('a test that cannot be run', () => {
   })
 })
 
+describe('setup beside another program that installs packages', () => {
+  it('waits for the program, and then installs', async ({ skip }) => {
+    const why = await namespaces()
+    skip(why !== undefined, why)
+    // The first call of each command finds a lock of a process that soon ends.
+    const apt = [
+      'here=$(dirname "$0")',
+      '[ -e "$here/called-$1" ] || {',
+      '  touch "$here/called-$1"',
+      '  sleep 0.5 >/dev/null 2>&1 &',
+      '  echo "E: Could not get lock /var/lib/lock. It is held by process $! (apt.systemd.dai)" >&2',
+      '  exit 100',
+      '}',
+      '[ "$1" != install ] || ln -s /bin/true "$here/clang-format"',
+    ].join('\n')
+    const path = pathWithout(['clang-format'], { 'apt-get': apt })
+    // Setup writes /usr/sbin/policy-rc.d while it installs packages.
+    const setup = asRootAfter('mount -t tmpfs none /usr/sbin', NODE, join(newClone(), 'scripts/setup.mjs'), 'lint')
+    const { code, stdout, stderr } = await runIn({ PATH: path }, ...setup)
+    expect({ code, stderr }).toEqual({ code: 0, stderr: '' })
+    expect(stdout).toMatch(
+      /^ {2}waiting for apt\.systemd\.dai \(process \d+\), which installs packages\n {2}ok package lists {2}[\d.]+ s\n {2}waiting for apt\.systemd\.dai \(process \d+\), .*\n {2}ok install clang-format/m,
+    )
+  })
+})
+
 describe('a program that is made or fetched first', () => {
   const cache = (): string => mkdtempSync(join(folder, 'cache-'))
   const offline = { npm_config_registry: 'http://127.0.0.1:9', npm_config_fetch_retries: '0' }
