@@ -60,7 +60,7 @@ function run(file, args, env) {
 
 /** How long setup waits for other programs that install Debian packages, such as the daily updates after a boot. */
 const LOCK_MS = 600_000
-/** What apt-get prints if another process holds the lock of the package lists, of the archives or of dpkg. */
+/** Matches the line of apt-get if another process holds the lock of the package lists, of the archives or of dpkg. */
 const LOCKED = /^E: Could not get lock \S+ It is held by process (\d+) \((.*)\)$/m
 
 /**

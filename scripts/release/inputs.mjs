@@ -112,7 +112,7 @@ export function debianSources() {
   try {
     text = readFileSync(file, 'utf8')
   } catch (error) {
-    throw new Error(`WEFT_DEBIAN_SOURCES must name a file with apt sources: ${error.message}`)
+    throw new Error(`WEFT_DEBIAN_SOURCES must name a file with apt sources: ${error.message}`, { cause: error })
   }
   const suffix = `-${createHash('sha256').update(text).digest('hex').slice(0, 12)}`
   return { files: [resolve(file)], suffix, isSecure: /^(?:deb|Suites:).*-security\b/m.test(text) }
