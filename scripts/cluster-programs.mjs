@@ -10,6 +10,7 @@
 import { spawnSync } from 'node:child_process'
 import { createHash } from 'node:crypto'
 import {
+  appendFileSync,
   chmodSync,
   cpSync,
   existsSync,
@@ -22,7 +23,7 @@ import {
   writeFileSync,
 } from 'node:fs'
 import { homedir } from 'node:os'
-import { basename, isAbsolute, join } from 'node:path'
+import { basename, dirname, isAbsolute, join } from 'node:path'
 import { pathToFileURL } from 'node:url'
 import { flanneld, FLANNELD, FLANNEL_VERSION, MODULE as FLANNEL } from './flanneld.mjs'
 import { createProgress, runAloud } from './progress.mjs'
@@ -211,17 +212,20 @@ export async function build(set, names, emulated) {
   const { GoMod, Dir } = downloadOf(set, work)
   writeFileSync(join(work, 'go.mod'), goMod(set, readFileSync(GoMod, 'utf8')))
   if (set.main) writeFileSync(join(work, 'main.go'), set.main)
-  const overlay = join(work, 'overlay.json')
   if (emulated) {
-    const file = join(work, 'replaced.go')
+    // Go builds no changed file of its module cache, so build from a copy of the module.
+    const copy = join(work, 'module')
+    cpSync(Dir, copy, { recursive: true })
+    const file = join(copy, emulated.replaced.path)
+    chmodSync(dirname(file), 0o755)
+    rmSync(file)
     writeFileSync(file, emulated.replaced.text)
-    writeFileSync(overlay, JSON.stringify({ Replace: { [join(Dir, emulated.replaced.path)]: file } }))
+    appendFileSync(join(work, 'go.mod'), `replace ${set.module} => ./module\n`)
   }
   for (const name of names) {
     const target = set.main ? '.' : join(set.module, set.programs[name])
     const flags = ['-mod=mod', '-trimpath', '-buildvcs=false', `-ldflags=-s -w ${set.ldflags ?? ''}`]
-    const others = [...(set.tags ? [`-tags=${set.tags}`] : []), ...(emulated ? [`-overlay=${overlay}`] : [])]
-    const args = ['build', ...flags, ...others, '-o', join(work, name), target]
+    const args = ['build', ...flags, ...(set.tags ? [`-tags=${set.tags}`] : []), '-o', join(work, name), target]
     const code = await runAloud('go', args, {
       cwd: work,
       stdout: process.stderr,
