@@ -160,8 +160,44 @@ export const FINDINGS = {
   'forward-dropped': {
     check: 'firewall',
     level: 'failure',
-    means: "this host's firewall drops packets that the host forwards between its containers and those of other nodes",
+    means:
+      "this host's firewall, or the packet filter of a bridge, drops packets that the host forwards between its containers and those of other nodes, or packets between its own containers",
     fix: 'accept both directions: `iptables -I FORWARD -s NETWORK -j ACCEPT` and `iptables -I FORWARD -d NETWORK -j ACCEPT` (for IPv6 with `ip6tables`, for nftables in the chain that this finding names); if weftd runs with --iptables-forward-rules=false, restart it without that option',
+  },
+  'packets-diverted': {
+    check: 'firewall',
+    level: 'failure',
+    means:
+      'a firewall rule changes the destination of packets between containers of this host and those of other nodes (DNAT, REDIRECT, TPROXY): the packets do not reach these containers',
+    fix: 'let the rule that this finding names apply only to packets to other destinations: add `! -d NETWORK` (in nft `ip daddr != NETWORK`), or delete the rule',
+  },
+  'hops-too-few': {
+    check: 'firewall',
+    level: 'failure',
+    means:
+      'a firewall rule sets the TTL (over IPv6 the hop limit) of packets between containers to a value so small that a host drops the packets instead of forwarding them',
+    fix: 'let the rule that this finding names leave out packets to and from the network, or delete the rule',
+  },
+  'source-refused': {
+    check: 'firewall',
+    level: 'failure',
+    means:
+      "a firewall rule changes the source of packets to containers of other nodes to an address outside this node's subnet: the peers drop the packets, because with WireGuard a node may send only from its own subnet",
+    fix: 'let the rule that this finding names leave out packets to the network: add `! -d NETWORK` (in nft `ip daddr != NETWORK`), or delete the rule',
+  },
+  'source-changed': {
+    check: 'firewall',
+    level: 'warning',
+    means:
+      'a firewall rule that weft did not make changes the source of packets to containers of other nodes (SNAT, MASQUERADE): these containers see an address of this host instead of the address of the sender',
+    fix: 'let the rule that this finding names leave out packets to the network: add `! -d NETWORK` (in nft `ip daddr != NETWORK`), or delete the rule',
+  },
+  'rule-unjudged': {
+    check: 'firewall',
+    level: 'warning',
+    means:
+      'a firewall rule drops packets by a condition that weft cannot evaluate, and packets of the network may fulfil this condition; the number in parentheses is the number of packets that the rule has dropped so far',
+    fix: 'check with `iptables-save -c` or `nft list ruleset` which packets the rule drops; if it drops packets of the network, accept the network before the rule, or delete the rule',
   },
   'rules-missing': {
     check: 'firewall',
