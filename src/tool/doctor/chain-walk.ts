@@ -70,7 +70,7 @@ export interface SeenEffect extends Effect {
   readonly isCertain: boolean
 }
 
-export interface UnjudgedRule {
+interface UnjudgedRule {
   readonly by: string
   /** The number of packets that the rule has dropped; undefined if the rule has no counter. */
   readonly packets: number | undefined
@@ -197,7 +197,8 @@ class Walk {
  * form, such as a non-contiguous mask.
  */
 export function isWithin(address: Address, text: string): Holds {
-  const host = parseAddress(text)
+  // A text with a slash is no address. Rules of large clusters name tens of thousands of networks.
+  const host = text.includes('/') ? undefined : parseAddress(text)
   const net = host === undefined ? parseNet(text) : hostNet(host)
   if (net) return netContains(net, address)
   const [from, to] = text.split('-').map(parseAddress)

@@ -300,7 +300,7 @@ function filtered(facts: Facts, packet: FilteredPacket): Step[] {
   const rules = readRules(facts, family)
   const firsts = rules.walk({ ...packet, state: 'new' })
   const verdicts = rules.walk(packet).map((verdict, at) => ({ verdict, asFirst: firsts[at] ?? verdict }))
-  // Of the chains that accept the packet, report only the table filter of iptables.
+  // If all chains accept the packet, only the table filter of iptables is reported.
   const told = verdicts.filter(
     ({ verdict, asFirst }) =>
       !verdict.isAccepted || !asFirst.isAccepted || (verdict.table === 'filter' && !verdict.tool.includes('legacy')),
@@ -353,10 +353,9 @@ function forwarded(question: Question, isOutward: boolean): Step[] {
   const isInside = sideOf(destination, status, facts).kind === 'peer' || isFromPeer
   const from = isOutward ? subnet && bridgeOf(facts.links, subnet, status) : isFromPeer ? own : undefined
   const ends = { ...(from === undefined ? {} : { from }), ...(route ? { to: route.device } : {}) }
-  const packet = {
-    ...({ chain: 'FORWARD', protocol: 'tcp', state: 'new' } as const),
-    ...{ source, destination, ...ends, ...bridgedAs(isOutward ? 'in' : 'out', question) },
-  }
+  const bridged = bridgedAs(isOutward ? 'in' : 'out', question)
+  const way = { chain: 'FORWARD', protocol: 'tcp', state: 'new' } as const
+  const packet = { ...way, source, destination, ...ends, ...bridged }
   const changes =
     subnet && network && isInside
       ? changesOf(readRules(facts, family), packet, { family, network, subnet }, status)

@@ -25,7 +25,7 @@ import {
 } from './chain-walk.ts'
 
 /** The verdict of one built-in chain of iptables. */
-export interface IptablesVerdict extends Verdict {
+interface IptablesVerdict extends Verdict {
   /** The name of the table of iptables, such as `filter`. */
   readonly table: string
   /** The name of the built-in chain, such as `FORWARD`. */
@@ -232,6 +232,8 @@ function matchOf(
     isNot = false
   }
   for (let at = 0; at < words.length; at++) {
+    // A host with kube-proxy has tens of thousands of rules, most of which do not match by their first condition.
+    if (conditions.includes(false)) return { matches: false, target }
     const word = words[at]
     const value = words[at + 1] ?? ''
     switch (word) {

@@ -40,7 +40,7 @@ const listingOf = (family: Family, { iptables, ip6tables }: Facts): string | und
   family === 'ipv4' ? iptables : ip6tables
 
 /** Returns the address that the first container of a subnet usually has. */
-export const containerIn = (net: Net): Address => (isIpv4Net(net) ? net.address + 2 : net.address + 2n)
+const containerIn = (net: Net): Address => (isIpv4Net(net) ? net.address + 2 : net.address + 2n)
 
 /** Returns true if the firewall of this host certainly drops outgoing packets to the backend's port on other nodes. */
 export const keepsFromLeaving = (facts: Facts): boolean => {
@@ -269,9 +269,8 @@ function fixOf({ name, base, side, isFlannels }: Dropped, all: readonly Dropped[
   const word = family === 'ipv4' ? 'ip' : 'ip6'
   const net = formatNet(network)
   if (name === 'forward-dropped') {
-    const family = base?.name.split(' ', 1)[0] ?? ''
-    if (['arp', 'bridge', 'netdev'].includes(family))
-      return `accept the packets of containers before the rule that drops: \`nft insert rule ${base?.name} accept\`, or delete that rule (ebtables and arptables make rules of such tables too); put the change also into the file from which this table is loaded`
+    if (base && /^(?:arp|bridge|netdev) /.test(base.name))
+      return `accept the packets of containers before the rule that drops: \`nft insert rule ${base.name} accept\`, or delete that rule (ebtables and arptables make rules of such tables too); put the change also into the file from which this table is loaded`
     if (base?.name.startsWith('inet firewalld '))
       return `have firewalld trust the network: \`firewall-cmd --permanent --zone=trusted --add-source=${net}\`, then \`firewall-cmd --reload\``
     if (base)

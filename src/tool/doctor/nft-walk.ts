@@ -41,7 +41,7 @@ export interface BaseChain {
   readonly text: string
 }
 
-export interface NftVerdict extends Verdict {
+interface NftVerdict extends Verdict {
   readonly base: BaseChain
 }
 
@@ -59,7 +59,7 @@ const BRIDGE_HOOKS: Readonly<Record<Bridged['way'], readonly string[]>> = {
 /** The protocol of an ARP packet, by which hosts find the link-layer address of an IPv4 address. */
 export const ARP = 'arp'
 
-export interface Ruleset {
+interface Ruleset {
   /**
    * Returns the verdict of each base chain that sees the packet. Leaves out the tables `hidden`, such as `ip filter`,
    * because iptables shows their rules.
@@ -96,7 +96,7 @@ function isOnTheWay(base: BaseChain, { chain, from, to, state, bridged }: Filter
   if (isOfBridge(base)) return bridged !== undefined && BRIDGE_HOOKS[bridged.way].includes(hook)
   if (!HOOKS[chain].includes(hook)) return false
   // The kernel passes no untracked packet to chains that translate addresses.
-  if (/^type nat /.test(head)) return state !== 'untracked'
+  if (head.startsWith('type nat ')) return state !== 'untracked'
   // An ingress or egress chain is bound to devices, and sees only the packets of these devices.
   if (hook !== 'ingress' && hook !== 'egress') return true
   const has = (device: string): boolean => head.includes(`"${device}"`)
@@ -335,6 +335,20 @@ interface Compared {
 }
 
 /**
+ * Compares the interface in a rule of the family bridge, which is a port of the bridge. A packet of this host has no
+ * incoming port, and a packet to this host no outgoing port.
+ */
+function isPortOf(bridged: Bridged | undefined, end: 'in' | 'out'): Test {
+  return (value) => {
+    if (!bridged || bridged.ports.length === 0) return undefined
+    const without = end === 'in' ? 'out' : 'in'
+    const ports = bridged.ports.map((port) => isInterface(port, value, '*'))
+    if (bridged.way === without || !ports.includes(true)) return false
+    return ports.every(Boolean) ? true : undefined
+  }
+}
+
+/**
  * Reads the selector that begins at word number `at`, such as `ip saddr`. Returns how the packet is compared with the
  * selector's values.
  */
@@ -354,16 +368,9 @@ function selectorAt({ words, packet, isBridges }: Reading, at: number): Selector
     (name: string | undefined): Test =>
     (value) =>
       name === undefined ? undefined : isInterface(name, value, '*')
-  // At a bridge's hooks the interfaces are ports of the bridge, and a packet of this host has no incoming port.
-  const isPortName =
-    (end: 'in' | 'out'): Test =>
-    (value) => {
-      const without = end === 'in' ? 'out' : 'in'
-      const ports = bridged?.ports.map((port) => isInterface(port, value, '*')) ?? []
-      if (bridged?.way === without || ports.every((holds) => !holds)) return ports.length > 0 ? false : undefined
-      return ports.every(Boolean) ? true : undefined
-    }
-  const [isFrom, isTo] = isBridges ? [isPortName('in'), isPortName('out')] : [isName(packet.from), isName(packet.to)]
+  const [isFrom, isTo] = isBridges
+    ? [isPortOf(bridged, 'in'), isPortOf(bridged, 'out')]
+    : [isName(packet.from), isName(packet.to)]
   const isPort: Test = (value) => (packet.port === undefined ? undefined : isPortIn(packet.port, value))
   const isEcho: Test = (value) => value === 'echo-request'
   const protocol: Test = (value) => isProtocol(packet.protocol, value)
