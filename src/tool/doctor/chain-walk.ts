@@ -82,7 +82,10 @@ interface UnjudgedRule {
  */
 export type Holds = boolean | 'unread' | undefined
 
-/** Whether a rule matches: certainly, if a condition holds that weft cannot evaluate, or for some packets. */
+/**
+ * How a rule matches the packet. true: certainly; `unread`: if conditions hold that weft cannot evaluate; undefined: if
+ * the packet has a property that is not given.
+ */
 export type Match = Exclude<Holds, false>
 
 export type Target =

@@ -98,8 +98,8 @@ interface Walking {
 }
 
 /**
- * Finds the packets that the rules of a bridge drop between two containers of this node, and the ARP requests of
- * containers, without which containers send no packets.
+ * Finds the packets that the rules of a bridge drop between two containers of this node. Also finds the ARP requests
+ * that rules drop between this host and its containers, without which they send each other no packets.
  */
 function onBridge(side: OwnSide, walking: Walking): Dropped[] {
   const bridged = bridgedOf(side, walking.facts)
@@ -111,7 +111,10 @@ function onBridge(side: OwnSide, walking: Walking): Dropped[] {
     { ...ends, chain: 'FORWARD', protocol: 'tcp', state: 'new', bridged: bridged('through') } as const,
     // IPv6 has no ARP.
     ...(side.family === 'ipv4'
-      ? [{ ...ends, chain: 'INPUT', protocol: ARP, from: bridge, bridged: bridged('in') } as const]
+      ? [
+          { ...ends, chain: 'INPUT', protocol: ARP, from: bridge, bridged: bridged('in') } as const,
+          { ...ends, chain: 'OUTPUT', protocol: ARP, to: bridge, bridged: bridged('out') } as const,
+        ]
       : []),
   ].flatMap((packet) => judged('forward-dropped', packet, false, side, walking))
 }
@@ -263,7 +266,7 @@ function merged(dropped: readonly Dropped[]): Finding[] {
 }
 
 /** Returns the remedy for packets that a firewall rule drops; undefined if the remedy in the table FINDINGS applies. */
-function fixOf({ name, base, side, isFlannels }: Dropped, all: readonly Dropped[]): string | undefined {
+function fixOf({ name, base, side, isFlannels, detail }: Dropped, all: readonly Dropped[]): string | undefined {
   const { family, network } = side
   const tool = family === 'ipv4' ? 'iptables' : 'ip6tables'
   const word = family === 'ipv4' ? 'ip' : 'ip6'
@@ -278,7 +281,11 @@ function fixOf({ name, base, side, isFlannels }: Dropped, all: readonly Dropped[
     const flag = isFlannels
       ? ''
       : '; or, if weftd was started with --iptables-forward-rules=false, start it without that option'
-    return `accept both directions: \`${tool} -I FORWARD -s ${net} -j ACCEPT\` and \`${tool} -I FORWARD -d ${net} -j ACCEPT\`${flag}`
+    // A rule that accepts the network in the table filter has no effect on the rules of other tables.
+    if (/(?:^|: )-t /.test(detail))
+      return `delete the rule that this finding names, or let it leave out the packets from and to ${net}`
+    const program = detail.startsWith(`${tool}-legacy: `) ? `${tool}-legacy` : tool
+    return `accept both directions: \`${program} -I FORWARD -s ${net} -j ACCEPT\` and \`${program} -I FORWARD -d ${net} -j ACCEPT\`${flag}`
   }
   if (name !== 'port-dropped') return undefined
   const commands = (['INPUT', 'OUTPUT'] as const).flatMap((chain) => {

@@ -99,9 +99,10 @@ describe('the rules of a bridge', () => {
     expect(found({ nft: bridge('input', rule) })).toEqual([`forward-dropped: nft: bridge x c: ${rule}`]),
   )
   it('of the family arp, or of a device, are reported too', () => {
-    expect(found({ nft: base('arp a', 'filter hook input priority filter', 'drop') })).toEqual([
-      'forward-dropped: nft: arp a c: drop',
-    ])
+    for (const hook of ['input', 'output'])
+      expect(found({ nft: base('arp a', `filter hook ${hook} priority filter`, 'drop') })).toEqual([
+        'forward-dropped: nft: arp a c: drop',
+      ])
     const ports = 'filter hook ingress devices = { "veth1", "veth2" } priority filter'
     expect(found({ nft: base('netdev n', ports, 'meta protocol ip drop') })).toEqual([
       'forward-dropped: nft: netdev n c: meta protocol ip drop',
@@ -364,6 +365,11 @@ describe('a rule that drops by a condition', () => {
       expect(found({ iptables: saved(table, rule) })).toEqual([`rule-unjudged: -t ${table} ${text}`])
     expect(found({ iptablesLegacy: saved('raw', rule) })).toEqual([`rule-unjudged: iptables-legacy: -t raw ${text}`])
     expect(found({ ip6tables: saved('raw', rule) }, soundDual)).toEqual([`rule-unjudged: ip6tables: -t raw ${text}`])
+    const fixOf = (part: Partial<Facts>): string => checkFirewall({ ...host, ...part })![0]!.fix!
+    expect(fixOf({ iptables: saved('raw', '-A PREROUTING -j DROP') })).toContain('delete the rule')
+    expect(fixOf({ iptablesLegacy: saved('filter', '-A FORWARD -j DROP') })).toContain(
+      '`iptables-legacy -I FORWARD -s 10.5',
+    )
     const certain = saved('raw', '-A PREROUTING -s 10.5.1.0/24 -j DROP')
     expect(found({ iptables: certain })).toEqual(['forward-dropped: -t raw -A PREROUTING -s 10.5.1.0/24 -j DROP'])
   })
