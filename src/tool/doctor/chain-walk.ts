@@ -200,7 +200,7 @@ class Walk {
  * form, such as a non-contiguous mask.
  */
 export function isWithin(address: Address, text: string): Holds {
-  // A text with a slash is no address. Rules of large clusters name tens of thousands of networks.
+  // Only networks have a slash. Rules of large clusters name tens of thousands of networks.
   const host = text.includes('/') ? undefined : parseAddress(text)
   const net = host === undefined ? parseNet(text) : hostNet(host)
   if (net) return netContains(net, address)

@@ -61,7 +61,7 @@ const isOutward = ({ source }: FilteredPacket, { subnet }: OwnSide): boolean => 
 
 /**
  * Returns true if a new TTL or hop limit is so small that a host drops the packet. Each host that forwards the packet
- * drops it if the TTL is 1, and else decrements the TTL. With the backend `udp` weftd decrements it on both hosts too.
+ * drops it if the TTL is 1, and else decrements the TTL. With some backends weftd decrements the TTL on both hosts too.
  */
 function isTooFew(
   hops: number,
@@ -72,7 +72,7 @@ function isTooFew(
 ): boolean {
   const isBeforeRouting = hook === 'prerouting' || hook === 'ingress'
   if (!isOutward(packet, side)) return isBeforeRouting && hops < 2
-  return hops < (isBeforeRouting ? 3 : 2) + (config?.backendType === 'udp' ? 2 : 0)
+  return hops < (isBeforeRouting ? 3 : 2) + (kindOf(config?.backendType ?? '')?.decrementsTtl ? 2 : 0)
 }
 
 /**
