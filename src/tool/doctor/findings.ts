@@ -168,7 +168,7 @@ export const FINDINGS = {
     check: 'firewall',
     level: 'failure',
     means:
-      "this host's firewall drops packets that the host forwards between its containers and those of other nodes, or between its own containers",
+      "this host's firewall drops packets that the host forwards between its containers and other containers of the network",
     fix: 'accept both directions: `iptables -I FORWARD -s NETWORK -j ACCEPT` and `iptables -I FORWARD -d NETWORK -j ACCEPT` (for IPv6 with `ip6tables`, for nftables in the chain that this finding names); if weftd runs with --iptables-forward-rules=false, restart it without that option',
   },
   'packets-diverted': {
