@@ -115,6 +115,8 @@ export interface Kind {
    * Otherwise a packet's outer family equals its inner family.
    */
   readonly choosesUnderlay?: true
+  /** True if weftd decrements the TTL of each packet that it sends or receives, as a router does. */
+  readonly decrementsTtl?: true
   /**
    * True if a key proves which node sent a packet, so that the receiver accepts from each node only packets with a
    * source in that node's subnet.
@@ -284,6 +286,7 @@ export const KINDS = {
     routes: 'network',
     probe: 'overlay',
     choosesUnderlay: true,
+    decrementsTtl: true,
     published: '',
     devices: [['tun', 'flannel%d']],
   },

@@ -2,7 +2,8 @@
 // testing the firewall. Pure.
 //
 // This code evaluates the usual conditions of rules. A rule with any other condition (a mark, a set) may or may not
-// match, so the verdict is uncertain. filter-walk.ts reads the rules of iptables, nft-walk.ts those of nftables.
+// match, so the verdict is uncertain. filter-walk.ts reads the rules of iptables, nft-walk.ts the rules of nftables, and
+// host-rules.ts evaluates both.
 import { familyOf, hostNet, netContains, parseAddress, parseNet, type Address, type Family } from '../../net/address.ts'
 
 export interface FilteredPacket {
@@ -14,9 +15,27 @@ export interface FilteredPacket {
   readonly from?: string
   readonly to?: string
   /**
-   * The packet's conntrack state: `new` for the first packet of a connection; left out if weft does not know the state.
+   * The packet's conntrack state: `new` for the first packet of a connection, `untracked` if a rule exempts the packet
+   * from connection tracking; left out if weft does not know the state.
    */
-  readonly state?: 'new'
+  readonly state?: 'new' | 'untracked'
+  /** True if a rule of which weft does not know whether it matches exempts the packet from connection tracking. */
+  readonly mayBeUntracked?: boolean
+  /** The mark of the packet, if the caller assumes that no rule has marked the packet. */
+  readonly mark?: 0
+  /** The bridge of containers that the packet crosses; the rules of bridges see only such packets. */
+  readonly bridged?: Bridged
+}
+
+export interface Bridged {
+  readonly bridge: string
+  /**
+   * `in`: a container sends the packet to this host; `out`: this host sends the packet to a container; `through`: the
+   * bridge passes the packet from one of its containers to another.
+   */
+  readonly way: 'in' | 'out' | 'through'
+  /** The names of the bridge's ports; empty if weft does not know them. */
+  readonly ports: readonly string[]
 }
 
 export interface Verdict {
@@ -27,20 +46,57 @@ export interface Verdict {
   readonly isCertain: boolean
   /** The text of the rule that decided about the packet, as iptables or nft prints it, or the policy of the chain. */
   readonly by: string
+  /** The changes that rules of the chain make to the packet. */
+  readonly effects: readonly SeenEffect[]
+  /** The rules that drop the packet if a condition holds that weft cannot evaluate. */
+  readonly unjudged: readonly UnjudgedRule[]
 }
 
-/** Whether a condition of a rule holds for a packet; undefined if weft does not know. */
-export type Holds = boolean | undefined
+/**
+ * A change that a rule makes to a packet. `untracked`: conntrack does not track the packet; `hops`: the packet has
+ * another TTL or hop limit; `diverted`: the packet has another destination; `source`: the packet has another source
+ * address; `mapped`: NETMAP changes the destination before routing, and the source address after routing.
+ */
+export interface Effect {
+  readonly kind: 'untracked' | 'hops' | 'diverted' | 'source' | 'mapped'
+  /** The new TTL or hop limit. */
+  readonly hops?: number
+  /** The new source address, as the rule gives it; left out if the kernel chooses the address (masquerading). */
+  readonly address?: string
+}
 
-export type Target =
-  | { readonly to: 'accept' | 'drop' | 'return' }
-  | { readonly to: 'jump' | 'goto'; readonly chain: string }
+export interface SeenEffect extends Effect {
+  readonly by: string
+  readonly isCertain: boolean
+}
+
+interface UnjudgedRule {
+  readonly by: string
+  /** The number of packets that the rule has dropped; undefined if the rule has no counter. */
+  readonly packets: number | undefined
+}
 
 /**
- * A possible action of a rule on a packet. `matches` is true if the rule certainly matches, undefined if it may match.
+ * Whether a condition of a rule holds for a packet. undefined: the condition depends on a property of the packet that
+ * is not given, such as the port. `unread`: weft cannot evaluate the condition.
  */
+export type Holds = boolean | 'unread' | undefined
+
+/**
+ * How a rule matches the packet. true: certainly; `unread`: if conditions hold that weft cannot evaluate; undefined: if
+ * the packet has a property that is not given.
+ */
+export type Match = Exclude<Holds, false>
+
+export type Target =
+  | { readonly to: 'accept' | 'continue'; readonly effect?: Effect }
+  | { readonly to: 'drop' }
+  | { readonly to: 'return' }
+  | { readonly to: 'jump' | 'goto'; readonly chain: string }
+
+/** A possible action of a rule on a packet. */
 export interface Outcome {
-  readonly matches: true | undefined
+  readonly matches: Match
   readonly target: Target
 }
 
@@ -51,6 +107,8 @@ export interface FilterRule {
    * packets.
    */
   readonly outcomes: (packet: FilteredPacket) => readonly Outcome[]
+  /** The number of packets that the rule has counted; undefined if the rule has no counter. */
+  readonly packets: number | undefined
 }
 
 export interface Chain {
@@ -61,45 +119,80 @@ export interface Chain {
 
 export function allOf(conditions: readonly Holds[]): Holds {
   if (conditions.includes(false)) return false
-  return conditions.includes(undefined) ? undefined : true
+  if (conditions.includes(undefined)) return undefined
+  return conditions.includes('unread') ? 'unread' : true
 }
+
+/** Combines two conditions that must both hold, of which neither is false. */
+export const both = (one: Match, other: Match): Match =>
+  one === undefined || other === undefined ? undefined : one === true ? other : one
+
+/** Negates a condition if `isNot` is true. */
+export const negatedIf = (isNot: boolean, holds: Holds): Holds => (typeof holds === 'boolean' ? holds !== isNot : holds)
 
 /** Evaluates the rules of a base chain, and of the chains to which they jump, for a packet. */
 export function walkChain(chains: ReadonlyMap<string, Chain>, start: string, packet: FilteredPacket): Verdict {
+  const walk = new Walk(chains, packet)
+  const { policy = 'accept', policyText = '' } = chains.get(start) ?? {}
+  const found = walk.through(start, 0, true) ?? { isAccepted: policy === 'accept', by: policyText }
+  const isCertain = !walk.isOpen && [...walk.possible].every((isAccepted) => isAccepted === found.isAccepted)
+  return { ...found, isCertain, effects: walk.effects, unjudged: walk.unjudged }
+}
+
+/** The evaluation of a base chain for one packet. */
+class Walk {
   /**
    * The possible verdicts (true: the packet is accepted) of the rules of which it is not known whether they match.
-   * `open` is true if such a rule would end the evaluation of its chain without a verdict.
+   * `isOpen` is true if such a rule would end the evaluation of its chain without a verdict.
    */
-  const possible = new Set<boolean>()
-  let open = false
+  readonly possible = new Set<boolean>()
+  isOpen = false
+  readonly effects: SeenEffect[] = []
+  readonly unjudged: UnjudgedRule[] = []
+  readonly #chains: ReadonlyMap<string, Chain>
+  readonly #packet: FilteredPacket
+
+  constructor(chains: ReadonlyMap<string, Chain>, packet: FilteredPacket) {
+    this.#chains = chains
+    this.#packet = packet
+  }
+
   /**
-   * Evaluates the rules of one chain. Returns undefined if no rule decides about the packet, so that the calling chain
-   * continues.
+   * Evaluates the rules of one chain, which the packet reaches if `reached` holds. Returns undefined if no rule decides
+   * about the packet, so that the calling chain continues.
    */
-  function walk(name: string, depth: number): Omit<Verdict, 'isCertain'> | undefined {
-    for (const { text, outcomes } of depth > 32 ? [] : (chains.get(name)?.rules ?? [])) {
-      for (const { matches, target } of outcomes(packet)) {
-        if (target.to === 'jump' || target.to === 'goto') {
-          if (!chains.has(target.chain)) continue
-          const found = walk(target.chain, depth + 1)
-          if (matches && (found || target.to === 'goto')) return found
-          if (found) possible.add(found.isAccepted)
-          else if (target.to === 'goto') open = true
+  through(name: string, depth: number, reached: Match): Pick<Verdict, 'isAccepted' | 'by'> | undefined {
+    let here = reached
+    for (const { text, outcomes, packets } of depth > 32 ? [] : (this.#chains.get(name)?.rules ?? [])) {
+      for (const { matches, target } of outcomes(this.#packet)) {
+        const applies = both(here, matches)
+        if ('chain' in target) {
+          if (!this.#chains.has(target.chain)) continue
+          const found = this.through(target.chain, depth + 1, applies)
+          if (matches === true && (found || target.to === 'goto')) return found
+          if (found) this.possible.add(found.isAccepted)
+          else if (target.to === 'goto') this.isOpen = true
         } else if (target.to === 'return') {
-          if (matches) return undefined
-          open = true
+          if (matches === true) return undefined
+          this.isOpen = true
+          here = applies
         } else {
+          if (target.to !== 'drop') this.#change(target.effect, text, applies)
+          else if (applies === 'unread') this.unjudged.push({ by: text, packets })
+          if (target.to === 'continue') continue
           const isAccepted = target.to === 'accept'
-          if (matches) return { isAccepted, by: text }
-          possible.add(isAccepted)
+          if (matches === true) return { isAccepted, by: text }
+          this.possible.add(isAccepted)
         }
       }
     }
     return undefined
   }
-  const { policy = 'accept', policyText = '' } = chains.get(start) ?? {}
-  const found = walk(start, 0) ?? { isAccepted: policy === 'accept', by: policyText }
-  return { ...found, isCertain: !open && [...possible].every((isAccepted) => isAccepted === found.isAccepted) }
+
+  /** Records an effect. The effect is uncertain if an earlier rule may have accepted the packet. */
+  #change(effect: Effect | undefined, by: string, applies: Match): void {
+    if (effect) this.effects.push({ ...effect, by, isCertain: applies === true && !this.possible.has(true) })
+  }
 }
 
 /**
@@ -107,7 +200,8 @@ export function walkChain(chains: ReadonlyMap<string, Chain>, start: string, pac
  * form, such as a non-contiguous mask.
  */
 export function isWithin(address: Address, text: string): Holds {
-  const host = parseAddress(text)
+  // Only networks have a slash. Rules of large clusters name tens of thousands of networks.
+  const host = text.includes('/') ? undefined : parseAddress(text)
   const net = host === undefined ? parseNet(text) : hostNet(host)
   if (net) return netContains(net, address)
   const [from, to] = text.split('-').map(parseAddress)
@@ -136,8 +230,14 @@ export const isInterface = (name: string, pattern: string, wild: '+' | '*'): boo
 /**
  * Returns true if the packet's conntrack state is one of `states`; undefined if weft does not know the packet's state.
  */
-export const isState = ({ state }: FilteredPacket, states: readonly string[]): Holds =>
-  state === undefined ? undefined : states.some((each) => each.toLowerCase() === state)
+export function isState({ state, mayBeUntracked = false }: FilteredPacket, states: readonly string[]): Holds {
+  const names = states.map((each) => each.toLowerCase())
+  if (state !== undefined && names.includes(state)) return true
+  if (mayBeUntracked && names.includes('untracked')) return 'unread'
+  // The packets of a sound connection are not invalid, and only a rule can make a packet untracked.
+  const others = names.filter((name) => name !== 'invalid' && name !== 'untracked')
+  return state === undefined && others.length > 0 ? undefined : false
+}
 
 /**
  * Returns true if the source or destination address has one of the routing types `types` (ip-route(8)). The destination
@@ -150,3 +250,35 @@ export function isOfType({ chain }: FilteredPacket, end: 'source' | 'destination
 }
 
 export const echoOf = (family: Family): string => (family === 'ipv4' ? 'icmp' : 'ipv6-icmp')
+
+/** The TTL or hop limit of packets of containers (net.ipv4.ip_default_ttl, net.ipv6.conf.all.hop_limit). */
+export const USUAL_HOPS = 64
+
+/** The lengths in bytes of the IP packets that a container sends, from a TCP packet without data to the usual MTU. */
+const SHORTEST = 40
+const LONGEST = 1500
+/** The maximum length of an IP packet in bytes (RFC 791). */
+export const LONGEST_PACKET = 65_535
+/** Returns true if all usual lengths of packets are in a range, false if none is, and `unread` if some are. */
+export function isLengthIn(from: number, to: number): Holds {
+  if (from <= SHORTEST && to >= LONGEST) return true
+  return to < SHORTEST || from > LONGEST_PACKET ? false : 'unread'
+}
+
+/**
+ * Returns whether a packet has, of the TCP flags `mask`, exactly the flags `wanted`. The first packet of a connection
+ * has only the flag SYN.
+ */
+export function hasFlags(
+  { state, protocol }: FilteredPacket,
+  mask: readonly string[],
+  wanted: readonly string[],
+): Holds {
+  if (!isProtocol(protocol, 'tcp')) return false
+  if (state !== 'new') return undefined
+  return mask.every((flag) => wanted.includes(flag) === (flag.toLowerCase() === 'syn'))
+}
+
+/** Compares the mark of a packet with a value; `unread` if weft does not know the mark. */
+export const isMarked = ({ mark }: FilteredPacket, value: string): Holds =>
+  mark === undefined ? 'unread' : Number(value) === mark

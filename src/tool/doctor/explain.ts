@@ -17,12 +17,12 @@ import {
 } from '../../net/address.ts'
 import { kindOf } from '../../path/catalog.ts'
 import { briefly, conditionOf, isSendingOnly, placeIn, type Status } from '../../report/status.ts'
-import type { FilteredPacket, Verdict } from './chain-walk.ts'
+import type { Bridged, FilteredPacket } from './chain-walk.ts'
 import type { Facts } from './facts.ts'
-import { walkFilter } from './filter-walk.ts'
-import { portPacket, sentBack } from './firewall.ts'
-import { readRuleset } from './nft-walk.ts'
+import { bridgedOf, portPacket, sentBack } from './firewall.ts'
+import { readRules, type HostVerdict } from './host-rules.ts'
 import { hasOneRoute, isOnlyRouteMissing } from './routes.ts'
+import { changesOf, unjudgedOf, type Change } from './rule-effects.ts'
 import {
   bridgeOf,
   hostText,
@@ -115,6 +115,7 @@ export function explain(question: Question): readonly Step[] {
   if (isLocal(from) && isLocal(to))
     return [
       ...steps,
+      ...(from.kind === 'here' && to.kind === 'here' ? acrossBridge(question) : []),
       { step: 'way', passes: true, says: 'both addresses are on this host, so the packet uses no tunnel' },
     ]
   if (!isLocal(from) && !isLocal(to) && from.kind !== 'outside' && to.kind !== 'outside')
@@ -295,47 +296,98 @@ function forwarding({ isForwarding, isForwardingIpv6 }: Facts, family: Family): 
 
 /** Returns the steps of a packet through the firewall: first the rules of iptables, then the chains of nftables. */
 function filtered(facts: Facts, packet: FilteredPacket): Step[] {
-  const [tool, rules] =
-    familyOf(packet.source) === 'ipv4' ? ['iptables', facts.iptables] : ['ip6tables', facts.ip6tables]
-  const first = { ...packet, state: 'new' } as const
-  const step = ({ isAccepted, isCertain, by }: Verdict, asFirst: Verdict, before: string): Step => {
-    // True if the firewall certainly drops the packet if it is the first of a connection, but may accept it if it
-    // belongs to an existing connection.
-    const isFirstDropped = !isCertain && !asFirst.isAccepted && asFirst.isCertain
-    const unless = isFirstDropped
-      ? ', unless it answers an earlier packet in the other direction'
-      : isCertain
-        ? ''
-        : ', unless an earlier rule with a condition that weft cannot evaluate decides otherwise'
-    const says = `${packet.chain}: ${isAccepted && !isFirstDropped ? 'accepted' : 'dropped'} by ${before}${isFirstDropped ? asFirst.by : by}${unless}`
-    return { step: 'firewall', passes: isCertain ? isAccepted : undefined, says }
-  }
-  const ruleset = readRuleset(facts.nft ?? '')
-  const but = { iptables: rules !== undefined }
-  const firsts = ruleset.walk(first, but)
-  const byNft = ruleset
-    .walk(packet, but)
-    .map((verdict, at) => ({ verdict, asFirst: firsts[at] ?? verdict }))
-    .filter(({ verdict, asFirst }) => !verdict.isAccepted || !asFirst.isAccepted)
-    .map(({ verdict, asFirst }) => step(verdict, asFirst, 'nft: '))
-  if (rules === undefined)
-    return [{ step: 'firewall', passes: undefined, says: `the rules of ${tool} cannot be read` }, ...byNft]
-  return [step(walkFilter(rules, packet), walkFilter(rules, first), ''), ...byNft]
+  const family = familyOf(packet.source)
+  const rules = readRules(facts, family)
+  const firsts = rules.walk({ ...packet, state: 'new' })
+  const verdicts = rules.walk(packet).map((verdict, at) => ({ verdict, asFirst: firsts[at] ?? verdict }))
+  // If all chains accept the packet, only the table filter of iptables is reported.
+  const told = verdicts.filter(
+    ({ verdict, asFirst }) =>
+      !verdict.isAccepted || !asFirst.isAccepted || (verdict.table === 'filter' && !verdict.tool.includes('legacy')),
+  )
+  return [
+    ...(rules.hasIptables
+      ? []
+      : [
+          {
+            step: 'firewall',
+            passes: undefined,
+            says: `the rules of ${family === 'ipv4' ? 'iptables' : 'ip6tables'} cannot be read`,
+          },
+        ]),
+    ...told.map(({ verdict, asFirst }) => verdictStep(packet, verdict, asFirst)),
+    ...unjudgedOf(firsts).map((rule) => ({
+      step: 'firewall',
+      passes: undefined,
+      says: `${packet.chain}: perhaps dropped by ${rule}, because weft cannot evaluate a condition of this rule`,
+    })),
+  ]
+}
+
+function verdictStep({ chain }: FilteredPacket, verdict: HostVerdict, asFirst: HostVerdict): Step {
+  const { isAccepted, isCertain, by, tool } = verdict
+  // True if the firewall certainly drops the packet if it is the first of a connection, but may accept it if it
+  // belongs to an existing connection.
+  const isFirstDropped = !isCertain && !asFirst.isAccepted && asFirst.isCertain
+  const unless = isFirstDropped
+    ? ', unless it answers an earlier packet in the other direction'
+    : isCertain
+      ? ''
+      : ', unless an earlier rule with a condition that weft cannot evaluate decides otherwise'
+  const before = tool === 'ip6tables: ' ? '' : tool
+  const says = `${chain}: ${isAccepted && !isFirstDropped ? 'accepted' : 'dropped'} by ${before}${isFirstDropped ? asFirst.by : by}${unless}`
+  return { step: 'firewall', passes: isCertain ? isAccepted : undefined, says }
 }
 
 /**
  * Returns the firewall's steps for a forwarded packet of a container. The packet is assumed to be the first packet of
  * its connection.
  */
-function forwarded({ source, destination, facts, status, route }: Question, isOutward: boolean): Step[] {
+function forwarded(question: Question, isOutward: boolean): Step[] {
+  const { source, destination, facts, status, route } = question
   const family = familyOf(source)
   const subnet = status.node ? placeIn(status.node, family).subnet : undefined
+  const network = status.config ? networksOf(status.config)[family] : undefined
   const own = status.dataPath?.devices[family] ?? undefined
   const isFromPeer = sideOf(source, status, facts).kind === 'peer'
+  const isInside = sideOf(destination, status, facts).kind === 'peer' || isFromPeer
   const from = isOutward ? subnet && bridgeOf(facts.links, subnet, status) : isFromPeer ? own : undefined
   const ends = { ...(from === undefined ? {} : { from }), ...(route ? { to: route.device } : {}) }
-  return filtered(facts, { chain: 'FORWARD', protocol: 'tcp', state: 'new', source, destination, ...ends })
+  const bridged = bridgedAs(isOutward ? 'in' : 'out', question)
+  const way = { chain: 'FORWARD', protocol: 'tcp', state: 'new' } as const
+  const packet = { ...way, source, destination, ...ends, ...bridged }
+  const changes =
+    subnet && network && isInside
+      ? changesOf(readRules(facts, family), packet, { family, network, subnet }, status)
+      : []
+  return [...filtered(facts, packet), ...changes.map(changeStep)]
 }
+
+const bridgedAs = (way: Bridged['way'], { source, facts, status }: Question): { readonly bridged?: Bridged } => {
+  const subnet = status.node ? placeIn(status.node, familyOf(source)).subnet : undefined
+  const bridged = subnet && bridgedOf({ subnet }, facts)?.(way)
+  return bridged ? { bridged } : {}
+}
+
+/** Returns a step for each rule of a bridge that drops packets between two containers of this host. */
+function acrossBridge(question: Question): Step[] {
+  const { source, destination, facts } = question
+  const bridged = bridgedAs('through', question)
+  if (!bridged.bridged) return []
+  const packet = { chain: 'FORWARD', protocol: 'tcp', state: 'new', source, destination, ...bridged } as const
+  return filtered(facts, packet).filter(({ passes, says }) => passes !== true && says.startsWith('FORWARD'))
+}
+
+const SAYS_CHANGE: Readonly<Record<Change['kind'], string>> = {
+  diverted: 'sent to another destination by',
+  hops: 'dropped by this host or the next one, because too small a TTL or hop limit is set by',
+  source: 'gets another source address by',
+}
+const changeStep = ({ kind, rule, isLost }: Change): Step => ({
+  step: 'firewall',
+  passes: !isLost,
+  says: `FORWARD: ${SAYS_CHANGE[kind]} ${rule}${kind === 'source' ? (isLost ? ', so that the peer drops it' : ', so that the other container sees that address') : ''}`,
+})
 
 /**
  * Explains why the kernel rejects a packet. Returns undefined if forwarding is switched off in the kernel, because

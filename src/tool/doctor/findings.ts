@@ -12,6 +12,14 @@ interface Possible {
   readonly fix: string
 }
 
+const KINDS_OF_STORES = '(etcd, the lease directory or the Kubernetes API)'
+/** The remedy for a neighbour table that is nearly full. */
+const RAISE_LIMITS =
+  'raise net.ipv4.neigh.default.gc_thresh3 (for IPv6 net.ipv6.neigh.default.gc_thresh3), and set gc_thresh2 to half and gc_thresh1 to a quarter of gc_thresh3'
+/** The remedy for a rule that changes packets of the network. */
+const LEAVE_OUT =
+  'delete the rule that this finding names, or let the rule leave out packets to the network (`! -d NETWORK`)'
+
 export const FINDINGS = {
   'daemon-silent': {
     check: 'daemon',
@@ -29,8 +37,7 @@ export const FINDINGS = {
   'daemon-as-known': {
     check: 'daemon',
     level: 'failure',
-    means:
-      'weftd has not reached its store (etcd, the lease directory or the Kubernetes API) since it started: it forwards packets to and from the last known nodes, but it cannot reach new nodes or renew its lease',
+    means: `weftd has not reached its store ${KINDS_OF_STORES} since it started: it forwards packets to and from the last known nodes, but it cannot reach new nodes or renew its lease`,
     fix: 'repair the service for which weftd waits, usually the store; do not stop weftd meanwhile, because it forwards packets',
   },
   'daemon-leaves': {
@@ -160,8 +167,43 @@ export const FINDINGS = {
   'forward-dropped': {
     check: 'firewall',
     level: 'failure',
-    means: "this host's firewall drops packets that the host forwards between its containers and those of other nodes",
+    means:
+      "this host's firewall drops packets that the host forwards between its containers and other containers of the network",
     fix: 'accept both directions: `iptables -I FORWARD -s NETWORK -j ACCEPT` and `iptables -I FORWARD -d NETWORK -j ACCEPT` (for IPv6 with `ip6tables`, for nftables in the chain that this finding names); if weftd runs with --iptables-forward-rules=false, restart it without that option',
+  },
+  'packets-diverted': {
+    check: 'firewall',
+    level: 'failure',
+    means:
+      'a firewall rule changes the destination of packets between containers of two nodes: the packets do not arrive',
+    fix: LEAVE_OUT,
+  },
+  'hops-too-few': {
+    check: 'firewall',
+    level: 'failure',
+    means:
+      'a firewall rule sets the TTL (hop limit) of packets between containers of two nodes too low: a host drops the packets',
+    fix: LEAVE_OUT,
+  },
+  'source-refused': {
+    check: 'firewall',
+    level: 'failure',
+    means:
+      'a firewall rule changes the source of packets to containers of other nodes: peers drop the packets, because with WireGuard a node may send only from its own subnet',
+    fix: LEAVE_OUT,
+  },
+  'source-changed': {
+    check: 'firewall',
+    level: 'warning',
+    means:
+      'a firewall rule changes the source of packets to containers of other nodes: these containers see an address of this host',
+    fix: LEAVE_OUT,
+  },
+  'rule-unjudged': {
+    check: 'firewall',
+    level: 'warning',
+    means: 'a firewall rule drops packets, perhaps of the network, by a condition that weft cannot evaluate',
+    fix: 'check which packets the rule drops; if they are packets of the network, accept the network before',
   },
   'rules-missing': {
     check: 'firewall',
@@ -237,41 +279,37 @@ export const FINDINGS = {
     level: 'failure',
     means:
       "the kernel's neighbour table is full, or nearly full: the kernel cannot reach hosts and containers without an entry in the neighbour table (its log says `neighbour table overflow`)",
-    fix: 'raise net.ipv4.neigh.default.gc_thresh3 (for IPv6 net.ipv6.neigh.default.gc_thresh3), and set gc_thresh2 to half and gc_thresh1 to a quarter of gc_thresh3',
+    fix: RAISE_LIMITS,
   },
   'neighbours-many': {
     check: 'neighbours',
     level: 'warning',
     means:
       "the kernel's neighbour table has more entries than gc_thresh2: the kernel drops old entries within seconds, and must then resolve the addresses again by broadcast",
-    fix: 'raise net.ipv4.neigh.default.gc_thresh3 (for IPv6 net.ipv6.neigh.default.gc_thresh3), and set gc_thresh2 to half and gc_thresh1 to a quarter of gc_thresh3; or probe peers less often (--probe-interval)',
+    fix: `${RAISE_LIMITS}; or probe peers less often (--probe-interval)`,
   },
   'store-away': {
     check: 'store',
     level: 'failure',
-    means:
-      'the store (etcd, the lease directory or the Kubernetes API) does not answer: this node still reaches the peers that it knows, but it cannot reach new peers or renew its lease',
+    means: `the store ${KINDS_OF_STORES} does not answer: this node still reaches the peers that it knows, but it cannot reach new peers or renew its lease`,
     fix: 'check that the store runs and that this host can reach the store, and read the errors in the log of weftd',
   },
   'store-stale': {
     check: 'store',
     level: 'failure',
-    means:
-      'weftd has not compared its leases with the store (etcd, the lease directory or the Kubernetes API) for some minutes: it does not know later changes of leases',
+    means: `weftd has not compared its leases with the store ${KINDS_OF_STORES} for some minutes: it does not know later changes of leases`,
     fix: 'read the errors in the log of weftd; if the store is a directory on NFS, check that the NFS server answers',
   },
   'peers-held': {
     check: 'store',
     level: 'warning',
-    means:
-      'most leases vanished from the store (etcd, the lease directory or the Kubernetes API) at the same time; weftd still forwards packets to the nodes of these leases',
+    means: `most leases vanished from the store ${KINDS_OF_STORES} at the same time; weftd still forwards packets to the nodes of these leases`,
     fix: 'if somebody restored or emptied the store, do not restart any weftd: each running node writes its lease again',
   },
   'config-missing': {
     check: 'store',
     level: 'failure',
-    means:
-      'the store (etcd, the lease directory or the Kubernetes API) has no network configuration any more: running nodes keep the configuration that they read, but no weftd can start',
+    means: `the store ${KINDS_OF_STORES} has no network configuration any more: running nodes keep the configuration that they read, but no weftd can start`,
     fix: 'write the network configuration again with `weft config set`; `weft status --json` on a running node shows it as `config`',
   },
   'clock-off': {
@@ -284,8 +322,7 @@ export const FINDINGS = {
   'config-differs': {
     check: 'config',
     level: 'warning',
-    means:
-      'a node runs with another network configuration than that in the store (etcd, the lease directory or the Kubernetes API): if the backends differ, nodes that restart cannot reach nodes that have not restarted yet',
+    means: `a node runs with another network configuration than that in the store ${KINDS_OF_STORES}: if the backends differ, nodes that restart cannot reach nodes that have not restarted yet`,
     fix: 'if the configuration in the store is right, restart weftd on all nodes that run with another configuration, soon after each other; if the configuration in the store is wrong, write the old configuration back before any weftd restarts: `weft config set`',
   },
   'subnet-twice': {

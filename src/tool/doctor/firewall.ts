@@ -1,19 +1,20 @@
 // firewall.ts - checks whether this host's firewall drops packets that nodes and containers send each other, by
 // evaluating the rules of iptables and nftables for these packets. Also checks whether weft's own rules exist for one
-// family only. Pure.
+// family only. rule-effects.ts checks for rules that change the packets. Pure.
 
 import { formatAddress, formatNet, isIpv4Net, netSize, type Address, type Family, type Net } from '../../net/address.ts'
 import { kindOf, portOf } from '../../path/catalog.ts'
 import { WORDS } from '../../path/firewall/flannel-rules.ts'
 import { placeIn, type PeerStatus, type Status } from '../../report/status.ts'
-import { echoOf, type FilteredPacket, type Verdict } from './chain-walk.ts'
+import { echoOf, type Bridged, type FilteredPacket } from './chain-walk.ts'
 import type { Facts } from './facts.ts'
-import { walkFilter } from './filter-walk.ts'
 import type { Finding, FindingName } from './findings.ts'
-import { readRuleset, tablesOf, type BaseChain, type Ruleset } from './nft-walk.ts'
-import { bridgeOf, outersIn, ownSides, seenSides, type OwnSide, type SeenSide } from './sides.ts'
+import { readRules, type HostRules, type HostVerdict } from './host-rules.ts'
+import { ARP, tablesOf, type BaseChain } from './nft-walk.ts'
+import { changedBy, unjudgedBy } from './rule-effects.ts'
+import { bridgeOf, outersIn, ownSides, portsOf, seenSides, type OwnSide, type SeenSide } from './sides.ts'
 
-/** The maximum number of silent peers for whose packets weft doctor evaluates the firewall rules. */
+/** The maximum number of peers for whose packets weft doctor evaluates the firewall rules. */
 const WALKED_PEERS = 16
 /** The maximum number of peers that one suggested firewall command names. */
 const COMMAND_PEERS = 8
@@ -21,13 +22,13 @@ const COMMAND_PEERS = 8
 export function checkFirewall(facts: Facts): Finding[] | undefined {
   const sides = facts.status ? ownSides(facts.status) : []
   if (sides.length === 0) return undefined
-  const ruleset = readRuleset(facts.nft ?? '')
-  const dropped = sides.flatMap((side) => droppedBy(side, facts, ruleset))
+  const dropped = sides.flatMap((side) => droppedBy(side, facts))
   // True if weft doctor could read neither the rules of nftables nor those of iptables, which makes the check
   // impossible.
   const isBlind = facts.nft === undefined && sides.every(({ family }) => listingOf(family, facts) === undefined)
   if (isBlind && dropped.length === 0) return undefined
-  const isUnlessDrop = ({ name }: Dropped): boolean => name === 'nft-drops' || name === 'iptables-drops'
+  const isUnlessDrop = ({ name }: Dropped): boolean =>
+    name === 'nft-drops' || name === 'iptables-drops' || name === 'rule-unjudged'
   return [
     ...merged(dropped.filter((one) => !isUnlessDrop(one))),
     ...missingRules(sides, facts),
@@ -38,13 +39,13 @@ export function checkFirewall(facts: Facts): Finding[] | undefined {
 const listingOf = (family: Family, { iptables, ip6tables }: Facts): string | undefined =>
   family === 'ipv4' ? iptables : ip6tables
 
+/** Returns the address that the first container of a subnet usually has. */
 const containerIn = (net: Net): Address => (isIpv4Net(net) ? net.address + 2 : net.address + 2n)
 
 /** Returns true if the firewall of this host certainly drops outgoing packets to the backend's port on other nodes. */
 export const keepsFromLeaving = (facts: Facts): boolean => {
-  const ruleset = readRuleset(facts.nft ?? '')
   return (facts.status ? ownSides(facts.status) : []).some((side) =>
-    droppedBy(side, facts, ruleset).some(({ chain, name }) => chain === 'OUTPUT' && name === 'port-dropped'),
+    droppedBy(side, facts).some(({ chain, name }) => chain === 'OUTPUT' && name === 'port-dropped'),
   )
 }
 
@@ -70,24 +71,65 @@ const lastIn = (net: Net): Address => {
 }
 
 /**
- * Finds the packets that the firewall drops between this node and its silent peers. If no peer is silent, examines the
- * packets of the first peer.
+ * Finds the packets that the firewall drops between this node and its peers. Examines the packets that the hosts
+ * themselves send only for silent peers, or for the first peer if no peer is silent.
  */
-function droppedBy(side: OwnSide, facts: Facts, ruleset: Ruleset): Dropped[] {
-  const { family, network } = side
+function droppedBy(side: OwnSide, facts: Facts): Dropped[] {
+  const { family, network, subnet } = side
+  const walking = { facts, rules: readRules(facts, family) }
   const known = (facts.status?.peers?.list ?? [])
     .flatMap((peer) => seenSides(peer, facts.answers))
     .filter((each) => each.family === family && each.state !== 'stored' && each.subnet)
   const silent = known.filter(isSilent).slice(0, WALKED_PEERS)
   const walked = silent.length > 0 ? silent : known.slice(0, 1)
-  if (walked.length > 0) return walked.flatMap((peer) => droppedOf(side, peer, { facts, ruleset }))
+  const others = known.filter((peer) => !walked.includes(peer)).slice(0, WALKED_PEERS - walked.length)
+  const ofPeers = [
+    ...walked.flatMap((peer) => droppedOf(side, peer, walking)),
+    ...others.flatMap((peer) => forwarded(side, containerIn(peer.subnet ?? subnet), peer.way === 'direct', walking)),
+  ]
+  if (known.length > 0) return [...ofPeers, ...onBridge(side, walking)]
   // If no peer is known, use an address in the network as the address of a peer's container.
-  return facts.status?.peers ? [] : forwarded(side, lastIn(network), false, { facts, ruleset })
+  return facts.status?.peers ? [] : forwarded(side, lastIn(network), false, walking)
 }
 
 interface Walking {
   readonly facts: Facts
-  readonly ruleset: Ruleset
+  readonly rules: HostRules
+}
+
+/**
+ * Finds the packets that the rules of a bridge drop between two containers of this node. Also finds the ARP requests
+ * that rules drop between this host and its containers, without which they send each other no packets.
+ */
+function onBridge(side: OwnSide, walking: Walking): Dropped[] {
+  const bridged = bridgedOf(side, walking.facts)
+  if (!bridged) return []
+  const source = containerIn(side.subnet)
+  const ends = { source, destination: neighbourOf(source) } as const
+  const { bridge } = bridged('in')
+  return [
+    { ...ends, chain: 'FORWARD', protocol: 'tcp', state: 'new', bridged: bridged('through') } as const,
+    // IPv6 has no ARP.
+    ...(side.family === 'ipv4'
+      ? [
+          { ...ends, chain: 'INPUT', protocol: ARP, from: bridge, bridged: bridged('in') } as const,
+          { ...ends, chain: 'OUTPUT', protocol: ARP, to: bridge, bridged: bridged('out') } as const,
+        ]
+      : []),
+  ].flatMap((packet) => judged('forward-dropped', packet, false, side, walking))
+}
+
+const neighbourOf = (address: Address): Address => (typeof address === 'bigint' ? address + 1n : address + 1)
+
+/** Returns the bridge of this node's containers as a function of a packet's way; undefined if weft does not know it. */
+export function bridgedOf(
+  { subnet }: Pick<OwnSide, 'subnet'>,
+  { links, status }: Pick<Facts, 'links' | 'status'>,
+): ((way: Bridged['way']) => Bridged) | undefined {
+  const bridge = bridgeOf(links, subnet, status)
+  if (bridge === undefined) return undefined
+  const ports = portsOf(links, bridge)
+  return (way) => ({ bridge, way, ports })
 }
 
 /**
@@ -113,15 +155,29 @@ function forwarded(side: OwnSide, outside: Address, isDirect: boolean, walking: 
   const inside = containerIn(side.subnet)
   const bridge = bridgeOf(facts.links, side.subnet, facts.status)
   const device = isDirect ? undefined : ownDevice(side, facts)
-  const ends = (from: string | undefined, to: string | undefined) => ({
+  const bridged = bridgedOf(side, facts)
+  const ends = (from: string | undefined, to: string | undefined, way: Bridged['way']) => ({
     ...(from === undefined ? {} : { from }),
     ...(to === undefined ? {} : { to }),
+    ...(bridged ? { bridged: bridged(way) } : {}),
   })
   const way = { chain: 'FORWARD', protocol: 'tcp', state: 'new' } as const
   return [
-    { ...way, source: inside, destination: outside, ...ends(bridge, device) },
-    { ...way, source: outside, destination: inside, ...ends(device, bridge) },
-  ].flatMap((packet) => judged('forward-dropped', packet, true, side, walking))
+    { ...way, source: inside, destination: outside, ...ends(bridge, device, 'in') },
+    { ...way, source: outside, destination: inside, ...ends(device, bridge, 'out') },
+  ].flatMap((packet) => {
+    const dropped = judged('forward-dropped', packet, true, side, walking)
+    if (dropped.some(({ name }) => name === 'forward-dropped')) return dropped
+    const changed = changedBy(walking.rules, packet, side, facts).map((finding) => ({
+      ...finding,
+      chain: packet.chain,
+      packet,
+      base: undefined,
+      side,
+      isFlannels: false,
+    }))
+    return [...changed, ...dropped]
+  })
 }
 
 function droppedOf(side: OwnSide, peer: SeenSide, walking: Walking): Dropped[] {
@@ -161,33 +217,29 @@ function judged(
   packet: FilteredPacket,
   isMissed: boolean,
   side: OwnSide,
-  { facts, ruleset }: Walking,
+  { facts, rules }: Walking,
 ): Dropped[] {
-  const listing = listingOf(side.family, facts)
-  const tool = side.family === 'ipv4' ? '' : 'ip6tables: '
-  const walk = (one: FilteredPacket): readonly (Verdict & { readonly base?: BaseChain })[] => [
-    ...(listing === undefined ? [] : [walkFilter(listing, one)]),
-    ...ruleset.walk(one, { iptables: listing !== undefined }),
-  ]
   const about = { chain: packet.chain, packet, side, isFlannels: hasRules(side, facts) }
-  const found = (verdict: Verdict & { readonly base?: BaseChain }, as: FindingName, note = ''): Dropped => ({
+  const found = ({ base, tool, by }: HostVerdict, as: FindingName, note = ''): Dropped => ({
     ...about,
     name: as,
-    base: verdict.base,
-    detail: `${verdict.base ? `nft: ${verdict.by}` : `${tool}${verdict.by}`}${note}`,
+    base,
+    detail: `${tool}${by}${note}`,
   })
-  const anyState = walk(packet)
+  const anyState = rules.walk(packet)
   const certain = anyState.filter(({ isAccepted, isCertain }) => !isAccepted && isCertain)
   if (certain.length > 0) return certain.map((verdict) => found(verdict, name))
   if (!isMissed) return []
-  const first = packet.state === 'new' ? anyState : walk({ ...packet, state: 'new' })
+  const first = packet.state === 'new' ? anyState : rules.walk({ ...packet, state: 'new' })
   const news = first.filter(({ isAccepted, isCertain }) => !isAccepted && isCertain)
   if (news.length > 0) return news.map((verdict) => found(verdict, name, packet.state ? '' : FIRST_ALONE))
   const likely = first.filter(
-    ({ isAccepted, base }) =>
-      !isAccepted && !(packet.chain === 'FORWARD' && isDeliberate(base ?? { text: listing ?? '' }, side, facts)),
+    (verdict) => !verdict.isAccepted && !(packet.chain === 'FORWARD' && isDeliberate(verdict, side, facts)),
   )
-  return likely.map((verdict) => found(verdict, verdict.base ? 'nft-drops' : 'iptables-drops'))
+  return [
+    ...likely.map((verdict) => found(verdict, verdict.base ? 'nft-drops' : 'iptables-drops')),
+    ...unjudgedBy(first).map((finding) => ({ ...about, ...finding, base: undefined })),
+  ]
 }
 
 const FIRST_ALONE = ' (only answers to packets of this host are accepted)'
@@ -196,7 +248,7 @@ const FIRST_ALONE = ' (only answers to packets of this host are accepted)'
  * Returns true if the rules name the network or its device. An operator or a program made such rules for the network.
  * Such rules may accept the network's packets by conditions that this code does not evaluate.
  */
-function isDeliberate({ text }: Pick<BaseChain, 'text'>, { network }: OwnSide, { status }: Facts): boolean {
+function isDeliberate({ text }: Pick<HostVerdict, 'text'>, { network }: OwnSide, { status }: Facts): boolean {
   const { device, devices } = status?.dataPath ?? {}
   const words = [formatNet(network), device, devices?.ipv4, devices?.ipv6]
   return words.some((word) => Boolean(word) && text.includes(word ?? ''))
@@ -214,12 +266,14 @@ function merged(dropped: readonly Dropped[]): Finding[] {
 }
 
 /** Returns the remedy for packets that a firewall rule drops; undefined if the remedy in the table FINDINGS applies. */
-function fixOf({ name, base, side, isFlannels }: Dropped, all: readonly Dropped[]): string | undefined {
+function fixOf({ name, base, side, isFlannels, detail }: Dropped, all: readonly Dropped[]): string | undefined {
   const { family, network } = side
   const tool = family === 'ipv4' ? 'iptables' : 'ip6tables'
   const word = family === 'ipv4' ? 'ip' : 'ip6'
   const net = formatNet(network)
   if (name === 'forward-dropped') {
+    if (base && /^(?:arp|bridge|netdev) /.test(base.name))
+      return `accept the packets of containers before the rule that drops: \`nft insert rule ${base.name} accept\`, or delete that rule (ebtables and arptables make rules of such tables too); put the change also into the file from which this table is loaded`
     if (base?.name.startsWith('inet firewalld '))
       return `have firewalld trust the network: \`firewall-cmd --permanent --zone=trusted --add-source=${net}\`, then \`firewall-cmd --reload\``
     if (base)
@@ -227,7 +281,11 @@ function fixOf({ name, base, side, isFlannels }: Dropped, all: readonly Dropped[
     const flag = isFlannels
       ? ''
       : '; or, if weftd was started with --iptables-forward-rules=false, start it without that option'
-    return `accept both directions: \`${tool} -I FORWARD -s ${net} -j ACCEPT\` and \`${tool} -I FORWARD -d ${net} -j ACCEPT\`${flag}`
+    // A rule that accepts the network in the table filter has no effect on the rules of other tables.
+    if (/(?:^|: )-t /.test(detail))
+      return `delete the rule that this finding names, or let it leave out the packets from and to ${net}`
+    const program = detail.startsWith(`${tool}-legacy: `) ? `${tool}-legacy` : tool
+    return `accept both directions: \`${program} -I FORWARD -s ${net} -j ACCEPT\` and \`${program} -I FORWARD -d ${net} -j ACCEPT\`${flag}`
   }
   if (name !== 'port-dropped') return undefined
   const commands = (['INPUT', 'OUTPUT'] as const).flatMap((chain) => {
@@ -293,7 +351,7 @@ export function sentBack({ source, destination, from, ...packet }: FilteredPacke
  * function returns undefined if the output is missing.
  */
 const rulesShown: readonly ((side: OwnSide, facts: Facts) => boolean | undefined)[] = [
-  ({ family, network }, facts) => listingOf(family, facts)?.includes(`\n-A FLANNEL-FWD -s ${formatNet(network)} `),
+  ({ family, network }, facts) => listingOf(family, facts)?.includes(`-A FLANNEL-FWD -s ${formatNet(network)} `),
   ({ family, network }, { nft }) =>
     nft === undefined
       ? undefined

@@ -7,16 +7,25 @@
 import { familyOf } from '../../net/address.ts'
 import {
   allOf,
+  both,
+  hasFlags,
   isInterface,
+  isLengthIn,
+  isMarked,
   isOfType,
   isProtocol,
   isState,
   isWithin,
+  LONGEST_PACKET,
+  negatedIf,
   walkChain,
+  type Bridged,
   type Chain,
+  type Effect,
   type FilteredPacket,
   type FilterRule,
   type Holds,
+  type Match,
   type Outcome,
   type Target,
   type Verdict,
@@ -36,48 +45,70 @@ interface NftVerdict extends Verdict {
   readonly base: BaseChain
 }
 
-/** Returns true for an nftables table that the output of `iptables -S` shows too. */
-const isOfIptables = (table: string, packet: FilteredPacket): boolean =>
-  table === `${familyOf(packet.source) === 'ipv4' ? 'ip' : 'ip6'} filter`
-
 const HOOKS: Readonly<Record<FilteredPacket['chain'], readonly string[]>> = {
   INPUT: ['ingress', 'prerouting', 'input'],
-  FORWARD: ['ingress', 'prerouting', 'forward', 'postrouting'],
+  FORWARD: ['ingress', 'prerouting', 'forward', 'postrouting', 'egress'],
   OUTPUT: ['output', 'postrouting', 'egress'],
 }
+/** The hooks of the family bridge that a packet passes, by the packet's way across the bridge. */
+const BRIDGE_HOOKS: Readonly<Record<Bridged['way'], readonly string[]>> = {
+  in: ['prerouting', 'input'],
+  out: ['output', 'postrouting'],
+  through: ['prerouting', 'forward', 'postrouting'],
+}
+/** The protocol of an ARP packet, by which hosts find the link-layer address of an IPv4 address. */
+export const ARP = 'arp'
 
-export interface Ruleset {
+interface Ruleset {
   /**
-   * Returns the verdict of each base chain that sees the packet. `but.iptables` leaves out the table that `iptables -S`
-   * shows, whose rules were evaluated already.
+   * Returns the verdict of each base chain that sees the packet. Leaves out the tables `hidden`, such as `ip filter`,
+   * because iptables shows their rules.
    */
-  readonly walk: (packet: FilteredPacket, but: { readonly iptables: boolean }) => readonly NftVerdict[]
+  readonly walk: (packet: FilteredPacket, hidden: readonly string[]) => readonly NftVerdict[]
 }
 
 export function readRuleset(ruleset: string): Ruleset {
   const tables = tablesOf(ruleset).map((table) => ({ name: table.name, ...readTable(table) }))
   return {
-    walk: (packet, but) =>
+    walk: (packet, hidden) =>
       tables.flatMap(({ name, bases, chains }) => {
-        if (!isSeen(name, packet) || (but.iptables && isOfIptables(name, packet))) return []
+        if (!isSeen(name, packet) || hidden.includes(name)) return []
         return bases
           .filter((base) => isOnTheWay(base, packet))
-          .map((base) => ({ ...walkChain(chains, base.name.split(' ')[2] ?? '', packet), base }))
+          .map((base) => ({ ...walkChain(chains, base.name.split(' ')[2] ?? '', atHook(base, packet)), base }))
       }),
   }
 }
 
-/** Returns true if the chains of an nftables table see packets of this packet's family. */
-const isSeen = (table: string, { source }: FilteredPacket): boolean =>
-  [familyOf(source) === 'ipv4' ? 'ip' : 'ip6', 'inet', 'netdev'].includes(table.split(' ')[0] ?? '')
+const isOfBridge = ({ name }: BaseChain): boolean => name.startsWith('bridge ')
 
-function isOnTheWay({ hook, head }: BaseChain, { chain, from, to }: FilteredPacket): boolean {
+/** Returns true if the chains of an nftables table see the packet. */
+function isSeen(table: string, { source, protocol, bridged }: FilteredPacket): boolean {
+  const family = table.split(' ')[0] ?? ''
+  if (family === 'bridge') return bridged !== undefined
+  if (protocol === ARP) return family === 'arp' || family === 'netdev'
+  if (bridged?.way === 'through') return false
+  return [familyOf(source) === 'ipv4' ? 'ip' : 'ip6', 'inet', 'netdev'].includes(family)
+}
+
+function isOnTheWay(base: BaseChain, { chain, from, to, state, bridged }: FilteredPacket): boolean {
+  const { hook, head } = base
+  if (isOfBridge(base)) return bridged !== undefined && BRIDGE_HOOKS[bridged.way].includes(hook)
   if (!HOOKS[chain].includes(hook)) return false
+  // The kernel passes no untracked packet to chains that translate addresses.
+  if (head.startsWith('type nat ')) return state !== 'untracked'
   // An ingress or egress chain is bound to devices, and sees only the packets of these devices.
   if (hook !== 'ingress' && hook !== 'egress') return true
+  const has = (device: string): boolean => head.includes(`"${device}"`)
   const device = hook === 'egress' ? to : from
-  return device !== undefined && head.includes(`"${device}"`)
+  if (device !== undefined && has(device)) return true
+  const way = hook === 'egress' ? 'out' : 'in'
+  return bridged?.way === way && bridged.ports.length > 0 && bridged.ports.every(has)
 }
+
+/** Returns the packet as the rules at a hook see it. Before routing, the packet has no outgoing interface. */
+const atHook = ({ hook }: BaseChain, packet: FilteredPacket): FilteredPacket =>
+  hook === 'prerouting' || hook === 'ingress' ? { ...packet, to: '' } : packet
 
 interface Table {
   /** The names of the family and the table, such as `inet firewalld`. */
@@ -87,12 +118,6 @@ interface Table {
 
 export const tablesOf = (ruleset: string): readonly Table[] =>
   ruleset.split(/^(?=table )/m).map((text) => ({ name: /^table (\S+ \S+) \{/.exec(text)?.[1] ?? '', text }))
-
-interface Sets {
-  readonly table: string
-  /** The elements of each nftables set, by the name of the set. */
-  readonly sets: ReadonlyMap<string, readonly string[]>
-}
 
 function readTable({ name: table, text }: Table): {
   readonly bases: readonly BaseChain[]
@@ -119,9 +144,12 @@ function readTable({ name: table, text }: Table): {
       .replace(/\n\s*\}\s*(\}\s*)?$/, '\n')
     const rules = statementsOf(body).map((rule): FilterRule => {
       const words = tokensOf(rule)
+      const packets = /\bcounter packets (\d+)/.exec(rule)?.[1]
+      const isBridges = table.startsWith('bridge ')
       return {
         text: `${name}: ${rule.replace(/ packets \d+ bytes \d+/g, '')}`,
-        outcomes: (packet) => outcomesOf(words, packet, { table, sets }),
+        packets: packets === undefined ? undefined : Number(packets),
+        outcomes: (packet) => outcomesOf({ words, packet, sets, isBridges }),
       }
     })
     chains.set(chain, { policy, policyText: `${name}: policy ${policy}`, rules })
@@ -152,10 +180,12 @@ const TARGETS: Readonly<Record<string, Target>> = {
   reject: { to: 'drop' },
   return: { to: 'return' },
   // A rule that translates an address also accepts the packet: the packet continues with the new address.
-  masquerade: { to: 'accept' },
-  snat: { to: 'accept' },
-  dnat: { to: 'accept' },
-  redirect: { to: 'accept' },
+  masquerade: { to: 'accept', effect: { kind: 'source' } },
+  snat: { to: 'accept', effect: { kind: 'source' } },
+  dnat: { to: 'accept', effect: { kind: 'diverted' } },
+  redirect: { to: 'accept', effect: { kind: 'diverted' } },
+  // A rule with `tproxy` may contain a verdict after it.
+  tproxy: { to: 'continue', effect: { kind: 'diverted' } },
 }
 /**
  * The statements after which a packet continues to the next part of the rule, with the number of words of each
@@ -174,6 +204,17 @@ const STATEMENTS: Readonly<Record<string, number>> = {
   'queue-threshold': 1,
 }
 
+/** The first words of the statements that set a value. */
+const SET = new Set(['meta', 'ct', 'ip', 'ip6', 'ether', 'tcp', 'udp', 'th'])
+
+/** Returns the change that the statement at index `at` makes to the packet, if it matters to weft. */
+function effectAt(words: readonly string[], at: number): Effect | undefined {
+  const [first = '', second = '', third, value] = words.slice(at, at + 4)
+  if (first === 'notrack') return { kind: 'untracked' }
+  const isHops = ['ip ttl', 'ip6 hoplimit'].includes(`${first} ${second}`) && third === 'set'
+  return isHops && !Number.isNaN(Number(value)) ? { kind: 'hops', hops: Number(value) } : undefined
+}
+
 /**
  * Returns the number of words of the statement that begins at index `at`. Returns 0 if the words at this index are a
  * comparison or an unknown statement.
@@ -182,8 +223,8 @@ function statementAt(words: readonly string[], at: number): number {
   const word = words[at] ?? ''
   // The statement `counter packets 0 bytes 0` has 5 words, `counter name "x"` has 3, and `counter` alone has 1.
   if (word === 'counter') return words[at + 1] === 'packets' ? 5 : words[at + 1] === 'name' ? 3 : 1
-  // A statement that sets a value has 4 words, such as `meta mark set 0x1` or `ct mark set 0x1`.
-  if ((word === 'meta' || word === 'ct') && words[at + 2] === 'set') return 4
+  // A statement that sets a value has 4 words, such as `meta mark set 0x1` or `ip ttl set 1`.
+  if (SET.has(word) && words[at + 2] === 'set') return 4
   const more = STATEMENTS[word]
   return more === undefined ? 0 : 1 + more
 }
@@ -197,37 +238,69 @@ const endsCondition = (words: readonly string[], at: number): boolean =>
 interface Reading {
   readonly words: readonly string[]
   readonly packet: FilteredPacket
-  readonly sets: Sets['sets']
+  /** The elements of each nftables set, by the name of the set. */
+  readonly sets: ReadonlyMap<string, readonly string[]>
+  /** True for a rule of the family bridge, whose interfaces are the ports of the bridge. */
+  readonly isBridges: boolean
 }
 
-function outcomesOf(words: readonly string[], packet: FilteredPacket, { sets }: Sets): readonly Outcome[] {
+function outcomesOf(reading: Reading): readonly Outcome[] {
+  const { words } = reading
   const conditions: Holds[] = []
-  const reading = { words, packet, sets }
+  const outcomes: Outcome[] = []
   for (let at = 0; at < words.length;) {
     const word = words[at] ?? ''
     const matches = allOf(conditions)
-    if (matches === false) return []
+    if (matches === false) return outcomes
     // A target, together with its options, ends the rule, as in `reject with icmpx type ...` and `dnat to ...`.
     const target = TARGETS[word]
-    if (target) return [{ matches, target }]
-    if (word === 'jump' || word === 'goto') return [{ matches, target: { to: word, chain: words[at + 1] ?? '' } }]
+    if (target) return [...outcomes, ...targetOutcomes(reading, at, target, matches)]
+    if (word === 'jump' || word === 'goto')
+      return [...outcomes, { matches, target: { to: word, chain: words[at + 1] ?? '' } }]
     // The statement `queue` passes the packet to a program, whose decision is not known. The program may drop the
     // packet, so the rule counts as a drop rule that may match.
-    if (word === 'queue') return [{ matches: undefined, target: { to: 'drop' } }]
+    if (word === 'queue') return [...outcomes, { matches: undefined, target: { to: 'drop' } }]
+    const effect = effectAt(words, at)
+    if (effect) outcomes.push({ matches, target: { to: 'continue', effect } })
     const statement = statementAt(words, at)
     if (statement > 0) {
       at += statement
       continue
     }
+    const flags = flagsAt(reading, at)
+    if (flags) {
+      conditions.push(flags.holds)
+      at += flags.width
+      continue
+    }
     const selector = selectorAt(reading, at)
     const { width, test } = selector
-    if (!selector.isThere) return []
-    if (words[at + width] === 'vmap') return vmapOutcomes(reading, words[at + width + 1] ?? '', test, matches)
+    if (!selector.isThere) return outcomes
+    if (words[at + width] === 'vmap')
+      return [...outcomes, ...vmapOutcomes(reading, words[at + width + 1] ?? '', test, matches)]
     const compared = comparedAt(reading, at + width, selector)
     conditions.push(compared.holds)
     at += width + compared.width
   }
-  return []
+  return outcomes
+}
+
+/** Returns the outcomes of a rule from its target on, which is the word at index `at`. */
+function targetOutcomes({ words }: Reading, at: number, target: Target, matches: Match): readonly Outcome[] {
+  const [, address] = /^snat (?:ip6? )?(?:prefix )?to (\S+)/.exec(words.slice(at).join(' ')) ?? []
+  if (address !== undefined) return [{ matches, target: { to: 'accept', effect: { kind: 'source', address } } }]
+  const last = TARGETS[words.at(-1) ?? '']
+  return [{ matches, target }, ...(target.to === 'continue' && last ? [{ matches, target: last }] : [])]
+}
+
+/** Reads a comparison of TCP flags in nft's form `tcp flags syn / fin,syn,rst,ack`; undefined for other words. */
+function flagsAt({ words, packet }: Reading, at: number): Compared | undefined {
+  const isNot = words[at + 2] === '!='
+  const first = at + (isNot ? 3 : 2)
+  const [wanted = '', slash, mask = ''] = words.slice(first, first + 3)
+  if (words[at] !== 'tcp' || words[at + 1] !== 'flags' || slash !== '/') return undefined
+  const holds = negatedIf(isNot, hasFlags(packet, mask.split(','), wanted.split(',')))
+  return { width: first + 3 - at, holds }
 }
 
 /**
@@ -249,26 +322,55 @@ interface Selector {
    * value.
    */
   readonly isThere: boolean
+  /** The result of a comparison that this file does not evaluate. */
+  readonly unknown: 'unread' | undefined
+  /** Evaluates a comparison by order or by bits, which is given as its first four words. */
+  readonly orders?: ((words: readonly string[]) => Compared | undefined) | undefined
+}
+
+interface Compared {
+  /** The number of words of the comparison. */
+  readonly width: number
+  readonly holds: Holds
+}
+
+/**
+ * Compares the interface in a rule of the family bridge, which is a port of the bridge. A packet of this host has no
+ * incoming port, and a packet to this host no outgoing port.
+ */
+function isPortOf(bridged: Bridged | undefined, end: 'in' | 'out'): Test {
+  return (value) => {
+    if (!bridged || bridged.ports.length === 0) return undefined
+    const without = end === 'in' ? 'out' : 'in'
+    const ports = bridged.ports.map((port) => isInterface(port, value, '*'))
+    if (bridged.way === without || !ports.includes(true)) return false
+    return ports.every(Boolean) ? true : undefined
+  }
 }
 
 /**
  * Reads the selector that begins at word number `at`, such as `ip saddr`. Returns how the packet is compared with the
  * selector's values.
  */
-function selectorAt({ words, packet }: Reading, at: number): Selector {
+function selectorAt({ words, packet, isBridges }: Reading, at: number): Selector {
   const [first = '', second = ''] = words.slice(at, at + 2)
-  const family = familyOf(packet.source) === 'ipv4' ? 'ip' : 'ip6'
+  const family = packet.protocol === ARP ? ARP : familyOf(packet.source) === 'ipv4' ? 'ip' : 'ip6'
+  const { bridged } = packet
   const of = (width: number, test: Test, isThere = true, isRead = true): Selector => {
     // A dot begins a concatenation of several fields, which this file does not evaluate. Skip the concatenation; its
     // result is unknown.
-    if (words[at + width] !== '.') return { width, test, isThere, isRead }
+    if (words[at + width] !== '.') return { width, test, isThere, isRead, unknown: isRead ? undefined : 'unread' }
     const end = words.findIndex((word, place) => place > at && (/^[{@]/.test(word) || endsCondition(words, place)))
-    return { width: end < 0 ? words.length - at : end - at, test: () => undefined, isThere: true, isRead: false }
+    const all = end < 0 ? words.length - at : end - at
+    return { width: all, test: () => undefined, isThere: true, isRead: false, unknown: undefined }
   }
   const isName =
     (name: string | undefined): Test =>
     (value) =>
       name === undefined ? undefined : isInterface(name, value, '*')
+  const [isFrom, isTo] = isBridges
+    ? [isPortOf(bridged, 'in'), isPortOf(bridged, 'out')]
+    : [isName(packet.from), isName(packet.to)]
   const isPort: Test = (value) => (packet.port === undefined ? undefined : isPortIn(packet.port, value))
   const isEcho: Test = (value) => value === 'echo-request'
   const protocol: Test = (value) => isProtocol(packet.protocol, value)
@@ -303,55 +405,103 @@ function selectorAt({ words, packet }: Reading, at: number): Selector {
     case 'l4proto':
       return of(2, protocol)
     case 'nfproto':
-      return of(2, (value) => value === (family === 'ip' ? 'ipv4' : 'ipv6'))
+      return of(2, (value) => value === { ip: 'ipv4', ip6: 'ipv6', [ARP]: '' }[family])
     case 'protocol':
+    case 'ether type':
       return of(2, (value) => value === family)
+    // The link-layer addresses of containers are not known.
+    case 'ether saddr':
+    case 'ether daddr':
+      return of(2, () => undefined)
+    case 'arp operation':
+      return of(2, (value) => value === 'request', family === ARP)
     case 'iifname':
     case 'iif':
-      return of(2, isName(packet.from))
+      return of(2, isFrom)
     case 'oifname':
     case 'oif':
-      return of(2, isName(packet.to))
+      return of(2, isTo)
+    case 'ibrname':
+      return of(2, isName(bridged?.way === 'out' ? '' : bridged?.bridge))
+    case 'obrname':
+      return of(2, isName(bridged?.way === 'in' ? '' : bridged?.bridge))
+    case 'pkttype':
+      return of(2, (value) => ['host', 'unicast'].includes(value))
+    case 'length':
+    case 'ip length':
+    case 'ip6 length':
+      return { ...of(2, isInLengths, first === 'meta' || first === family), orders: lengthOrder }
+    case 'mark':
+      return { ...of(2, (value) => isMarked(packet, value)), orders: (word) => markBits(packet, word) }
+    case 'udp sport':
+    case 'tcp sport':
+    case 'th sport':
+    case 'tcp flags':
+      return of(2, () => undefined, first === 'th' || isProtocol(packet.protocol, first))
   }
-  if (first === 'iifname' || first === 'iif') return of(1, isName(packet.from))
-  if (first === 'oifname' || first === 'oif') return of(1, isName(packet.to))
-  const isHeader = ['tcp', 'udp', 'icmp', 'icmpv6', 'sctp', 'dccp', 'esp', 'ah'].includes(first)
+  if (first === 'iifname' || first === 'iif') return of(1, isFrom)
+  if (first === 'oifname' || first === 'oif') return of(1, isTo)
+  const isHeader = ['tcp', 'udp', 'icmp', 'icmpv6', 'sctp', 'dccp', 'esp', 'ah', 'arp'].includes(first)
   const isPair = isHeader || ['meta', 'ct', 'ip', 'ip6', 'th', 'fib', 'ether', 'socket', 'rt', 'limit'].includes(first)
   const isThere = !isHeader || isProtocol(packet.protocol, first)
-  return of(isPair && !endsCondition(words, at + 1) ? 2 : 1, () => undefined, isThere, false)
+  return of(isPair && !endsCondition(words, at + 1) ? 2 : 1, () => 'unread', isThere, false)
+}
+
+const isInLengths: Test = (value) => {
+  const [from = 0, to = from] = value.split('-').map(Number)
+  return isLengthIn(from, to)
+}
+
+/** Evaluates an order of lengths, such as `> 1000`. */
+function lengthOrder([word = '', value = '']: readonly string[]): Compared | undefined {
+  const length = Number(value)
+  const ranges: Readonly<Record<string, readonly [from: number, to: number]>> = {
+    '<': [0, length - 1],
+    '<=': [0, length],
+    '>': [length + 1, LONGEST_PACKET],
+    '>=': [length, LONGEST_PACKET],
+  }
+  const range = ranges[word]
+  return range && { width: 2, holds: isLengthIn(...range) }
+}
+
+/** Evaluates a comparison of bits of the mark, such as `& 0x00008000 == 0x00008000`, if the packet's mark is 0. */
+function markBits(packet: FilteredPacket, [word, , equals = '', value = '']: readonly string[]): Compared | undefined {
+  if (word !== '&' || (equals !== '==' && equals !== '!=')) return undefined
+  return { width: 4, holds: negatedIf(equals === '!=', isMarked(packet, value)) }
 }
 
 const COMPARISONS = new Set(['!=', '==', '<', '>', '<=', '>=', '&', '|', '^', 'over', '/'])
 
-function comparedAt(
-  { words, sets }: Reading,
-  at: number,
-  { test, isRead }: Selector,
-): { readonly width: number; readonly holds: Holds } {
+function comparedAt({ words, sets }: Reading, at: number, { test, isRead, orders, unknown }: Selector): Compared {
   const word = words[at]
   const isNot = word === '!='
   const isCompared = word !== undefined && COMPARISONS.has(word)
-  // This file does not evaluate comparisons by order (<, >) or by bits, so the result is unknown.
-  if (isCompared && !isNot && word !== '==') return { width: 2, holds: undefined }
+  // This file evaluates comparisons by order (<, >) or by bits only for lengths and marks.
+  if (isCompared && !isNot && word !== '==') return orders?.(words.slice(at, at + 4)) ?? { width: 2, holds: unknown }
   const place = isCompared ? at + 1 : at
   const value = words[place]
   if (value === undefined || (!isCompared && !isRead && endsCondition(words, place)))
-    return { width: place - at, holds: undefined }
+    return { width: place - at, holds: unknown }
   const values = valuesOf(value, sets)
   const each = values?.map(test)
-  const holds = !each ? undefined : each.includes(true) ? true : each.includes(undefined) ? undefined : false
-  return { width: place - at + 1, holds: holds === undefined ? undefined : holds !== isNot }
+  const holds = !each
+    ? 'unread'
+    : each.includes(true)
+      ? true
+      : (each.find((one) => one !== false) ?? (each.includes(undefined) ? undefined : false))
+  return { width: place - at + 1, holds: negatedIf(isNot, holds) }
 }
 
 /** Returns the values of a set, or a single value as a list; undefined if weft does not know the set's elements. */
-const valuesOf = (value: string, sets: Sets['sets']): readonly string[] | undefined =>
+const valuesOf = (value: string, sets: Reading['sets']): readonly string[] | undefined =>
   value.startsWith('{') ? listOf(value) : value.startsWith('@') ? sets.get(value.slice(1)) : [value]
 
 /**
  * Evaluates a verdict map, which gives each value its own verdict, such as `ct state vmap { established : accept,
  * invalid : drop }`.
  */
-function vmapOutcomes({ sets }: Reading, map: string, test: Test, before: true | undefined): readonly Outcome[] {
+function vmapOutcomes({ sets }: Reading, map: string, test: Test, before: Match): readonly Outcome[] {
   const entries = valuesOf(map, sets)
   if (!entries) return [{ matches: undefined, target: { to: 'drop' } }]
   const outcomes: Outcome[] = []
@@ -361,10 +511,9 @@ function vmapOutcomes({ sets }: Reading, map: string, test: Test, before: true |
       verdict === 'jump' || verdict === 'goto' ? { to: verdict, chain } : TARGETS[verdict]
     const holds = test(key)
     if (holds === false || !target) continue
-    const matches = holds && before
-    outcomes.push({ matches, target })
+    outcomes.push({ matches: both(holds, before), target })
     // The packet's field has only one value, so after a match no other entry of the map can match.
-    if (holds) break
+    if (holds === true) break
   }
   return outcomes
 }

@@ -180,3 +180,9 @@ export function bridgeOf(
   )
   return found.length === 1 ? found[0]?.name : undefined
 }
+
+/** Returns the names of the ports of a bridge. */
+export function portsOf(links: readonly Link[], bridge: string): readonly string[] {
+  const index = links.find(({ name }) => name === bridge)?.index ?? 0
+  return index === 0 ? [] : links.filter(({ master }) => master === index).map(({ name }) => name)
+}

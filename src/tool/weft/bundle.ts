@@ -59,9 +59,11 @@ const COMMANDS: Readonly<Record<string, readonly Words[]>> = {
   ],
   'firewall.txt': [
     ['iptables', '-w', '5', '-S'],
-    ['iptables', '-w', '5', '-t', 'nat', '-S'],
+    ['iptables-save', '-c'],
     ['ip6tables', '-w', '5', '-S'],
-    ['ip6tables', '-w', '5', '-t', 'nat', '-S'],
+    ['ip6tables-save', '-c'],
+    ['iptables-legacy-save', '-c'],
+    ['ip6tables-legacy-save', '-c'],
     ['nft', 'list', 'ruleset'],
   ],
   'kernel.txt': [

@@ -324,6 +324,22 @@ describe('the doctor', () => {
     ['forward-dropped', { nft: nft('forward', 'ip saddr 10.9.0.0/16 accept') }],
     ['nft-drops', { nft: nft('forward', 'meta mark 0x00000001 accept') }],
     ['iptables-drops', { iptables: '-P FORWARD DROP\n-A FORWARD -m set --match-set pods src -j ACCEPT' }],
+    ['packets-diverted', { iptables: '*nat\n-A PREROUTING -d 10.5.0.0/16 -j REDIRECT\nCOMMIT' }],
+    ['hops-too-few', { iptables: '*mangle\n-A PREROUTING -i cni0 -j TTL --ttl-set 1\nCOMMIT' }],
+    ['source-changed', { iptables: '*nat\n-A POSTROUTING -o flannel0 -j MASQUERADE\nCOMMIT' }],
+    [
+      'source-refused',
+      {
+        ...withStatus({
+          config: { ...status.config!, backendType: 'wireguard' },
+          dataPath: { ...status.dataPath!, mtu: 1420 },
+        }),
+        links: [link('eth0', 1500, '192.0.2.1'), link('cni0', 1420, '10.5.1.1')],
+        subnetEnv: { ...sound.subnetEnv, FLANNEL_MTU: '1420' },
+        iptables: '*nat\n-A POSTROUTING -o flannel0 -j SNAT --to-source 192.0.2.1\nCOMMIT',
+      },
+    ],
+    ['rule-unjudged', { iptables: '*filter\n[9:540] -A FORWARD -m u32 --u32 "0x0=0x1" -j DROP\nCOMMIT' }],
     ['probes-dropped', { nft: nft('input', 'udp dport 8285 accept') }],
     ['foreign-route', { routes: [...sound.routes, route('10.5.2.0/24', 'eth1', '192.0.2.254')] }],
     ['foreign-route', { routes: [...sound.routes, route('10.5.0.0/16', 'tun9')] }],

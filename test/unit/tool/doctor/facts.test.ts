@@ -7,11 +7,11 @@ import { gatherFacts } from '../../../../src/tool/doctor/facts.ts'
 import { soundDual, soundStatus } from '../../../support/facts.ts'
 import { ModelKernel } from '../../../support/model-kernel.ts'
 
-/** Runs iptables and ip6tables as stubs, and records their calls. */
+/** Runs iptables, ip6tables and the programs that save their rules as stubs, and records their calls. */
 async function gathered(status: Status, answers: Readonly<Record<string, string>>) {
   const asked: string[] = []
   const run = async (file: string, args: readonly string[]): Promise<string> => {
-    if (!file.endsWith('tables')) return ''
+    if (!file.includes('tables')) return ''
     asked.push([file, ...args].join(' '))
     const answer = answers[file]
     if (answer === undefined) throw new WeftError('COMMAND', `${file} is not installed`)
@@ -21,22 +21,30 @@ async function gathered(status: Status, answers: Readonly<Record<string, string>
   const store = { ...status.store, name: 'directory' }
   const sources = { silence: undefined, subnetFile: '/nowhere', run, kernel: new ModelKernel(), probe: undefined }
   const { iptables, ip6tables } = await gatherFacts({ ...sources, status: { ...status, store } })
-  return { asked, iptables, ip6tables }
+  return { asked: asked.filter((command) => !command.includes('-legacy-')), iptables, ip6tables }
 }
 
 it('reads the rules of the families of the node', async () => {
-  const both = { iptables: 'four', ip6tables: 'six' }
+  const both = { 'iptables-save': 'four', 'ip6tables-save': 'six' }
   expect(await gathered(soundStatus, both)).toEqual({
-    asked: ['iptables -w 5 -S'],
+    asked: ['iptables-save -c'],
     iptables: 'four',
     ip6tables: undefined,
   })
   expect(await gathered(soundDual.status, both)).toEqual({
-    asked: ['iptables -w 5 -S', 'ip6tables -w 5 -S'],
-    ...both,
+    asked: ['iptables-save -c', 'ip6tables-save -c'],
+    iptables: 'four',
+    ip6tables: 'six',
   })
-  expect(await gathered(soundDual.status, { iptables: 'four' })).toMatchObject({
+  expect(await gathered(soundDual.status, { 'iptables-save': 'four' })).toMatchObject({
     iptables: 'four',
     ip6tables: undefined,
   })
 })
+
+it('reads the table filter alone if the host has no iptables-save', async () =>
+  expect(await gathered(soundStatus, { iptables: 'four' })).toEqual({
+    asked: ['iptables-save -c', 'iptables -w 5 -S'],
+    iptables: 'four',
+    ip6tables: undefined,
+  }))

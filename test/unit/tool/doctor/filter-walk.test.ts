@@ -3,9 +3,13 @@
 import { expect, it } from 'vitest'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../../../src/net/ipv6.ts'
-import type { FilteredPacket } from '../../../../src/tool/doctor/chain-walk.ts'
-import { walkFilter } from '../../../../src/tool/doctor/filter-walk.ts'
+import type { FilteredPacket, Verdict } from '../../../../src/tool/doctor/chain-walk.ts'
+import { readListing } from '../../../../src/tool/doctor/filter-walk.ts'
 
+const walkFilter = (text: string, one: FilteredPacket): Verdict =>
+  readListing(text)
+    .walk(one)
+    .find(({ table }) => table === 'filter')!
 const packet: FilteredPacket = {
   chain: 'INPUT',
   protocol: 'udp',
@@ -41,7 +45,8 @@ it.each([
   ['interfaces', ['-A INPUT -i eth+ -j DROP'], dropped],
   ['another interface', ['-A INPUT ! -i eth0 -j DROP', '-A INPUT -i lo -j DROP'], accepted],
   ['comments', ['-A INPUT -p udp -m comment --comment "not -j ACCEPT, this" -j DROP'], dropped],
-  ['a state, which is not known', ['-A INPUT -m conntrack --ctstate INVALID -j DROP'], perhaps(true)],
+  ['a state, which is not known', ['-A INPUT -m conntrack --ctstate ESTABLISHED -j DROP'], perhaps(true)],
+  ['a state that no sound packet has', ['-A INPUT -m conntrack --ctstate INVALID -j DROP'], accepted],
   [
     'a state that would let it in',
     ['-P INPUT DROP', '-A INPUT -m conntrack --ctstate ESTABLISHED -j ACCEPT'],

@@ -539,7 +539,7 @@ describe('an nftables rule', () => {
   ].join('\n\n')
   const verdict = (rule: string): string => {
     const text = `table inet t {\n${SETS}\n\n\tchain c {\n\t\ttype filter hook input priority filter; policy accept;\n\t\t${rule}\n\t}\n}\n`
-    const [one] = readRuleset(text).walk(known, { iptables: true })
+    const [one] = readRuleset(text).walk(known, ['ip filter'])
     return `${one!.isCertain ? '' : 'perhaps '}${one!.isAccepted ? 'accepted' : 'dropped'}`
   }
 
@@ -603,12 +603,12 @@ describe('an nftables rule', () => {
   it('does not apply to another family, hook or device', () => {
     const chain = (table: string, head: string): string =>
       `table ${table} {\n\tchain c {\n\t\ttype filter hook ${head}; policy drop;\n\t}\n}\n`
-    const walked = (text: string): number => readRuleset(text).walk(known, { iptables: true }).length
+    const walked = (text: string): number => readRuleset(text).walk(known, ['ip filter']).length
     expect(walked(chain('ip6 t', 'input priority filter'))).toBe(0)
     expect(walked(chain('inet t', 'forward priority filter'))).toBe(0)
     expect(walked(chain('netdev t', 'ingress device "eth1" priority filter'))).toBe(0)
     expect(walked(chain('netdev t', 'ingress device "eth0" priority filter'))).toBe(1)
     expect(walked(chain('ip filter', 'input priority filter'))).toBe(0)
-    expect(readRuleset(chain('ip filter', 'input priority filter')).walk(known, { iptables: false })).toHaveLength(1)
+    expect(readRuleset(chain('ip filter', 'input priority filter')).walk(known, [])).toHaveLength(1)
   })
 })

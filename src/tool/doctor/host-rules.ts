@@ -1,0 +1,82 @@
+// host-rules.ts - evaluates all firewall rules of this host for a packet: those of iptables, of iptables-legacy and of
+// nftables. Pure.
+
+import type { Family } from '../../net/address.ts'
+import type { FilteredPacket, Verdict } from './chain-walk.ts'
+import type { Facts } from './facts.ts'
+import { readListing, type Listing } from './filter-walk.ts'
+import { ARP, readRuleset, type BaseChain } from './nft-walk.ts'
+
+/** The verdict of one base chain of nftables, or of one built-in chain of iptables. */
+export interface HostVerdict extends Verdict {
+  /** Words before the text of a rule that name the program, such as `nft: `; empty for iptables. */
+  readonly tool: string
+  /** The chain of nftables; undefined if the rule is a rule of iptables. */
+  readonly base: BaseChain | undefined
+  /** The table of iptables, such as `filter`; undefined for a chain of nftables. */
+  readonly table: string | undefined
+  /** The name of the hook, such as `forward`. */
+  readonly hook: string
+  /** All rules of the chain, or of the table of iptables. */
+  readonly text: string
+}
+
+export interface HostRules {
+  /** True if the rules of iptables of the family could be read. */
+  readonly hasIptables: boolean
+  /** Returns the verdicts of all chains that see the packet: first the chains of iptables, then those of nftables. */
+  readonly walk: (packet: FilteredPacket) => readonly HostVerdict[]
+}
+
+type RuleFacts = Pick<Facts, 'iptables' | 'ip6tables' | 'iptablesLegacy' | 'ip6tablesLegacy' | 'nft'>
+
+export function readRules(facts: RuleFacts, family: Family): HostRules {
+  const isIpv4 = family === 'ipv4'
+  const tool = isIpv4 ? 'iptables' : 'ip6tables'
+  const [main, legacy] = isIpv4 ? [facts.iptables, facts.iptablesLegacy] : [facts.ip6tables, facts.ip6tablesLegacy]
+  const listings = [
+    ...(main === undefined ? [] : [{ tool: isIpv4 ? '' : `${tool}: `, listing: readListing(main) }]),
+    ...(legacy === undefined ? [] : [{ tool: `${tool}-legacy: `, listing: readListing(legacy) }]),
+  ]
+  const ruleset = readRuleset(facts.nft ?? '')
+  const hidden = listings.flatMap(({ listing }) => tablesInNft(listing, isIpv4 ? 'ip' : 'ip6'))
+  const walkAs = (packet: FilteredPacket): readonly HostVerdict[] => [
+    ...listings
+      .filter(() => isOfHost(packet))
+      .flatMap(({ tool: by, listing }) =>
+        listing.walk(packet).map((verdict) => ({
+          ...verdict,
+          tool: by,
+          base: undefined,
+          hook: verdict.chain.toLowerCase(),
+        })),
+      ),
+    ...ruleset.walk(packet, hidden).map((verdict) => ({
+      ...verdict,
+      tool: 'nft: ',
+      table: undefined,
+      hook: verdict.base.hook,
+      text: verdict.base.text,
+    })),
+  ]
+  return {
+    hasIptables: main !== undefined,
+    walk: (packet) => {
+      const verdicts = walkAs(packet)
+      const untracked = effectsOf(verdicts, 'untracked')
+      if (untracked.length === 0) return verdicts
+      const isCertain = untracked.some((effect) => effect.isCertain)
+      return walkAs({ ...packet, ...(isCertain ? { state: 'untracked' } : { mayBeUntracked: true }) })
+    },
+  }
+}
+
+/** Returns the names by which `nft list ruleset` shows the tables of iptables; none for iptables-legacy. */
+const tablesInNft = ({ tables, isOfNftables }: Listing, family: string): readonly string[] =>
+  isOfNftables ? tables.map((name) => `${family} ${name}`) : []
+
+/** Returns true for a packet that the host itself sees, and false for ARP and for packets within a bridge. */
+const isOfHost = ({ protocol, bridged }: FilteredPacket): boolean => protocol !== ARP && bridged?.way !== 'through'
+
+const effectsOf = (verdicts: readonly HostVerdict[], kind: string) =>
+  verdicts.flatMap(({ effects }) => effects.filter((effect) => effect.kind === kind))

@@ -1,0 +1,126 @@
+// rule-effects.ts - checks whether firewall rules of this host change packets between containers so that the packets are
+// lost or have another source, and lists rules that drop packets by conditions that weft cannot evaluate. Pure.
+
+import { netContains, parseAddress } from '../../net/address.ts'
+import { kindOf } from '../../path/catalog.ts'
+import type { Status } from '../../report/status.ts'
+import type { FilteredPacket, SeenEffect } from './chain-walk.ts'
+import type { Facts } from './facts.ts'
+import type { Finding } from './findings.ts'
+import type { HostRules, HostVerdict } from './host-rules.ts'
+import type { OwnSide } from './sides.ts'
+
+/** A rule that certainly changes a packet, and the effect of this change on the network. */
+export interface Change {
+  readonly kind: 'diverted' | 'hops' | 'source'
+  /** The rule, with the name of its program. */
+  readonly rule: string
+  /** True if the packet does not reach the container to which it is sent. */
+  readonly isLost: boolean
+}
+
+/**
+ * Returns the changes that rules certainly make to a forwarded packet, as far as the changes matter to the network.
+ * Assumes that no rule has marked the packet, because programs such as kube-proxy mark the packets that they translate.
+ */
+export function changesOf(rules: HostRules, packet: FilteredPacket, side: OwnSide, status: Status): readonly Change[] {
+  return rules.walk({ ...packet, mark: 0 }).flatMap((verdict) =>
+    verdict.effects
+      .filter(({ isCertain }) => isCertain)
+      .flatMap((effect): Change[] => {
+        const rule = `${verdict.tool}${effect.by}`
+        switch (effect.kind) {
+          case 'diverted':
+            return [{ kind: 'diverted', rule, isLost: true }]
+          case 'hops':
+            return isTooFew(effect.hops ?? 0, verdict, packet, side, status)
+              ? [{ kind: 'hops', rule, isLost: true }]
+              : []
+          case 'source':
+            return isOutward(packet, side) && !isUsual(effect)
+              ? [{ kind: 'source', rule, isLost: isRefused(effect, side, status) }]
+              : []
+          case 'untracked':
+          case 'mapped':
+            return []
+        }
+      }),
+  )
+}
+
+/** Reports the changes that rules certainly make to a forwarded packet. */
+export function changedBy(rules: HostRules, packet: FilteredPacket, side: OwnSide, { status }: Facts): Finding[] {
+  return (status ? changesOf(rules, packet, side, status) : []).map(({ kind, rule, isLost }): Finding => {
+    if (kind === 'diverted') return { name: 'packets-diverted', detail: rule }
+    if (kind === 'hops') return { name: 'hops-too-few', detail: rule }
+    return { name: isLost ? 'source-refused' : 'source-changed', detail: rule }
+  })
+}
+
+const isOutward = ({ source }: FilteredPacket, { subnet }: OwnSide): boolean => netContains(subnet, source)
+
+/**
+ * Returns true if a new TTL or hop limit is so small that a host drops the packet. Each host that forwards the packet
+ * drops it if the TTL is 1, and else decrements the TTL. With some backends weftd decrements the TTL on both hosts too.
+ */
+function isTooFew(
+  hops: number,
+  { hook }: HostVerdict,
+  packet: FilteredPacket,
+  side: OwnSide,
+  { config }: Status,
+): boolean {
+  const isBeforeRouting = hook === 'prerouting' || hook === 'ingress'
+  if (!isOutward(packet, side)) return isBeforeRouting && hops < 2
+  return hops < (isBeforeRouting ? 3 : 2) + (kindOf(config?.backendType ?? '')?.decrementsTtl ? 2 : 0)
+}
+
+/**
+ * Returns true for a rule by which CNI plugins (`ipMasq`) and Docker masquerade all packets that leave a bridge. The
+ * packets get the address of the data path's device, which is in the subnet of this node.
+ */
+const isUsual = ({ address, by }: SeenEffect): boolean =>
+  address === undefined && (/-A CNI-/.test(by) || / ! -o \S+ -j MASQUERADE/.test(by) || /\boifname != /.test(by))
+
+/** Returns true if peers drop packets with the new source: WireGuard accepts only sources in the sender's subnet. */
+function isRefused({ address }: SeenEffect, { subnet }: OwnSide, { config }: Status): boolean {
+  // A rule may name a range of addresses, or a port after an IPv4 address.
+  const [, first = ''] = /^(\d[\d.]*(?![\d.]*:.*:)|[\da-f:]+)/i.exec(address ?? '') ?? []
+  const source = parseAddress(first)
+  return (
+    kindOf(config?.backendType ?? '')?.provesSender === true && source !== undefined && !netContains(subnet, source)
+  )
+}
+
+/**
+ * The chains and tables of programs that drop packets by policies that an operator declares, such as NetworkPolicy.
+ * weft doctor does not report their rules.
+ */
+const POLICY_CHAIN = /-A (?:KUBE-|cali-|CILIUM_|WEAVE-|DOCKER|CNI-|ufw6?-|f2b-|CROWDSEC|nixos-fw|LIBVIRT_|NETAVARK|ts-)/
+const POLICY_TABLE = /^\S+ (?:firewalld|kube-|cilium|calico|cali|docker|f2b|crowdsec|cni|netavark|libvirt|tailscale)/
+
+/**
+ * Without a counter, weft does not know whether a rule has dropped packets. A rule with such a condition usually applies
+ * to few packets.
+ */
+const USUALLY_NARROW = /\blimit\b|\brecent\b|\bquota\b|--match-set\b|\bmark\b|@/
+
+/** Returns the rules that dropped packets, or may drop packets, by a condition that weft cannot evaluate. */
+export const unjudgedOf = (verdicts: readonly HostVerdict[]): readonly string[] =>
+  verdicts.flatMap(({ tool, unjudged }) =>
+    unjudged
+      .filter(({ packets, by }) => (packets === undefined ? !USUALLY_NARROW.test(by) : packets > 0))
+      .map(
+        ({ packets, by }) =>
+          `${tool}${by}${packets === undefined ? '' : ` (${packets} ${packets === 1 ? 'packet' : 'packets'})`}`,
+      ),
+  )
+
+/** Reports those rules of unjudgedOf that no program made to enforce policies. */
+export const unjudgedBy = (verdicts: readonly HostVerdict[]): Finding[] =>
+  unjudgedOf(
+    verdicts.map((verdict) => ({
+      ...verdict,
+      unjudged: verdict.unjudged.filter(({ by }) => !POLICY_CHAIN.test(by) && !POLICY_TABLE.test(by)),
+    })),
+  ).map((detail): Finding => ({ name: 'rule-unjudged', detail }))
