@@ -198,6 +198,20 @@ export const FINDINGS = {
       'the policy or the last rule of an nftables chain drops every packet that no rule of the chain accepts, and weft cannot tell which packets the rules accept',
     fix: "check with `nft list ruleset` that the chain accepts the network in `forward`, and the backend's port in `input` and `output`",
   },
+  'ipsec-blocked': {
+    check: 'firewall',
+    level: 'failure',
+    means:
+      'an IPsec policy (`ip xfrm policy`) of another program drops packets between this node and other nodes: the policy blocks the packets, or demands keys that this host does not have',
+    fix: 'configure the program that made the policy, such as strongSwan or Libreswan, to leave out the network and the hosts of the nodes, or delete the policy with `ip xfrm policy delete`',
+  },
+  'ipsec-unkeyed': {
+    check: 'firewall',
+    level: 'warning',
+    means:
+      'an IPsec policy (`ip xfrm policy`) of another program demands keys for packets between this node and other nodes, and this host has no such keys: unless the program of the policy gets the keys when the kernel requests them, the kernel drops these packets',
+    fix: 'check with `ip xfrm state` and in the log of the program that made the policy, such as strongSwan or Libreswan, whether the program gets the keys; if the program should not protect these packets, configure the program to leave out the network and the hosts of the nodes',
+  },
   'foreign-route': {
     check: 'routes',
     level: 'failure',
@@ -409,6 +423,13 @@ export const FINDINGS = {
     level: 'failure',
     means: 'containers get no packets, because their bridge is down, or because another bridge has the same addresses',
     fix: 'set the bridge up (`ip link set dev BRIDGE up`), or delete the second bridge, such as docker0 beside cni0',
+  },
+  'bridge-unaddressed': {
+    check: 'containers',
+    level: 'failure',
+    means:
+      "a bridge of containers lacks the address of the containers' gateway: packets of the containers do not leave the bridge, so the containers reach no other host",
+    fix: 'give the bridge the first address of the subnet again (`FLANNEL_SUBNET` or `FLANNEL_IPV6_SUBNET` in subnet.env): `ip address add ADDRESS dev BRIDGE`, or delete the bridge and restart its containers',
   },
   'subnet-env-wrong': {
     check: 'containers',
