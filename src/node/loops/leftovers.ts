@@ -246,8 +246,7 @@ function noteDiverted(node: Node, diverted: ReadonlyMap<string, string>): void {
       `Packets to other nodes bypass the data path by policy routing rules that others made: ${came.join(', ')}; ` +
         'leave the network out of these rules (`ip rule`) unless that is wanted',
     )
-  if (went.length > 0)
-    node.log.info(`Policy routing rules no longer divert packets to other nodes: ${went.join(', ')}`)
+  if (went.length > 0) node.log.info(`Policy routing rules no longer divert packets to other nodes: ${went.join(', ')}`)
   node.diverted = diverted
 }
 

@@ -266,7 +266,10 @@ function routesHere(facts: Facts): Finding[] | undefined {
 }
 
 function peersHere(facts: Facts): Finding[] | undefined {
-  return checkPeers(facts, isRefusing(facts) || isSendingElsewhere(facts) || keepsFromLeaving(facts) || blocksSending(facts))
+  return checkPeers(
+    facts,
+    isRefusing(facts) || isSendingElsewhere(facts) || keepsFromLeaving(facts) || blocksSending(facts),
+  )
 }
 
 /**

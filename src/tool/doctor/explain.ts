@@ -89,12 +89,7 @@ export function directionOf(
 /**
  * Returns true if weft can also explain the answer to a packet: one end is on this host, and the other end is on a peer.
  */
-export function hasAnswer(
-  source: Address,
-  destination: Address,
-  status: Status,
-  facts: Pick<Facts, 'links'>,
-): boolean {
+export function hasAnswer(source: Address, destination: Address, status: Status, facts: Pick<Facts, 'links'>): boolean {
   const kinds = [source, destination].map((address) => sideOf(address, status, facts).kind)
   return kinds.includes('peer') && kinds.some((kind) => kind === 'here' || kind === 'host')
 }
@@ -285,7 +280,9 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
   }
   const datagram = portPacket(status, peer.peer, outerIn(status, family, peer.endpoint))
   if (datagram) steps.push(...filtered(facts, sentBack(datagram)).filter(({ passes }) => passes === false))
-  steps.push(...byIpsec(facts, [...leavingFlows(question, from), ...(datagram ? [datagramFlow(sentBack(datagram))] : [])]))
+  steps.push(
+    ...byIpsec(facts, [...leavingFlows(question, from), ...(datagram ? [datagramFlow(sentBack(datagram))] : [])]),
+  )
   steps.push(answered(peer, status))
   return steps
 }

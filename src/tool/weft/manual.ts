@@ -57,10 +57,7 @@ function treeOf(commands: readonly Command[], others: readonly Other[]): readonl
     name,
     does,
     next: [],
-    flags: [
-      ...flagsIn(flags),
-      { name: 'help', help: 'print the help of this command', value: 'none' },
-    ],
+    flags: [...flagsIn(flags), { name: 'help', help: 'print the help of this command', value: 'none' }],
     follows: args === '' ? 'nothing' : args.includes('FILE') ? 'path' : /PEER|DST/.test(args) ? 'peer' : [],
   })
   const tree = new Map<string, Word>()

@@ -62,7 +62,9 @@ it('reads the policies, the oldest first, and leaves out the policies of sockets
       .finish(),
     policy(selector('0.0.0.0', 0, '0.0.0.0', 0, FAMILY.ipv4), 4, 0).finish(),
     policy(selector('10.5.1.0', 24, '10.5.0.0', 16, FAMILY.ipv4), 2, 1).finish(),
-    policy(selector('10.5.1.0', 24, '10.5.0.0', 16, FAMILY.ipv4), 2, 1).finish().subarray(0, 100),
+    policy(selector('10.5.1.0', 24, '10.5.0.0', 16, FAMILY.ipv4), 2, 1)
+      .finish()
+      .subarray(0, 100),
   ])
   const plain = { protocol: 0, hasPorts: false, deviceIndex: 0, mark: undefined, interfaceId: 0, templates: [] }
   expect(policiesIn(messagesIn(answer))).toEqual([
@@ -121,10 +123,9 @@ it('reads the states that have an SPI', () => {
 
 it('reads the directions that the default policies block', () => {
   const defaults = (...values: number[]): Buffer => new MessageWriter(DEFAULTS).raw(Buffer.from(values)).finish()
-  expect([defaults(2, 1, 2), defaults(1, 2, 1), defaults(2, 2, 2), Buffer.alloc(0)].map((one) => defaultsIn(messagesIn(one)))).toEqual([
-    ['fwd'],
-    ['in', 'out'],
-    [],
-    [],
-  ])
+  expect(
+    [defaults(2, 1, 2), defaults(1, 2, 1), defaults(2, 2, 2), Buffer.alloc(0)].map((one) =>
+      defaultsIn(messagesIn(one)),
+    ),
+  ).toEqual([['fwd'], ['in', 'out'], [], []])
 })

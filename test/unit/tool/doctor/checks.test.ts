@@ -132,7 +132,10 @@ const withPort = (links: Facts['links'], isWithoutIpv6 = false): Facts['links'] 
 const unaddressed = (address?: string): Facts['links'] =>
   withPort(sound.links).map((one) => {
     if (one.name !== 'cni0') return one
-    return { ...one, addresses: { ipv4: address === undefined ? [] : [linkAddress(parseIpv4(address)!, 24)], ipv6: [] } }
+    return {
+      ...one,
+      addresses: { ipv4: address === undefined ? [] : [linkAddress(parseIpv4(address)!, 24)], ipv6: [] },
+    }
   })
 
 /** A policy of another program that blocks all packets which the host forwards. */
@@ -181,7 +184,10 @@ describe('the doctor', () => {
     ['a blackhole for its own subnet', { routes: [...sound.routes, route('10.5.1.0/24', '')] }],
     ['a bridge cni0 of another network, which another program may have made', staleCni],
     ['containers at the bridge to which their packets go', { links: bridgedLinks }],
-    ['containers whose gateway is at their bridge', { links: withPort(sound.links), gateways: [parseIpv4('10.5.1.1')!] }],
+    [
+      'containers whose gateway is at their bridge',
+      { links: withPort(sound.links), gateways: [parseIpv4('10.5.1.1')!] },
+    ],
     ['containers whose gateway is a container', { links: withPort(sound.links), gateways: [parseIpv4('10.5.1.9')!] }],
     ['containers of another network', { links: withPort(sound.links), gateways: [parseIpv4('10.9.1.1')!] }],
     [

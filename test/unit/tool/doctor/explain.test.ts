@@ -578,7 +578,15 @@ describe('the IPsec policies of other programs', () => {
   const policy = (direction: IpsecPolicy['direction'], part: Partial<IpsecPolicy> = {}): Partial<Facts> => {
     const all = { address: 0, prefixLength: 0 }
     const none = { mark: undefined, interfaceId: 0, priority: 0, templates: [], protocol: 0, hasPorts: false }
-    const one = { ...none, direction, family: 'ipv4', source: all, destination: all, deviceIndex: 0, isBlock: true } as const
+    const one = {
+      ...none,
+      direction,
+      family: 'ipv4',
+      source: all,
+      destination: all,
+      deviceIndex: 0,
+      isBlock: true,
+    } as const
     return {
       ipsec: { policies: [{ ...one, ...part }], states: [], blockedByDefault: [], hasKeyDaemon: true, exempt: [] },
     }
@@ -597,21 +605,37 @@ describe('the IPsec policies of other programs', () => {
     expect(stopped('192.0.2.1', '10.5.2.2', by('flannel0'), policy('fwd'))).toEqual([])
     expect(stopped('192.0.2.1', '10.5.2.2', by('flannel0'), policy('out'))).toEqual(['ipsec'])
     expect(stopped('10.5.2.2', '192.0.2.1', by('lo'), policy('in'))).toEqual(['ipsec', 'ipsec'])
-    expect(stopped('10.5.1.2', '198.51.100.1', by('eth0', '192.0.2.254'), { ...MASQ, ...policy('fwd') })).toEqual(['ipsec'])
+    expect(stopped('10.5.1.2', '198.51.100.1', by('eth0', '192.0.2.254'), { ...MASQ, ...policy('fwd') })).toEqual([
+      'ipsec',
+    ])
   })
 
   it('are named, and may get their keys later', () => {
     expect(of('ipsec', policy('fwd'))).toEqual([
       'ipsec false: packets from 10.5.1.2 to 10.5.2.2: the IPsec policy "src 0.0.0.0/0 dst 0.0.0.0/0 dir fwd action block"',
     ])
-    const template = { family: 'ipv4', source: 1, destination: 2, protocol: 50, requestId: 1, mode: 1, isOptional: false } as const
+    const template = {
+      family: 'ipv4',
+      source: 1,
+      destination: 2,
+      protocol: 50,
+      requestId: 1,
+      mode: 1,
+      isOptional: false,
+    } as const
     expect(stopped(...OUT, policy('fwd', { isBlock: false, templates: [template] }))).toEqual(['ipsec?'])
   })
 })
 
 it('says of an answer that a firewall may accept it although it drops first packets', () => {
   const iptables = '-P FORWARD DROP\n-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT'
-  const question = { source: ip('10.5.2.2'), destination: ip('10.5.1.2'), status, facts: { ...sound, iptables }, route: by('cni0') }
+  const question = {
+    source: ip('10.5.2.2'),
+    destination: ip('10.5.1.2'),
+    status,
+    facts: { ...sound, iptables },
+    route: by('cni0'),
+  }
   const firewall = (isAnswer: boolean) =>
     explain({ ...question, isAnswer })
       .filter(({ says: text }) => text.startsWith('FORWARD'))

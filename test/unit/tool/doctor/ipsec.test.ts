@@ -54,22 +54,30 @@ describe('a policy that drops packets of the network', () => {
     [
       'blocks all forwarded packets',
       [policy('fwd', ALL, ALL)],
-      ['ipsec-blocked: packets from 10.5.1.2 to 10.5.2.2: the IPsec policy "src 0.0.0.0/0 dst 0.0.0.0/0 dir fwd action block"'],
+      [
+        'ipsec-blocked: packets from 10.5.1.2 to 10.5.2.2: the IPsec policy "src 0.0.0.0/0 dst 0.0.0.0/0 dir fwd action block"',
+      ],
     ],
     [
       'blocks packets from the tunnel to containers',
       [policy('fwd', ALL, '10.5.1.0/24')],
-      ['ipsec-blocked: packets from 10.5.2.2 to 10.5.1.2: the IPsec policy "src 0.0.0.0/0 dst 10.5.1.0/24 dir fwd action block"'],
+      [
+        'ipsec-blocked: packets from 10.5.2.2 to 10.5.1.2: the IPsec policy "src 0.0.0.0/0 dst 10.5.1.0/24 dir fwd action block"',
+      ],
     ],
     [
       'blocks packets out of the tunnel device',
       [policy('out', NET, NET)],
-      ['ipsec-blocked: packets from 10.5.1.2 to 10.5.2.2: the IPsec policy "src 10.5.0.0/16 dst 10.5.0.0/16 dir out action block"'],
+      [
+        'ipsec-blocked: packets from 10.5.1.2 to 10.5.2.2: the IPsec policy "src 10.5.0.0/16 dst 10.5.0.0/16 dir out action block"',
+      ],
     ],
     [
       'blocks the datagrams of the backend',
       [policy('in', '192.0.2.0/24', '192.0.2.1/32', { protocol: 17 })],
-      ['ipsec-blocked: packets from 192.0.2.2 to 192.0.2.1: the IPsec policy "src 192.0.2.0/24 dst 192.0.2.1/32 proto 17 dir in action block"'],
+      [
+        'ipsec-blocked: packets from 192.0.2.2 to 192.0.2.1: the IPsec policy "src 192.0.2.0/24 dst 192.0.2.1/32 proto 17 dir in action block"',
+      ],
     ],
     [
       'demands keys that this host does not have',
@@ -118,14 +126,26 @@ it.each<[string, Partial<IpsecFacts>]>([
   ['is for other networks', { policies: [policy('fwd', ALL, '10.6.0.0/16'), policy('out', '10.6.0.0/16', ALL)] }],
   ['is for the other family', { policies: [policy('fwd', '::/0', '::/0')] }],
   ['allows packets', { policies: [policy('fwd', ALL, ALL, allow)] }],
-  ['comes after one that allows packets', { policies: [policy('fwd', ALL, ALL, { priority: 2 }), policy('fwd', ALL, ALL, allow)] }],
-  ['is younger than one with the same priority', { policies: [policy('fwd', ALL, ALL, allow), policy('fwd', ALL, ALL)] }],
-  ['is for another protocol than that of the backend', { policies: [policy('in', '192.0.2.0/24', ALL, { protocol: 6 })] }],
+  [
+    'comes after one that allows packets',
+    { policies: [policy('fwd', ALL, ALL, { priority: 2 }), policy('fwd', ALL, ALL, allow)] },
+  ],
+  [
+    'is younger than one with the same priority',
+    { policies: [policy('fwd', ALL, ALL, allow), policy('fwd', ALL, ALL)] },
+  ],
+  [
+    'is for another protocol than that of the backend',
+    { policies: [policy('in', '192.0.2.0/24', ALL, { protocol: 6 })] },
+  ],
   ['is for marked packets', { policies: [policy('fwd', ALL, ALL, { mark: 5 })] }],
   ['is for the packets of an xfrm interface', { policies: [policy('fwd', ALL, ALL, { interfaceId: 5 })] }],
   ['is for packets to another interface', { policies: [policy('fwd', ALL, ALL, { deviceIndex: 77 })] }],
   ['has its keys', { policies: [policy('fwd', ALL, ALL, keyed)], states: [template()] }],
-  ['demands no keys', { policies: [policy('fwd', ALL, ALL, { isBlock: false, templates: [template({ isOptional: true })] })] }],
+  [
+    'demands no keys',
+    { policies: [policy('fwd', ALL, ALL, { isBlock: false, templates: [template({ isOptional: true })] })] },
+  ],
   [
     'does not apply to these interfaces',
     {
@@ -145,7 +165,9 @@ it('compares all parts of a template with the keys', () => {
       states: [template(state)],
     }).length
   const other = parseAddress('192.0.2.9')!
-  expect([{ requestId: 8 }, { mode: 0 }, { protocol: 51 }, { source: other }, { destination: other }].map((one) => by(one))).toEqual([1, 1, 1, 1, 1])
+  expect(
+    [{ requestId: 8 }, { mode: 0 }, { protocol: 51 }, { source: other }, { destination: other }].map((one) => by(one)),
+  ).toEqual([1, 1, 1, 1, 1])
   expect(by({ source: other, requestId: 8 }, { source: 0, requestId: 0 })).toBe(0)
   expect(by({ source: other, mode: 0 }, { mode: 0 })).toBe(0)
 })
@@ -159,7 +181,9 @@ it('does not report the policies of the backend ipsec, unless another backend ru
   expect(found({ policies }, { status: ipsecStatus })).toEqual([])
   expect(names({ policies })).toEqual(['ipsec-blocked', 'ipsec-blocked'])
   // A policy of another program that precedes them is a fault.
-  expect(names({ policies: [policy('fwd', ALL, ALL), ...policies] }, { status: ipsecStatus })).toEqual(['ipsec-blocked'])
+  expect(names({ policies: [policy('fwd', ALL, ALL), ...policies] }, { status: ipsecStatus })).toEqual([
+    'ipsec-blocked',
+  ])
 })
 
 it('knows whether this host drops its own packets to other nodes', () => {

@@ -67,7 +67,11 @@ const ASK: Readonly<Record<Shell, string>> = {
 }
 
 /** Returns the completions of a shell for these command lines. `words` follow the shell on the command line of `weft completion`. */
-async function complete(shell: Shell, lines: readonly string[], ...words: readonly string[]): Promise<Record<string, readonly string[]>> {
+async function complete(
+  shell: Shell,
+  lines: readonly string[],
+  ...words: readonly string[]
+): Promise<Record<string, readonly string[]>> {
   const folder = mkdtempSync(join(tmpdir(), 'weft-complete-'))
   try {
     writeFileSync(join(folder, 'completion'), (await weft(['completion', shell, ...words])).out)
