@@ -22,6 +22,7 @@ import type { Facts } from './facts.ts'
 import { walkFilter } from './filter-walk.ts'
 import { portPacket, sentBack } from './firewall.ts'
 import { datagramFlow, forwardedFlows, ipsecDrop, type Flow } from './ipsec.ts'
+import { unaddressedBridges } from './links.ts'
 import { readRuleset } from './nft-walk.ts'
 import { hasOneRoute, isOnlyRouteMissing } from './routes.ts'
 import {
@@ -31,6 +32,7 @@ import {
   networksOf,
   outerIn,
   outersIn,
+  ownSides,
   sideIn,
   subnetText,
   type SeenSide,
@@ -228,7 +230,8 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
   const { dataPath } = status
   const { family } = peer
   const steps: Step[] = []
-  if (from.kind !== 'host') steps.push(forwarding(facts, family), ...forwarded(question, true))
+  if (from.kind !== 'host')
+    steps.push(...atBridge(question, from), forwarding(facts, family), ...forwarded(question, true))
   const isRouted = peer.way === 'direct' || kindOf(status.config?.backendType ?? '')?.probe === 'host'
   const isToHost = isRouted && route?.gateway !== undefined && parseAddress(route.gateway) === peer.publicIp
   const isRight = route !== undefined && (isOwnDevice(status, family, route.device) || isToHost)
@@ -321,6 +324,15 @@ function forwarding({ isForwarding, isForwardingIpv6 }: Facts, family: Family): 
       ? ['net.ipv4.ip_forward', isForwarding]
       : ['net.ipv6.conf.all.forwarding', isForwardingIpv6 !== false]
   return { step: 'forwarding', passes: is, says: `${name} is ${is ? 1 : 0}` }
+}
+
+/** Returns a step if the packets of containers do not leave their bridge, because it lacks the address of their gateway. */
+function atBridge({ source, status, facts }: Question, from: Side): Step[] {
+  if (from.kind !== 'here') return []
+  const sides = ownSides(status).filter(({ family }) => family === familyOf(source))
+  return sides
+    .flatMap((side) => unaddressedBridges(side, facts))
+    .map(({ detail }) => ({ step: 'gateway', passes: false, says: detail }))
 }
 
 /** Returns a step if IPsec policies drop one of the packets; else an empty list. */
@@ -433,6 +445,7 @@ function away(question: Question, from: Side): Step[] {
   const { source, facts, route } = question
   const isTranslated = isMasqueraded(facts) && from.kind !== 'host'
   return [
+    ...atBridge(question, from),
     ...(from.kind === 'host' ? [] : [forwarding(facts, familyOf(source)), ...forwarded(question, true)]),
     ...byIpsec(facts, leavingFlows(question, from)),
     {

@@ -78,8 +78,8 @@ function dropsIn(facts: Facts): readonly Drop[] {
 }
 
 /**
- * Returns true if a policy of another program exists. With the backend ipsec the policies of weftd and flanneld are no
- * fault, and the finding `peers-without-keys` reports missing keys. With another backend such policies are leftovers.
+ * Returns true if a policy of another program exists. With the backend ipsec, policies of weftd and flanneld are
+ * right, and the finding `peers-without-keys` reports missing keys. With another backend such policies are leftovers.
  */
 const concerns = ({ policies, blockedByDefault }: IpsecSetup, status: Status): boolean =>
   blockedByDefault.length > 0 || policies.some((policy) => !isRight(policy, status))

@@ -131,13 +131,14 @@ function unroutedBridges({ family, subnet }: OwnSide, { links, routes }: Facts):
  * Finds the bridges that lack the address of the containers' gateway, so that the containers reach no other host. If
  * weft doctor sees no container with a gateway in the subnet, finds only bridges of containers without any address.
  */
-function unaddressedBridges({ family, subnet }: OwnSide, facts: Facts): readonly Finding[] {
+export function unaddressedBridges({ family, subnet }: OwnSide, facts: Facts): readonly Finding[] {
   const { status, links, routes, gateways = [] } = facts
   const others = links.filter(({ name }) => !(status && isOwnDevice(status, family, name)))
-  const addressesIn = (link: Link): readonly Address[] => givenTo(link).filter((each) => familyOf(each) === family)
+  const addressesIn = (link: Link): readonly Address[] =>
+    givenTo(link).filter((address) => familyOf(address) === family)
   const all = others.flatMap(addressesIn)
   const first = firstOf(subnet)
-  const missing = gateways.filter((each) => netContains(subnet, each) && !all.includes(each))
+  const missing = gateways.filter((address) => netContains(subnet, address) && !all.includes(address))
   const bridges = others.filter(
     ({ type, master, index }) =>
       type === 'bridge' && master === 0 && links.some((port) => port.master === index && port.type === 'veth'),

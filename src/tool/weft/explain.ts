@@ -67,7 +67,7 @@ export const explainCommand = command({
   },
 })
 
-/** What this host does with the packets of one direction. */
+/** The explanation of a packet: its direction and its steps. */
 interface Way {
   readonly from: string
   readonly to: string

@@ -358,8 +358,8 @@ describe('the queries for each family, and to the kernel', () => {
 
 describe('a policy rule that diverts packets of containers, beside a data path without encryption', () => {
   it('is logged once when it comes and once when it goes', async () => {
-    const lines: string[] = []
-    const add = (line: string): void => void lines.push(line)
+    const said: string[] = []
+    const add = (line: string): void => void said.push(line)
     const leaseOf = (number: number): Lease => ({
       key: `10.5.${number}.0-24`,
       subnet: netsOf([parseNet(`10.5.${number}.0/24`)!]),
@@ -392,7 +392,7 @@ describe('a policy rule that diverts packets of containers, beside a data path w
       await clearLeftovers(node)
       await clearLeftovers(node)
     }
-    expect(lines).toEqual([
+    expect(said).toEqual([
       'Packets to other nodes bypass the data path by policy routing rules that others made: from cni0 to eth0 (such as those for 10.5.2.0/24); leave the network out of these rules (`ip rule`) unless that is wanted',
       'Policy routing rules no longer divert packets to other nodes: from cni0 to eth0 (such as those for 10.5.2.0/24)',
     ])

@@ -659,3 +659,16 @@ it('knows the direction of a packet, and whether weft can explain the answer', (
   expect(about('198.51.100.1', '10.5.1.2')).toBe('in false')
   expect(about('172.31.0.7', '10.5.2.2')).toBe('out false')
 })
+
+it('stops packets of containers at a bridge without the address of the gateway', () => {
+  const links = [
+    { ...sound.links[0]!, index: 2 },
+    { ...sound.links[1]!, index: 7, type: 'bridge', addresses: { ipv4: [linkAddress(ip('10.5.1.77'), 24)], ipv6: [] } },
+    { ...sound.links[2]!, index: 8, name: 'veth1', type: 'veth', master: 7, addresses: { ipv4: [], ipv6: [] } },
+  ]
+  const facts = { ...MASQ, links, gateways: [ip('10.5.1.1')] }
+  expect(stopped('10.5.1.2', '10.5.2.2', by('flannel0'), facts)).toEqual(['gateway'])
+  expect(stopped('10.5.1.2', '198.51.100.1', by('eth0', '192.0.2.254'), facts)).toEqual(['gateway'])
+  expect(stopped('192.0.2.1', '10.5.2.2', by('flannel0'), facts)).toEqual([])
+  expect(stopped('10.5.1.2', '10.5.2.2', by('flannel0'), { ...facts, gateways: [] })).toEqual([])
+})
