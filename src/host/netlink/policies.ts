@@ -97,8 +97,6 @@ export function policiesIn(messages: Iterable<ReceivedMessage>): IpsecPolicy[] {
     const destination = netAt(message, AT.destination, family, message.u8(AT.destinationLength))
     if (!source || !destination) continue
     const attributes = message.attributes(POLICY_BYTES)
-    const mark = attributes.bytes(XFRMA.MARK)
-    const [value, mask] = mark ? [new ReceivedMessage(0, 0, mark)].flatMap((each) => [each.u32(0), each.u32(4)]) : []
     policies.push({
       direction,
       family,
@@ -107,7 +105,7 @@ export function policiesIn(messages: Iterable<ReceivedMessage>): IpsecPolicy[] {
       protocol: message.u8(AT.protocol),
       hasPorts: message.body.subarray(AT.ports, AT.ports + PORTS_BYTES).some((byte) => byte !== 0),
       deviceIndex: message.u32(AT.device),
-      mark: mask ? value : undefined,
+      mark: markIn(attributes.bytes(XFRMA.MARK)),
       interfaceId: attributes.u32(XFRMA.INTERFACE_ID) ?? 0,
       isBlock: message.u8(AT.action) === BLOCK,
       priority: message.u32(AT.priority),
@@ -115,6 +113,12 @@ export function policiesIn(messages: Iterable<ReceivedMessage>): IpsecPolicy[] {
     })
   }
   return policies.toReversed()
+}
+
+/** Reads a `struct xfrm_mark`, which has a mark and a mask. Returns undefined if the mask is 0. */
+function markIn(bytes: Buffer = Buffer.alloc(0)): number | undefined {
+  const message = new ReceivedMessage(0, 0, bytes)
+  return message.u32(U32_BYTES) === 0 ? undefined : message.u32(0)
 }
 
 function templatesIn(bytes: Buffer = Buffer.alloc(0)): IpsecTemplate[] {

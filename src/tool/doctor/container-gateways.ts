@@ -18,10 +18,10 @@ export async function containerGateways(): Promise<readonly Address[]> {
     if (!/^\d+$/.test(name)) continue
     const namespace = await unlessGone(readlink(`/proc/${name}/ns/net`))
     if (namespace === undefined || seen.has(namespace)) continue
-    seen.add(namespace)
     const texts = await Promise.all(
       ['route', 'ipv6_route'].map((file) => unlessGone(readFile(`/proc/${name}/net/${file}`, 'utf8'))),
     )
+    if (texts.some((text) => text !== undefined)) seen.add(namespace)
     for (const gateway of [...ipv4GatewaysIn(texts[0] ?? ''), ...ipv6GatewaysIn(texts[1] ?? '')]) found.add(gateway)
   }
   return [...found]

@@ -61,28 +61,30 @@ export const blocksSending = (facts: Facts): boolean =>
 
 const nameOf = ({ isCertain }: Drop) => (isCertain ? 'ipsec-blocked' : 'ipsec-unkeyed')
 
-/** Lists the packets between this node and its peers that IPsec policies drop, the first packet of each policy. */
+/**
+ * Lists the packets between this node and its peers that IPsec policies drop, the first packet of each policy. With the
+ * backend ipsec, policies of weftd and flanneld are right, and the finding `peers-without-keys` reports missing keys.
+ * With another backend such policies are leftovers.
+ */
 function dropsIn(facts: Facts): readonly Drop[] {
   const { status, ipsec } = facts
-  if (!status || !ipsec || !concerns(ipsec, status)) return []
-  const drops = ownSides(status).flatMap((side) =>
-    peersOf(side, status).flatMap((peer) => flowsOf(side, peer, status, facts.links)),
-  )
+  if (!status || !ipsec) return []
+  // A host with the backend ipsec has several right policies for each peer. So first look for packets to which a policy of
+  // another program applies.
+  const others = ipsec.policies.filter((policy) => !isRight(policy, status))
+  const isConcerned = (flow: Flow): boolean =>
+    ipsec.blockedByDefault.includes(flow.direction) ||
+    others.some((policy) => policy.direction === flow.direction && covers(policy, flow))
   const found = new Map<IpsecPolicy | IpsecDirection, Drop>()
-  for (const flow of drops)
-    for (const drop of dropsOf(flow, ipsec, status, facts.links)) {
-      const key = drop.policy ?? drop.flow.direction
-      if (!found.has(key)) found.set(key, drop)
-    }
+  for (const side of ownSides(status))
+    for (const peer of peersOf(side, status))
+      for (const flow of flowsOf(side, peer, status, facts.links).filter(isConcerned))
+        for (const drop of dropsOf(flow, ipsec, status, facts.links)) {
+          const key = drop.policy ?? flow.direction
+          if (!found.has(key)) found.set(key, drop)
+        }
   return [...found.values()]
 }
-
-/**
- * Returns true if a policy of another program exists. With the backend ipsec, policies of weftd and flanneld are
- * right, and the finding `peers-without-keys` reports missing keys. With another backend such policies are leftovers.
- */
-const concerns = ({ policies, blockedByDefault }: IpsecSetup, status: Status): boolean =>
-  blockedByDefault.length > 0 || policies.some((policy) => !isRight(policy, status))
 
 const isRight = (policy: IpsecPolicy, { config }: Status): boolean =>
   config?.backendType === 'ipsec' &&
@@ -159,10 +161,12 @@ function dropsOf(flow: Flow, { policies, ...rest }: IpsecFacts, status: Status, 
     : drops
 }
 
+const covers = ({ source, destination }: IpsecPolicy, flow: Flow): boolean =>
+  netContains(source, flow.source) && netContains(destination, flow.destination)
+
 /** Returns true if the policy matches at least some packets of the flow, which have no mark. */
 const isFor = (policy: IpsecPolicy, flow: Flow, index: number | undefined): boolean =>
-  netContains(policy.source, flow.source) &&
-  netContains(policy.destination, flow.destination) &&
+  covers(policy, flow) &&
   (policy.protocol === 0 || flow.protocol === undefined || policy.protocol === flow.protocol) &&
   (policy.deviceIndex === 0 || policy.deviceIndex === index) &&
   (policy.mark ?? 0) === 0 &&
