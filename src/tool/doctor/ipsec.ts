@@ -4,7 +4,7 @@
 // The kernel applies IPsec policies to all packets, also to those that weft's tunnel carries: to a forwarded packet first
 // the policies `fwd`, and then the policies `out`.
 
-import type { IpsecDirection, IpsecPolicy, IpsecSetup, IpsecTemplate, Link } from '../../host/kernel.ts'
+import type { IpsecDirection, IpsecPolicy, IpsecTemplate, Link } from '../../host/kernel.ts'
 import {
   familyOf,
   FAMILY_NAMES,
