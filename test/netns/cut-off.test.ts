@@ -187,7 +187,7 @@ it.for(FAULTS)('finds $what', async ({ family, finds, detail, stops, breaks, rep
   skip(isLacking, `the kernel or iproute2 lacks IPsec: ${broken.stderr.trim()}`)
   expect(broken).toMatchObject({ code: 0 })
   try {
-    // The container may know the gateway's link-layer address from before the fault.
+    // Otherwise the container may send to the link-layer address of the gateway that the container learned earlier.
     await here.output(['ip', 'neigh', 'flush', 'all'])
     const ping = await here.run(['ping', '-n', '-c', '2', '-i', '0.2', '-W', '1', addressOf(there, family)])
     expect(ping.stdout).toContain('100% packet loss')

@@ -3,7 +3,7 @@
 
 import { readdir, readFile, readlink } from 'node:fs/promises'
 import { endianness } from 'node:os'
-import type { Address } from '../../net/address.ts'
+import { addressKey, type Address, type AddressKey } from '../../net/address.ts'
 import { parseIpv6 } from '../../net/ipv6.ts'
 
 /**
@@ -13,7 +13,7 @@ import { parseIpv6 } from '../../net/ipv6.ts'
 export async function containerGateways(): Promise<readonly Address[]> {
   const unlessGone = <T>(work: Promise<T>): Promise<T | undefined> => work.catch(() => undefined)
   const seen = new Set([await unlessGone(readlink('/proc/self/ns/net'))])
-  const found = new Set<Address>()
+  const found = new Map<AddressKey, Address>()
   for (const name of await readdir('/proc')) {
     if (!/^\d+$/.test(name)) continue
     const namespace = await unlessGone(readlink(`/proc/${name}/ns/net`))
@@ -22,9 +22,10 @@ export async function containerGateways(): Promise<readonly Address[]> {
       ['route', 'ipv6_route'].map((file) => unlessGone(readFile(`/proc/${name}/net/${file}`, 'utf8'))),
     )
     if (texts.some((text) => text !== undefined)) seen.add(namespace)
-    for (const gateway of [...ipv4GatewaysIn(texts[0] ?? ''), ...ipv6GatewaysIn(texts[1] ?? '')]) found.add(gateway)
+    for (const gateway of [...ipv4GatewaysIn(texts[0] ?? ''), ...ipv6GatewaysIn(texts[1] ?? '')])
+      found.set(addressKey(gateway), gateway)
   }
-  return [...found]
+  return [...found.values()]
 }
 
 /** The flag of a route that leads to a gateway (RTF_GATEWAY in linux/route.h). */
