@@ -48,7 +48,7 @@ async function areWell(): Promise<void> {
     await eventually(async () => expect((await statusOf(host)).peers).toMatchObject({ stored: 1, answering: 1 }))
 }
 
-/** Returns the steps at which the packet and its answer stop, such as `out ipsec`. */
+/** Returns the steps at which the packet and its answer stop, such as `out policy`. */
 async function stopped(family: Family): Promise<{ readonly code: number | null; readonly at: string[] }> {
   const words = ['explain', addressOf(here, family), addressOf(there, family), '--json']
   const { code, stdout } = await weft(first, words)
@@ -77,7 +77,7 @@ const FAULTS: readonly Fault[] = [
     finds: ['ipsec-blocked'],
     detail:
       /^packets from 10\.5\.\S+ to 10\.5\.\S+: the IPsec policy "src 0\.0\.0\.0\/0 dst 0\.0\.0\.0\/0 dir fwd action block"$/,
-    stops: ['out ipsec', 'in ipsec'],
+    stops: ['out policy', 'in policy'],
     breaks: 'ip xfrm policy add dir fwd action block',
     repairs: 'ip xfrm policy delete src 0.0.0.0/0 dst 0.0.0.0/0 dir fwd',
   },
@@ -87,7 +87,7 @@ const FAULTS: readonly Fault[] = [
     finds: ['ipsec-blocked'],
     detail:
       /^packets from fd00:5\S+ to fd00:5\S+: the IPsec policy "src fd00:5::\/48 dst fd00:5\S+\/64 dir fwd action block"$/,
-    stops: ['in ipsec'],
+    stops: ['in policy'],
     breaks: 'ip -6 xfrm policy add src fd00:5::/48 dst OWN6 dir fwd action block',
     repairs: 'ip -6 xfrm policy delete src fd00:5::/48 dst OWN6 dir fwd',
   },
@@ -96,7 +96,7 @@ const FAULTS: readonly Fault[] = [
     family: 'ipv4',
     finds: ['ipsec-blocked'],
     detail: /the IPsec policy "src 10\.5\.\S+\/32 dst 10\.5\.0\.0\/16 dir out action block"$/,
-    stops: ['out ipsec'],
+    stops: ['out policy'],
     breaks: 'ip xfrm policy add src POD dst 10.5.0.0/16 dir out action block',
     repairs: 'ip xfrm policy delete src POD dst 10.5.0.0/16 dir out',
   },
@@ -105,7 +105,7 @@ const FAULTS: readonly Fault[] = [
     family: 'ipv4',
     finds: ['ipsec-blocked'],
     detail: /dir fwd tmpl src 192\.168\.77\.2 dst 192\.168\.77\.1", for which this host has no keys/,
-    stops: ['in ipsec'],
+    stops: ['in policy'],
     breaks:
       'ip xfrm policy add src 10.5.0.0/16 dst OWN dir fwd tmpl src 192.168.77.2 dst 192.168.77.1 proto esp mode tunnel',
     repairs: 'ip xfrm policy delete src 10.5.0.0/16 dst OWN dir fwd',
@@ -115,7 +115,7 @@ const FAULTS: readonly Fault[] = [
     family: 'ipv6',
     finds: ['ipsec-blocked'],
     detail: /: the default IPsec policy for fwd$/,
-    stops: ['out ipsec', 'in ipsec'],
+    stops: ['out policy', 'in policy'],
     breaks: 'ip xfrm policy setdefault fwd block',
     repairs: 'ip xfrm policy setdefault fwd accept',
   },

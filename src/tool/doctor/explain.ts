@@ -338,7 +338,7 @@ function atBridge({ source, status, facts }: Question, from: Side): Step[] {
 /** Returns a step if IPsec policies drop one of the packets; else an empty list. */
 function byIpsec(facts: Facts, flows: readonly Flow[]): Step[] {
   const drop = ipsecDrop(facts, flows)
-  return drop ? [{ step: 'ipsec', passes: drop.isCertain ? false : undefined, says: drop.says }] : []
+  return drop ? [{ step: 'policy', passes: drop.isCertain ? false : undefined, says: drop.says }] : []
 }
 
 /** Returns the packet for the IPsec policies of a packet from this host, or of one that this host forwards. */

@@ -202,15 +202,15 @@ export const FINDINGS = {
     check: 'firewall',
     level: 'failure',
     means:
-      'an IPsec policy (`ip xfrm policy`) of another program drops packets between this node and other nodes: the policy blocks the packets, or demands keys that this host does not have',
-    fix: 'configure the program that made the policy, such as strongSwan or Libreswan, to leave out the network and the hosts of the nodes, or delete the policy with `ip xfrm policy delete`',
+      'an IPsec policy (`ip xfrm policy`) drops packets to or from other nodes: the policy blocks the packets, or demands keys that this host lacks',
+    fix: 'configure the program of the policy, such as strongSwan, to leave out the network, or delete the policy',
   },
   'ipsec-unkeyed': {
     check: 'firewall',
     level: 'warning',
     means:
-      'an IPsec policy (`ip xfrm policy`) of another program demands keys for packets between this node and other nodes, and this host has no such keys: unless the program of the policy gets the keys when the kernel requests them, the kernel drops these packets',
-    fix: 'check with `ip xfrm state` and in the log of the program that made the policy, such as strongSwan or Libreswan, whether the program gets the keys; if the program should not protect these packets, configure the program to leave out the network and the hosts of the nodes',
+      'an IPsec policy demands keys that this host lacks: the kernel drops packets to or from other nodes until a program gets the keys',
+    fix: 'read the log of the program of the policy, such as strongSwan, or configure the program to leave out the network',
   },
   'foreign-route': {
     check: 'routes',
@@ -427,9 +427,8 @@ export const FINDINGS = {
   'bridge-unaddressed': {
     check: 'containers',
     level: 'failure',
-    means:
-      "a bridge of containers lacks the address of the containers' gateway: packets of the containers do not leave the bridge, so the containers reach no other host",
-    fix: 'give the bridge the first address of the subnet again (`FLANNEL_SUBNET` or `FLANNEL_IPV6_SUBNET` in subnet.env): `ip address add ADDRESS dev BRIDGE`, or delete the bridge and restart its containers',
+    means: "a bridge lacks the address of the containers' gateway: packets of the containers do not leave the bridge",
+    fix: 'give the bridge the first address of the subnet again (`ip address add`), or delete the bridge and restart its containers',
   },
   'subnet-env-wrong': {
     check: 'containers',

@@ -16,7 +16,7 @@ import {
   type Family,
   type Net,
 } from '../../net/address.ts'
-import { IPSEC_ALLOW_PRIORITY, IPSEC_BLOCK_PRIORITY, IPSEC_REQUEST_ID } from '../../path/catalog.ts'
+import { IPSEC_ALLOW_PRIORITY, IPSEC_BLOCK_PRIORITY, IPSEC_REQUEST_ID, kindOf } from '../../path/catalog.ts'
 import type { Status } from '../../report/status.ts'
 import type { FilteredPacket } from './chain-walk.ts'
 import type { Facts } from './facts.ts'
@@ -87,7 +87,7 @@ function dropsIn(facts: Facts): readonly Drop[] {
 }
 
 const isRight = (policy: IpsecPolicy, { config }: Status): boolean =>
-  config?.backendType === 'ipsec' &&
+  kindOf(config?.backendType ?? '')?.outside?.protocol === 'esp' &&
   (policy.priority === IPSEC_ALLOW_PRIORITY ||
     policy.priority === IPSEC_BLOCK_PRIORITY ||
     policy.templates.some(({ requestId }) => requestId === IPSEC_REQUEST_ID))

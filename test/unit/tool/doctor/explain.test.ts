@@ -596,23 +596,23 @@ describe('the IPsec policies of other programs', () => {
   it('stop packets of containers and of this host, in each direction', () => {
     const OUTWARD = ['10.5.1.2', '10.5.2.2', by('flannel0')] as const
     const INWARD = ['10.5.2.2', '10.5.1.2', by('cni0')] as const
-    expect(stopped(...OUTWARD, policy('fwd'))).toEqual(['ipsec'])
-    expect(stopped(...OUTWARD, policy('out'))).toEqual(['ipsec'])
+    expect(stopped(...OUTWARD, policy('fwd'))).toEqual(['policy'])
+    expect(stopped(...OUTWARD, policy('out'))).toEqual(['policy'])
     expect(stopped(...OUTWARD, policy('in'))).toEqual([])
     expect(stopped(...OUTWARD, policy('fwd', own))).toEqual([])
-    expect(stopped(...INWARD, policy('fwd', own))).toEqual(['ipsec'])
-    expect(stopped(...INWARD, policy('in'))).toEqual(['ipsec']) // the datagram
+    expect(stopped(...INWARD, policy('fwd', own))).toEqual(['policy'])
+    expect(stopped(...INWARD, policy('in'))).toEqual(['policy']) // the datagram
     expect(stopped('192.0.2.1', '10.5.2.2', by('flannel0'), policy('fwd'))).toEqual([])
-    expect(stopped('192.0.2.1', '10.5.2.2', by('flannel0'), policy('out'))).toEqual(['ipsec'])
-    expect(stopped('10.5.2.2', '192.0.2.1', by('lo'), policy('in'))).toEqual(['ipsec', 'ipsec'])
+    expect(stopped('192.0.2.1', '10.5.2.2', by('flannel0'), policy('out'))).toEqual(['policy'])
+    expect(stopped('10.5.2.2', '192.0.2.1', by('lo'), policy('in'))).toEqual(['policy', 'policy'])
     expect(stopped('10.5.1.2', '198.51.100.1', by('eth0', '192.0.2.254'), { ...MASQ, ...policy('fwd') })).toEqual([
-      'ipsec',
+      'policy',
     ])
   })
 
   it('are named, and may get their keys later', () => {
-    expect(of('ipsec', policy('fwd'))).toEqual([
-      'ipsec false: packets from 10.5.1.2 to 10.5.2.2: the IPsec policy "src 0.0.0.0/0 dst 0.0.0.0/0 dir fwd action block"',
+    expect(of('policy', policy('fwd'))).toEqual([
+      'policy false: packets from 10.5.1.2 to 10.5.2.2: the IPsec policy "src 0.0.0.0/0 dst 0.0.0.0/0 dir fwd action block"',
     ])
     const template = {
       family: 'ipv4',
@@ -623,7 +623,7 @@ describe('the IPsec policies of other programs', () => {
       mode: 1,
       isOptional: false,
     } as const
-    expect(stopped(...OUT, policy('fwd', { isBlock: false, templates: [template] }))).toEqual(['ipsec?'])
+    expect(stopped(...OUT, policy('fwd', { isBlock: false, templates: [template] }))).toEqual(['policy?'])
   })
 })
 
