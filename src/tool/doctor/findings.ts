@@ -202,7 +202,7 @@ export const FINDINGS = {
     check: 'firewall',
     level: 'failure',
     means:
-      'an IPsec policy (`ip xfrm policy`) drops packets to or from other nodes: the policy blocks the packets, or demands keys that this host lacks',
+      'an IPsec policy (`ip xfrm policy`) blocks packets to or from other nodes, or demands keys that this host lacks',
     fix: 'configure the program of the policy, such as strongSwan, to leave out the network, or delete the policy',
   },
   'ipsec-unkeyed': {
@@ -210,7 +210,7 @@ export const FINDINGS = {
     level: 'warning',
     means:
       'an IPsec policy demands keys that this host lacks: the kernel drops packets to or from other nodes until a program gets the keys',
-    fix: 'read the log of the program of the policy, such as strongSwan, or configure the program to leave out the network',
+    fix: 'read the log of the program of the policy, or configure the program to leave out the network',
   },
   'foreign-route': {
     check: 'routes',
@@ -428,7 +428,7 @@ export const FINDINGS = {
     check: 'containers',
     level: 'failure',
     means: "a bridge lacks the address of the containers' gateway: packets of the containers do not leave the bridge",
-    fix: 'give the bridge the first address of the subnet again (`ip address add`), or delete the bridge and restart its containers',
+    fix: 'give the bridge the first address of the subnet, or delete the bridge and restart its containers',
   },
   'subnet-env-wrong': {
     check: 'containers',
