@@ -209,8 +209,8 @@ export const FINDINGS = {
     check: 'firewall',
     level: 'warning',
     means:
-      'an IPsec policy demands keys that this host lacks: the kernel drops packets to or from other nodes until a program gets the keys',
-    fix: 'read the log of the program of the policy, or configure the program to leave out the network',
+      'an IPsec policy demands keys that this host lacks: the kernel drops packets to or from other nodes until a program gets keys',
+    fix: 'read the log of the program of the policy, or let the program leave out the network',
   },
   'foreign-route': {
     check: 'routes',
