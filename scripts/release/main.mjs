@@ -155,8 +155,11 @@ try {
     'usr/share/man/man8/weft.8.gz': tool('man'),
     'usr/share/man/man8/weftd.8.gz': tool('man', 'weftd'),
     'usr/share/bash-completion/completions/weft': tool('completion', 'bash'),
+    'usr/share/bash-completion/completions/weftd': tool('completion', 'bash', 'weftd'),
     'usr/share/zsh/vendor-completions/_weft': tool('completion', 'zsh'),
+    'usr/share/zsh/vendor-completions/_weftd': tool('completion', 'zsh', 'weftd'),
     'usr/share/fish/vendor_completions.d/weft.fish': tool('completion', 'fish'),
+    'usr/share/fish/vendor_completions.d/weftd.fish': tool('completion', 'fish', 'weftd'),
     'usr/share/doc/weft/changelog.gz': read('CHANGELOG.md'),
     ...documents(root),
   }

@@ -243,6 +243,56 @@ export interface NftTable {
   readonly objects: number
 }
 
+/** The directions of packets for which the kernel has IPsec policies: to this host, from it, and forwarded by it. */
+export type IpsecDirection = 'in' | 'out' | 'fwd'
+
+/** The protection that a policy demands, or that a state (SA) gives: the ends of the tunnel and the kind of protection. */
+export interface IpsecTemplate {
+  readonly family: Family
+  /** The ends of the tunnel; 0 stands for any address. */
+  readonly source: Address
+  readonly destination: Address
+  /** The number of the protocol, such as 50 for ESP. */
+  readonly protocol: number
+  readonly requestId: number
+  /** The kernel's number of the mode: 0 for transport, 1 for tunnel. */
+  readonly mode: number
+  /** True if packets may pass without this protection (`level use`). */
+  readonly isOptional: boolean
+}
+
+/** An IPsec policy (ip-xfrm(8)): which packets the kernel drops, and which it lets pass only if they are protected. */
+export interface IpsecPolicy {
+  readonly direction: IpsecDirection
+  readonly family: Family
+  readonly source: Net
+  readonly destination: Net
+  /** The number of the IP protocol that the policy matches; 0 for every protocol. */
+  readonly protocol: number
+  /** True if the policy matches only packets with certain ports. */
+  readonly hasPorts: boolean
+  /** The index of the interface through which a packet must leave to match; 0 for every interface. */
+  readonly deviceIndex: number
+  /** The mark that a packet must have to match; undefined if the policy matches packets with any mark. */
+  readonly mark: number | undefined
+  /** The number of the xfrm interface to whose packets the policy applies; 0 for all other packets. */
+  readonly interfaceId: number
+  readonly isBlock: boolean
+  /** The kernel uses the matching policy with the lowest number. */
+  readonly priority: number
+  /** The protections that the policy demands; empty if matching packets pass unprotected. */
+  readonly templates: readonly IpsecTemplate[]
+}
+
+export interface IpsecSetup {
+  /** The policies in the order in which they were made. */
+  readonly policies: readonly IpsecPolicy[]
+  /** The states (SAs), which have the keys for the templates of the policies. */
+  readonly states: readonly IpsecTemplate[]
+  /** The directions in which the kernel drops packets that match no policy (`ip xfrm policy setdefault`). */
+  readonly blockedByDefault: readonly IpsecDirection[]
+}
+
 export interface NewDevice {
   readonly name: string
   readonly type: 'vxlan' | 'ipip' | 'wireguard' | 'veth' | 'bridge' | 'dummy'
@@ -400,6 +450,8 @@ export interface HostKernel {
    * kernel without IPsec.
    */
   hasIpsecPolicies(): Promise<boolean>
+  /** Lists the IPsec policies and the states, without their keys. All lists are empty on a kernel without IPsec. */
+  ipsec(): Promise<IpsecSetup>
   /**
    * Makes the changes in the given order, all of them even if one fails. Returns the error of each change, in the same
    * order, or undefined if the kernel accepted the change. An error has the code PERMISSION (EPERM), NO_DEVICE_TYPE

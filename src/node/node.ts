@@ -195,6 +195,8 @@ interface NodeState {
    * and the reason.
    */
   pastPath: readonly { readonly line: string; readonly what: string; readonly why: string }[]
+  /** The packets that policy rules of others divert from the data path, as text by sender and interface. */
+  diverted: ReadonlyMap<string, string>
   /** Settles when the firewall's rules were set for the first time, or could not be set. */
   raising: Promise<void>
   /** Why the last check could not set the firewall's rules; undefined if the rules are set. */
@@ -244,6 +246,7 @@ export function createNode(base: NodeBase, ownership = new Ownership(base.log)):
     memory: undefined,
     duplicate: undefined,
     pastPath: [],
+    diverted: new Map(),
     unforwarded: [],
     rulesTrouble: undefined,
     claimed: undefined,

@@ -568,3 +568,15 @@ export const isNamedBy = (pattern: string, name: string): boolean => {
  */
 export const hasBackendName = (device: string): boolean =>
   Object.values<Kind>(KINDS).some(({ devices }) => devices.some(([, pattern]) => isNamedBy(pattern, device)))
+
+/**
+ * flanneld's request id (pkg/backend/ipsec/ipsec_network.go), which connects the IPsec policies of the backend ipsec with
+ * charon's security associations.
+ */
+export const IPSEC_REQUEST_ID = 11
+/**
+ * The priorities of weftd's own IPsec policies. The kernel prefers the policy with the lower number, and the policies for
+ * peers have the priority 0. The numbers are unusual, so that weftd recognises its own policies after a restart.
+ */
+export const IPSEC_ALLOW_PRIORITY = 0x77_65_66_73
+export const IPSEC_BLOCK_PRIORITY = 0x77_65_66_74

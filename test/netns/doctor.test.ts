@@ -332,6 +332,13 @@ const BROKEN: readonly {
     repair: () => inShell(first, 'ip link set cni0 up'),
   },
   {
+    what: 'a bridge of containers without an address',
+    find: ['bridge-unaddressed'],
+    detail: /^cni0 does not have the address 10\.5\.\S+\.1, and has no other address$/,
+    break: () => inShell(first, 'ip address flush dev cni0'),
+    repair: () => inShell(first, `ip address add ${first.subnetEnv()['FLANNEL_SUBNET']} dev cni0`),
+  },
+  {
     what: 'subnets of two nodes across each other',
     find: ['subnet-twice', 'peer-silent'],
     break: async () => {

@@ -257,6 +257,26 @@ describe('the firewall', () => {
     skip(code !== 0, `no IPsec in the kernel: ${stderr.trim()}; npm run test:vm has one`)
     expect(await kernel.hasIpsecPolicies()).toBe(true)
     await eventually(() => expect(events).toEqual([{ of: 'ipsec policies' }]))
+    const { policies, states } = await kernel.ipsec()
+    expect([policies, states]).toEqual([
+      [
+        {
+          direction: 'out',
+          family: 'ipv4',
+          source: parseNet('10.5.1.0/24'),
+          destination: parseNet('10.5.2.0/24'),
+          protocol: 0,
+          hasPorts: false,
+          deviceIndex: 0,
+          mark: undefined,
+          interfaceId: 0,
+          isBlock: true,
+          priority: 0,
+          templates: [],
+        },
+      ],
+      [],
+    ])
     await ip(`xfrm policy delete ${policy}`)
     expect(await kernel.hasIpsecPolicies()).toBe(false)
     await eventually(() => expect(events).toHaveLength(2))

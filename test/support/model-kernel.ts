@@ -11,6 +11,7 @@ import type {
   Device,
   Forwarding,
   HostKernel,
+  IpsecSetup,
   KernelEvent,
   Link,
   LinkAddress,
@@ -291,6 +292,11 @@ export class ModelKernel implements HostKernel {
   async hasIpsecPolicies(): Promise<boolean> {
     this.#read('hasIpsecPolicies')
     return this.hasPolicies
+  }
+
+  async ipsec(): Promise<IpsecSetup> {
+    this.#read('ipsec')
+    return { policies: [], states: [], blockedByDefault: [] }
   }
 
   async change(changes: readonly Change[]): Promise<readonly (WeftError | undefined)[]> {

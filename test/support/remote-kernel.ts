@@ -42,6 +42,7 @@ export class RemoteKernel implements HostKernel {
   nftGeneration: HostKernel['nftGeneration'] = () => this.#call('nftGeneration', [])
   legacyTables: HostKernel['legacyTables'] = (...args) => this.#call('legacyTables', args)
   hasIpsecPolicies: HostKernel['hasIpsecPolicies'] = () => this.#call('hasIpsecPolicies', [])
+  ipsec: HostKernel['ipsec'] = () => this.#call('ipsec', [])
   wireguard = (): Promise<WireguardState> => Promise.reject(new Error('not supported'))
   /** Returns the CPU time and the memory that the kernel server has used. */
   usage = (): Promise<Usage> => this.#call('usage', [])

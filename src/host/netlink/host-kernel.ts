@@ -12,6 +12,7 @@ import type {
   Device,
   Forwarding,
   HostKernel,
+  IpsecSetup,
   Link,
   Neighbour,
   NftTable,
@@ -145,6 +146,21 @@ export class NetlinkKernel implements HostKernel {
     const [answer] = await this.#xfrm.exchange([countPolicies()])
     if (answer && isMissingProtocol(answer)) return false
     return hasPoliciesIn(messagesIn(await dataOf(answer, 'IPsec policies')))
+  }
+
+  async ipsec(): Promise<IpsecSetup> {
+    const { defaultsIn, getDefaults, listPolicies, listStates, policiesIn, statesIn } = await loadRest()
+    const [policies, states, defaults] = await this.#xfrm.exchange([listPolicies(), listStates(), getDefaults()])
+    if (policies && isMissingProtocol(policies)) return { policies: [], states: [], blockedByDefault: [] }
+    const stateData = await dataOf(states, 'IPsec states')
+    const setup = {
+      policies: policiesIn(messagesIn(await dataOf(policies, 'IPsec policies'))),
+      states: statesIn(messagesIn(stateData)),
+      // Kernels before Linux 5.15 do not know the request for the default policies.
+      blockedByDefault: defaults?.errno === 0 ? defaultsIn(messagesIn(defaults.data)) : [],
+    }
+    stateData.fill(0) // the kernel's list of states has their keys
+    return setup
   }
 
   async nftTables(): Promise<readonly NftTable[] | undefined> {

@@ -4,7 +4,16 @@
 export { wordsOf } from '../ip-words.ts'
 export { entryRequest, forwardingEntriesIn, forwardingRequest, neighboursIn, neighboursRequest } from './neighbours.ts'
 export { generationIn, generationRequest, tablesIn, tablesRequest } from './nftables.ts'
-export { countPolicies, hasPoliciesIn } from './policies.ts'
+export {
+  countPolicies,
+  defaultsIn,
+  getDefaults,
+  hasPoliciesIn,
+  listPolicies,
+  listStates,
+  policiesIn,
+  statesIn,
+} from './policies.ts'
 export { changeError, readError } from './refusal.ts'
 export { eventOf, groupsOf } from './reports.ts'
 export { lookedUpIn, lookUpRequest, refusalOf } from './route-lookups.ts'

@@ -9,6 +9,7 @@ import { publishersOf } from '../../path/catalog.ts'
 import { closeJoin, findPrograms, INGRESS_STAYS_MS } from '../../path/device/kernel-way-remains.ts'
 import {
   findDiverted,
+  findDivertedByRules,
   findLeftovers,
   otherDaemons,
   removeLeftovers,
@@ -221,13 +222,32 @@ function calmOf(node: Node): Log {
 }
 
 /**
- * Finds leftovers, and routes of the main table that bypass the data path. If there are none and the data path
- * encrypts, also asks the kernel for the route of each peer, because policy rules may change it.
+ * Finds leftovers, and routes of the main table that bypass the data path. If there are none, also asks the kernel for
+ * the route of each peer, because policy rules may change it. If the data path encrypts, such a route keeps the node from
+ * being ready; else an operator may want the route, and weftd only logs it.
  */
 async function find(node: Node, leftovers: Leftovers): Promise<Found> {
+  const { backend, kernel } = node
   const { found, surroundings } = await findInTable(node, leftovers)
-  if (!node.backend.isSealed || found.bypasses.length > 0 || found.leftovers.length > 0) return found
-  return { ...found, bypasses: await findDiverted(node.kernel, surroundings) }
+  if (found.bypasses.length > 0 || found.leftovers.length > 0) return found
+  if (backend.isSealed) return { ...found, bypasses: await findDiverted(kernel, surroundings) }
+  // IPsec policies take the packets of the backend ipsec whatever their route is.
+  if (!backend.routesByOthers && !backend.usesIpsec) noteDiverted(node, await findDivertedByRules(kernel, surroundings))
+  return found
+}
+
+/** Logs which packets policy rules divert from the data path, when that changes. */
+function noteDiverted(node: Node, diverted: ReadonlyMap<string, string>): void {
+  const before = node.diverted
+  const came = [...diverted].flatMap(([name, text]) => (before.has(name) ? [] : [text]))
+  const went = [...before].flatMap(([name, text]) => (diverted.has(name) ? [] : [text]))
+  if (came.length > 0)
+    node.log.warn(
+      `Packets to other nodes bypass the data path by policy routing rules that others made: ${came.join(', ')}; ` +
+        'leave the network out of these rules (`ip rule`) unless that is wanted',
+    )
+  if (went.length > 0) node.log.info(`Policy routing rules no longer divert packets to other nodes: ${went.join(', ')}`)
+  node.diverted = diverted
 }
 
 async function findInTable(

@@ -10,18 +10,7 @@ import { runBatch } from '../../host/batch.ts'
 import { isRefusal, type Run } from '../../host/command.ts'
 import type { Watched } from '../../host/events.ts'
 import { netContains, parseNet, type Net } from '../../net/address.ts'
-
-/**
- * flanneld's request id (pkg/backend/ipsec/ipsec_network.go), which connects the policies with charon's security
- * associations.
- */
-export const REQUEST_ID = 11
-/**
- * The priorities of weftd's own policies. The kernel prefers the policy with the lower number, and the policies for
- * peers have the priority 0. The numbers are unusual, so that weftd recognises its own policies after a restart.
- */
-const ALLOW_PRIORITY = 0x77_65_66_73
-const BLOCK_PRIORITY = 0x77_65_66_74
+import { IPSEC_ALLOW_PRIORITY, IPSEC_BLOCK_PRIORITY, IPSEC_REQUEST_ID } from '../catalog.ts'
 
 /** The two ends of a tunnel, as texts: the subnet and the host address of this node and of the peer. */
 export interface PolicyPeer {
@@ -130,8 +119,8 @@ export class IpsecPolicies {
    */
   #blocks(): (readonly [string, string])[] {
     const { own, network, hasHosts } = this.#options
-    const allow = `action allow priority ${ALLOW_PRIORITY}`
-    const block = `action block priority ${BLOCK_PRIORITY}`
+    const allow = `action allow priority ${IPSEC_ALLOW_PRIORITY}`
+    const block = `action block priority ${IPSEC_BLOCK_PRIORITY}`
     return [
       [`src 0.0.0.0/0 dst ${own.subnet} dir out`, allow],
       [`src ${own.subnet} dst ${own.subnet} dir in`, allow],
@@ -150,12 +139,12 @@ export class IpsecPolicies {
 function logChange(log: Log, verb: 'Adding' | 'Deleting', words: string): void {
   const [, from, to] = /^tmpl src (\S+) dst (\S+) /.exec(words) ?? []
   if (from === undefined || to === undefined) return
-  const reqid = REQUEST_ID.toString(16)
+  const reqid = IPSEC_REQUEST_ID.toString(16)
   log.info(`${verb} ipsec policy: {Dst: ${to}, Src: ${from}, Proto: esp, Mode: tunnel, Spi: 0x0, Reqid: 0x${reqid}}`)
 }
 
 const template = (from: string, to: string): string =>
-  `tmpl src ${from} dst ${to} proto esp reqid ${REQUEST_ID} mode tunnel`
+  `tmpl src ${from} dst ${to} proto esp reqid ${IPSEC_REQUEST_ID} mode tunnel`
 
 /**
  * Lists the policies that weftd or flanneld made, in the form of `#wanted`. For a policy that does not have this form,
@@ -182,10 +171,10 @@ function wordsOf(text: string): string | undefined {
   const priority = Number(/ priority (\d+)/.exec(text)?.[1] ?? 0)
   const [, from, to, more] = / tmpl src (\S+) dst (\S+) proto esp (.*)/.exec(text) ?? []
   if (from !== undefined && to !== undefined) {
-    if (!more?.includes(`reqid ${REQUEST_ID} `)) return undefined
-    return priority === 0 && more.trim() === `reqid ${REQUEST_ID} mode tunnel` ? template(from, to) : 'other'
+    if (!more?.includes(`reqid ${IPSEC_REQUEST_ID} `)) return undefined
+    return priority === 0 && more.trim() === `reqid ${IPSEC_REQUEST_ID} mode tunnel` ? template(from, to) : 'other'
   }
-  if (priority !== ALLOW_PRIORITY && priority !== BLOCK_PRIORITY) return undefined
+  if (priority !== IPSEC_ALLOW_PRIORITY && priority !== IPSEC_BLOCK_PRIORITY) return undefined
   return `action ${text.includes(' action block ') ? 'block' : 'allow'} priority ${priority}`
 }
 

@@ -11,7 +11,7 @@ import { describeError, isWeftError } from '../../base/errors.ts'
 import type { Lease } from '../../control/lease/lease.ts'
 import type { Run } from '../../host/command.ts'
 import { filesOf, identityOf, listDaemons } from '../../host/daemons.ts'
-import { wordsOf } from '../../host/ip-words.ts'
+import { MAIN_TABLE, wordsOf } from '../../host/ip-words.ts'
 import { isGone, removeAll } from '../../host/kernel-errors.ts'
 import type { Change, HostKernel, Link, Route, RouteQuery } from '../../host/kernel.ts'
 import { deletionOf, givenTo, hasPolicyRules, USUAL_METRIC } from '../../host/links.ts'
@@ -332,13 +332,23 @@ function routeOwnerOf({ destination }: Route, side: Side, others: readonly Other
   )
 }
 
-/** The maximum number of peers to which `findDiverted` looks up routes. */
+/** The maximum number of peers to which `pastDevices` looks up routes. */
 const MAX_PEERS = 100
 /**
- * The maximum number of bridges from which `findDiverted` looks up routes. A few bridges are enough, even if each
+ * The maximum number of bridges from which `pastDevices` looks up routes. A few bridges are enough, even if each
  * container has a bridge of its own.
  */
 const MAX_BRIDGES = 4
+
+/** The kernel's route for the packets of a sender to a peer. A container's packets arrive on the bridge `from`. */
+interface PeerRoute {
+  readonly family: Family
+  readonly peer: Net
+  readonly from: string | undefined
+  readonly route: Route
+  /** The address of the peer's host. */
+  readonly host: Address | undefined
+}
 
 /**
  * Finds the peers for which policy routing makes packets bypass this node's devices. Looks up the kernel's routes for
@@ -346,9 +356,39 @@ const MAX_BRIDGES = 4
  * an empty list if the host has no policy rules.
  */
 export async function findDiverted(kernel: HostKernel, surroundings: Surroundings): Promise<readonly Bypass[]> {
+  const found: Bypass[] = []
+  for (const { family, peer, route } of await pastDevices(kernel, surroundings)) {
+    const words = `${formatNet(peer)} to ${route.device}, by a rule of \`ip rule\``
+    if (!found.some((each) => each.route === words)) found.push({ family, route: words, isOfOwn: false })
+  }
+  return found
+}
+
+/**
+ * Finds the packets that a policy rule diverts to a routing table other than the main table, by which they bypass the
+ * data path. Describes each sender and interface once, such as `from cni0 to eth0 (such as those for 10.5.2.0/24)`. The
+ * routes of the main table are judged elsewhere.
+ */
+export async function findDivertedByRules(
+  kernel: HostKernel,
+  surroundings: Surroundings,
+): Promise<ReadonlyMap<string, string>> {
+  const found = new Map<string, string>()
+  for (const { peer, from = 'this host', route, host } of await pastDevices(kernel, surroundings)) {
+    const gateway = route.gateway === undefined ? undefined : parseAddress(route.gateway)
+    const isRight = surroundings.routesToHosts && gateway !== undefined && gateway === host
+    if (route.table === MAIN_TABLE || isRight) continue
+    const words = `from ${from} to ${route.device}`
+    if (!found.has(words)) found.set(words, `${words} (such as those for ${formatNet(peer)})`)
+  }
+  return found
+}
+
+/** Looks up the kernel's routes to peers, and returns those that do not lead to this node's devices. */
+async function pastDevices(kernel: HostKernel, surroundings: Surroundings): Promise<readonly PeerRoute[]> {
   const { ownDevices } = surroundings
   const isOwn = (device: string): boolean => ownDevices.some((name) => isNamedBy(name, device))
-  const found: Bypass[] = []
+  const found: PeerRoute[] = []
   for (const family of familiesOf(surroundings.networks)) {
     if (!(await hasPolicyRules(kernel, family))) continue
     const side = sideOf(family, surroundings)
@@ -361,20 +401,20 @@ export async function findDiverted(kernel: HostKernel, surroundings: Surrounding
       family,
       queries.map(({ query }) => query),
     )
-    for (const [at, { peer }] of queries.entries()) {
+    for (const [at, { peer, query }] of queries.entries()) {
       const answer = answers[at]
       if (!answer || 'refused' in answer) continue
-      const { type, device } = answer.route
-      if (type !== 'unicast' || isOwn(device)) continue
-      const words = `${formatNet(peer)} to ${device}, by a rule of \`ip rule\``
-      if (!found.some((each) => each.route === words)) found.push({ family, route: words, isOfOwn: false })
+      const { route } = answer
+      const host = side.hosts.get(netKey(peer))
+      if (route.type === 'unicast' && !isOwn(route.device))
+        found.push({ family, peer, from: query.iif?.name, route, host })
     }
   }
   return found
 }
 
 /**
- * Returns the senders for whose packets `findDiverted` looks up the kernel's routes: this host itself, and a container
+ * Returns the senders for whose packets `pastDevices` looks up the kernel's routes: this host itself, and a container
  * at each bridge with an address in this node's subnet.
  */
 async function sendersOf(

@@ -10,6 +10,7 @@ import type { Facts } from './facts.ts'
 import { each, type Finding } from './findings.ts'
 import { checkFirewall, keepsFromLeaving } from './firewall.ts'
 import { checkHandshakes } from './handshakes.ts'
+import { blocksSending, checkIpsec } from './ipsec.ts'
 import { checkKernelRoutes } from './kernel-routes.ts'
 import { checkContainers, checkMtu } from './links.ts'
 import { checkNeighbours } from './neighbours.ts'
@@ -29,7 +30,7 @@ export const CHECKS: readonly Check[] = [
   { name: 'tun', look: checkTun },
   { name: 'families', look: checkFamilies },
   { name: 'forwarding', look: checkForwarding },
-  { name: 'firewall', look: checkFirewall },
+  { name: 'firewall', look: firewallHere },
   { name: 'routes', look: routesHere },
   { name: 'neighbours', look: checkNeighbours },
   { name: 'store', look: checkStore },
@@ -249,6 +250,12 @@ function checkClock({ status, now, storeAheadMs, silence }: Facts): Finding[] | 
     : []
 }
 
+/** Checks the rules of the firewall, and the IPsec policies. */
+function firewallHere(facts: Facts): Finding[] | undefined {
+  const [byRules, byIpsec] = [checkFirewall(facts), checkIpsec(facts)]
+  return byRules === undefined && byIpsec.length === 0 ? undefined : [...(byRules ?? []), ...byIpsec]
+}
+
 /**
  * Checks the routes of the main table, and then the routes that the kernel chooses for sample packets. The choice
  * depends on all tables and policy rules.
@@ -259,7 +266,10 @@ function routesHere(facts: Facts): Finding[] | undefined {
 }
 
 function peersHere(facts: Facts): Finding[] | undefined {
-  return checkPeers(facts, isRefusing(facts) || isSendingElsewhere(facts) || keepsFromLeaving(facts))
+  return checkPeers(
+    facts,
+    isRefusing(facts) || isSendingElsewhere(facts) || keepsFromLeaving(facts) || blocksSending(facts),
+  )
 }
 
 /**

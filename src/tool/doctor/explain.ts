@@ -21,6 +21,8 @@ import type { Bridged, FilteredPacket } from './chain-walk.ts'
 import type { Facts } from './facts.ts'
 import { bridgedOf, portPacket, sentBack } from './firewall.ts'
 import { readRules, type HostVerdict } from './host-rules.ts'
+import { datagramFlow, forwardedFlows, ipsecDrop, type Flow } from './ipsec.ts'
+import { unaddressedBridges } from './links.ts'
 import { hasOneRoute, isOnlyRouteMissing } from './routes.ts'
 import { changesOf, unjudgedOf, type Change } from './rule-effects.ts'
 import {
@@ -30,6 +32,7 @@ import {
   networksOf,
   outerIn,
   outersIn,
+  ownSides,
   sideIn,
   subnetText,
   type SeenSide,
@@ -54,6 +57,9 @@ type Side =
   | { readonly kind: 'here' | 'host' | 'unassigned' | 'outside' }
   | { readonly kind: 'peer'; readonly peer: SeenSide }
 
+/** The direction of a packet, seen from this host: to other hosts, from other hosts, or between addresses of this host. */
+export type Direction = 'out' | 'in' | 'local'
+
 /** A packet to explain, with the facts about this host. Source and destination have the same family. */
 export interface Question {
   readonly source: Address
@@ -65,6 +71,29 @@ export interface Question {
   /** The text of the policy rule that selected the route, if the route is not in the main table. */
   readonly byRule?: string | undefined
   readonly refused?: string | undefined
+  /**
+   * True if the packet may be an answer, which a firewall may accept although the firewall drops the first packet of a
+   * connection in this direction.
+   */
+  readonly isAnswer?: boolean
+}
+
+export function directionOf(
+  source: Address,
+  destination: Address,
+  status: Status,
+  facts: Pick<Facts, 'links'>,
+): Direction {
+  const isLocal = (address: Address): boolean => ['here', 'host'].includes(sideOf(address, status, facts).kind)
+  return isLocal(source) ? (isLocal(destination) ? 'local' : 'out') : isLocal(destination) ? 'in' : 'out'
+}
+
+/**
+ * Returns true if weft can also explain the answer to a packet: one end is on this host, and the other end is on a peer.
+ */
+export function hasAnswer(source: Address, destination: Address, status: Status, facts: Pick<Facts, 'links'>): boolean {
+  const kinds = [source, destination].map((address) => sideOf(address, status, facts).kind)
+  return kinds.includes('peer') && kinds.some((kind) => kind === 'here' || kind === 'host')
 }
 
 export function sideOf(address: Address, { node, config, peers }: Status, facts: Pick<Facts, 'links'>): Side {
@@ -202,7 +231,8 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
   const { dataPath } = status
   const { family } = peer
   const steps: Step[] = []
-  if (from.kind !== 'host') steps.push(forwarding(facts, family), ...forwarded(question, true))
+  if (from.kind !== 'host')
+    steps.push(...atBridge(question, from), forwarding(facts, family), ...forwarded(question, true))
   const isRouted = peer.way === 'direct' || kindOf(status.config?.backendType ?? '')?.probe === 'host'
   const isToHost = isRouted && route?.gateway !== undefined && parseAddress(route.gateway) === peer.publicIp
   const isRight = route !== undefined && (isOwnDevice(status, family, route.device) || isToHost)
@@ -254,6 +284,9 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
   }
   const datagram = portPacket(status, peer.peer, outerIn(status, family, peer.endpoint))
   if (datagram) steps.push(...filtered(facts, sentBack(datagram)).filter(({ passes }) => passes === false))
+  steps.push(
+    ...byIpsec(facts, [...leavingFlows(question, from), ...(datagram ? [datagramFlow(sentBack(datagram))] : [])]),
+  )
   steps.push(answered(peer, status))
   return steps
 }
@@ -292,6 +325,28 @@ function forwarding({ isForwarding, isForwardingIpv6 }: Facts, family: Family): 
       ? ['net.ipv4.ip_forward', isForwarding]
       : ['net.ipv6.conf.all.forwarding', isForwardingIpv6 !== false]
   return { step: 'forwarding', passes: is, says: `${name} is ${is ? 1 : 0}` }
+}
+
+/** Returns a step if the packets of containers do not leave their bridge, because it lacks the address of their gateway. */
+function atBridge({ source, status, facts }: Question, from: Side): Step[] {
+  if (from.kind !== 'here') return []
+  const sides = ownSides(status).filter(({ family }) => family === familyOf(source))
+  return sides
+    .flatMap((side) => unaddressedBridges(side, facts))
+    .map(({ detail }) => ({ step: 'gateway', passes: false, says: detail }))
+}
+
+/** Returns a step if IPsec policies drop one of the packets; else an empty list. */
+function byIpsec(facts: Facts, flows: readonly Flow[]): Step[] {
+  const drop = ipsecDrop(facts, flows)
+  return drop ? [{ step: 'policy', passes: drop.isCertain ? false : undefined, says: drop.says }] : []
+}
+
+/** Returns the packet for the IPsec policies of a packet from this host, or of one that this host forwards. */
+function leavingFlows(question: Question, from: Side): readonly Flow[] {
+  const { source, destination, route } = question
+  const packet = { source, destination, from: entryOf(question, true), to: route?.device }
+  return from.kind === 'host' ? [{ direction: 'out', ...packet }] : forwardedFlows(packet)
 }
 
 /** Returns the steps of a packet through the firewall: first the rules of iptables, then the chains of nftables. */
@@ -340,27 +395,35 @@ function verdictStep({ chain }: FilteredPacket, verdict: HostVerdict, asFirst: H
 }
 
 /**
- * Returns the firewall's steps for a forwarded packet of a container. The packet is assumed to be the first packet of
- * its connection.
+ * Returns the firewall's steps for a forwarded packet of a container. Unless the packet may be an answer, it is assumed
+ * to be the first packet of its connection.
  */
 function forwarded(question: Question, isOutward: boolean): Step[] {
-  const { source, destination, facts, status, route } = question
+  const { source, destination, facts, status, route, isAnswer } = question
   const family = familyOf(source)
   const subnet = status.node ? placeIn(status.node, family).subnet : undefined
   const network = status.config ? networksOf(status.config)[family] : undefined
-  const own = status.dataPath?.devices[family] ?? undefined
-  const isFromPeer = sideOf(source, status, facts).kind === 'peer'
-  const isInside = sideOf(destination, status, facts).kind === 'peer' || isFromPeer
-  const from = isOutward ? subnet && bridgeOf(facts.links, subnet, status) : isFromPeer ? own : undefined
+  const isInside = [source, destination].some((address) => sideOf(address, status, facts).kind === 'peer')
+  const from = entryOf(question, isOutward)
   const ends = { ...(from === undefined ? {} : { from }), ...(route ? { to: route.device } : {}) }
   const bridged = bridgedAs(isOutward ? 'in' : 'out', question)
-  const way = { chain: 'FORWARD', protocol: 'tcp', state: 'new' } as const
-  const packet = { ...way, source, destination, ...ends, ...bridged }
+  const state = isAnswer ? {} : ({ state: 'new' } as const)
+  const packet = { chain: 'FORWARD', protocol: 'tcp', ...state, source, destination, ...ends, ...bridged } as const
   const changes =
     subnet && network && isInside
       ? changesOf(readRules(facts, family), packet, { family, network, subnet }, status)
       : []
-  return [...filtered(facts, packet), ...changes.map(changeStep)]
+  // The kernel translates an answer as the first packet of its connection, whatever the rules say about the answer.
+  const kept = isAnswer ? changes.filter(({ kind }) => kind === 'hops') : changes
+  return [...filtered(facts, packet), ...kept.map(changeStep)]
+}
+
+/** Returns the interface on which a forwarded packet arrives at this host; undefined if weft does not know it. */
+function entryOf({ source, facts, status }: Question, isOutward: boolean): string | undefined {
+  const family = familyOf(source)
+  const subnet = status.node ? placeIn(status.node, family).subnet : undefined
+  if (isOutward) return subnet && bridgeOf(facts.links, subnet, status)
+  return sideOf(source, status, facts).kind === 'peer' ? (status.dataPath?.devices[family] ?? undefined) : undefined
 }
 
 const bridgedAs = (way: Bridged['way'], { source, facts, status }: Question): { readonly bridged?: Bridged } => {
@@ -436,7 +499,9 @@ function away(question: Question, from: Side): Step[] {
   const { source, facts, route } = question
   const isTranslated = isMasqueraded(facts) && from.kind !== 'host'
   return [
+    ...atBridge(question, from),
     ...(from.kind === 'host' ? [] : [forwarding(facts, familyOf(source)), ...forwarded(question, true)]),
+    ...byIpsec(facts, leavingFlows(question, from)),
     {
       step: 'route',
       passes: route !== undefined,
@@ -477,7 +542,7 @@ function inward(question: Question, from: Side, to: Side): Step[] {
     ]
   if (from.kind === 'peer') {
     const packet = portPacket(status, from.peer.peer, outerIn(status, family, from.peer.endpoint))
-    if (packet) steps.push(...filtered(facts, packet))
+    if (packet) steps.push(...filtered(facts, packet), ...byIpsec(facts, [datagramFlow(packet)]))
     const says = isOurs(status, family)
       ? `accepted if its datagram comes from ${sendersText(from.peer, status)}; with VerifySource "inner" or "off" from any address`
       : isCarried(status, family)
@@ -494,8 +559,9 @@ function inward(question: Question, from: Side, to: Side): Step[] {
         ? `dropped if the node ${nodeText(sender)} sends it, because with WireGuard a node may send only from its own subnet (counted as rx_drop_unknown_sender); with --ip-masq that node changes the source`
         : 'accepted if it does not come through the tunnel: with WireGuard a node may send only from its own subnet',
     })
-  if (to.kind === 'host') return steps
-  steps.push(forwarding(facts, family), ...forwarded(question, false))
+  const packet = { source, destination, from: entryOf(question, false), to: route?.device }
+  if (to.kind === 'host') return [...steps, ...byIpsec(facts, [{ direction: 'in', ...packet }])]
+  steps.push(forwarding(facts, family), ...forwarded(question, false), ...byIpsec(facts, forwardedFlows(packet)))
   const led = ledAway({ source, destination, status, facts, route })
   if (led) return [...steps, led]
   const isBridge = route !== undefined && !isOwnDevice(status, family, route.device) && route.gateway === undefined

@@ -15,7 +15,9 @@ import { FAMILIES, familiesOf, familyOf, listed, type Address, type ByFamily, ty
 import { lengthsUpTo, longestOf } from '../../net/lengths.ts'
 import { kindOf } from '../../path/catalog.ts'
 import { placeIn, sidesOf, type PeerSide, type PeerStatus, type Status } from '../../report/status.ts'
+import { containerGateways } from './container-gateways.ts'
 import { readListing } from './filter-walk.ts'
+import { gatherIpsec, type IpsecFacts } from './ipsec-facts.ts'
 import { marksIn, routeQueries, type KernelRoutes } from './route-queries.ts'
 import { networksOf, type AllAnswers, type Answers } from './sides.ts'
 
@@ -90,6 +92,10 @@ export interface Facts {
   readonly neighbours?: readonly NeighbourTable[] | undefined
   /** The kernel's routes for packets to and from peers; undefined if weft doctor did not look them up. */
   readonly kernelRoutes?: KernelRoutes | undefined
+  /** The gateways of the default routes in the network namespaces of other processes, such as those of containers. */
+  readonly gateways?: readonly Address[]
+  /** The IPsec policies; undefined if there are none, or if this user may not list them. */
+  readonly ipsec?: IpsecFacts | undefined
   /** The value of net.bridge.bridge-nf-call-iptables; undefined if the module br_netfilter is not loaded. */
   readonly bridgeFilter?: string | undefined
 }
@@ -192,11 +198,13 @@ export async function gatherFacts({
     unit,
   ] = looked
   const isRoot = process.getuid?.() === 0
-  const [lacksNetAdmin, reaches, kernelRoutes, neighbours] = await Promise.all([
+  const [lacksNetAdmin, reaches, kernelRoutes, neighbours, ipsec, gateways] = await Promise.all([
     isRoot && readFile('/proc/self/status', 'utf8').then(lacksNetAdminBy, () => false),
     reachesOf(status, probed.answers, ping, kernel),
     unlessRefused(kernelRoutesOf(status, links, nft ?? '', kernel)),
     unlessRefused(Promise.all(familiesOf(networks).map((family) => neighboursOf(family, kernel)))),
+    unlessRefused(gatherIpsec(kernel, links)),
+    containerGateways(),
   ])
   return {
     status,
@@ -224,6 +232,8 @@ export async function gatherFacts({
     unit,
     kernelRoutes,
     neighbours,
+    ipsec,
+    gateways,
     lacksNetAdmin,
     isForwardingIpv6: forwardingIpv6 === undefined ? undefined : forwardingIpv6 !== '0',
   }

@@ -240,6 +240,20 @@ export const FINDINGS = {
       'the policy or the last rule of an nftables chain drops every packet that no rule of the chain accepts, and weft cannot tell which packets the rules accept',
     fix: "check with `nft list ruleset` that the chain accepts the network in `forward`, and the backend's port in `input` and `output`",
   },
+  'ipsec-blocked': {
+    check: 'firewall',
+    level: 'failure',
+    means:
+      'an IPsec policy (`ip xfrm policy`) blocks packets to or from other nodes, or demands keys that this host lacks',
+    fix: 'configure the program of the policy, such as strongSwan, to leave out the network, or delete the policy',
+  },
+  'ipsec-unkeyed': {
+    check: 'firewall',
+    level: 'warning',
+    means:
+      'an IPsec policy demands keys that this host lacks: the kernel drops packets to or from other nodes until a program gets keys',
+    fix: 'read the log of the program of the policy, or let the program leave out the network',
+  },
   'foreign-route': {
     check: 'routes',
     level: 'failure',
@@ -446,6 +460,12 @@ export const FINDINGS = {
     level: 'failure',
     means: 'containers get no packets, because their bridge is down, or because another bridge has the same addresses',
     fix: 'set the bridge up (`ip link set dev BRIDGE up`), or delete the second bridge, such as docker0 beside cni0',
+  },
+  'bridge-unaddressed': {
+    check: 'containers',
+    level: 'failure',
+    means: "a bridge lacks the address of the containers' gateway: packets of the containers do not leave the bridge",
+    fix: 'give the bridge the first address of the subnet, or delete the bridge and restart its containers',
   },
   'subnet-env-wrong': {
     check: 'containers',

@@ -19,7 +19,7 @@ import { isBackendType, KINDS, overheadBy } from '../../path/catalog.ts'
 import { conditionOf, type Status } from '../../report/status.ts'
 import type { Facts } from './facts.ts'
 import { each, type Finding } from './findings.ts'
-import { outerIn, ownSides, seenSides, sideText, type OwnSide, type SeenSide } from './sides.ts'
+import { isOwnDevice, outerIn, ownSides, seenSides, sideText, type OwnSide, type SeenSide } from './sides.ts'
 
 export function checkMtu({ status, links, answers }: Facts): Finding[] | undefined {
   const { config, dataPath, node, peers } = status ?? {}
@@ -127,6 +127,56 @@ function unroutedBridges({ family, subnet }: OwnSide, { links, routes }: Facts):
   )
 }
 
+/**
+ * Finds the bridges that lack the address of the containers' gateway, so that the containers reach no other host. If
+ * weft doctor sees no container with a gateway in the subnet, finds only bridges of containers without any address.
+ */
+export function unaddressedBridges({ family, subnet }: OwnSide, facts: Facts): readonly Finding[] {
+  const { status, links, routes, gateways = [] } = facts
+  const others = links.filter(({ name }) => !(status && isOwnDevice(status, family, name)))
+  const addressesIn = (link: Link): readonly Address[] =>
+    givenTo(link).filter((address) => familyOf(address) === family)
+  const all = others.flatMap(addressesIn)
+  const first = firstOf(subnet)
+  const missing = gateways.filter((address) => netContains(subnet, address) && !all.includes(address))
+  const bridges = others.filter(
+    ({ type, master, index }) =>
+      type === 'bridge' && master === 0 && links.some((port) => port.master === index && port.type === 'veth'),
+  )
+  const found = (wrong: readonly Link[], gateway: Address, isUsed: boolean): readonly Finding[] =>
+    wrong.map(({ name }) => ({
+      name: 'bridge-unaddressed',
+      detail: `${name} does not have the address ${formatAddress(gateway)}${isUsed ? ', which its containers use as gateway' : ', and has no other address'}`,
+      fix: `give the bridge its address again: \`ip address add ${formatAddress(gateway)}/${subnet.prefixLength} dev ${name}\`, or delete the bridge and restart its containers`,
+    }))
+  if (all.some((address) => netContains(subnet, address))) {
+    // A gateway other than the first address of the subnet may be a container.
+    const wrong = bridges.filter((link) => addressesIn(link).some((address) => netContains(subnet, address)))
+    return missing.includes(first) ? found(wrong, first, true) : []
+  }
+  // An operator who routes parts of the subnet to a bridge without an address may use proxy ARP on purpose.
+  const isRouted = routes.some(({ destination, device }) => {
+    const net = parseNet(destination)
+    const isInside = net !== undefined && net.prefixLength >= subnet.prefixLength && netContains(subnet, net.address)
+    return isInside && others.some(({ name }) => name === device)
+  })
+  if (isRouted) return []
+  const [gateway] = missing
+  if (gateway !== undefined)
+    return found(
+      bridges.filter((link) => addressesIn(link).length === 0),
+      gateway,
+      true,
+    )
+  // Docker makes bridges whose names begin with `br-` without an address if the operator wants that.
+  const isOfContainers = ({ name }: Link): boolean => isContainers(name) && !name.startsWith('br-')
+  return found(
+    bridges.filter((link) => isOfContainers(link) && givenTo(link).length === 0),
+    first,
+    false,
+  )
+}
+
 export function checkContainers(facts: Facts): Finding[] | undefined {
   const { status, links, subnetEnv, silence } = facts
   const { node, dataPath, daemon } = status ?? {}
@@ -175,9 +225,11 @@ export function checkContainers(facts: Facts): Finding[] | undefined {
       sides.flatMap((side) => unroutedBridges(side, facts)),
       (detail) => detail,
     ),
+    ...sides.flatMap((side) => unaddressedBridges(side, facts)),
   ]
 }
 
 /** Formats a subnet as subnet.env does, as its first address with the prefix length: `10.5.1.1/24`. */
-const firstAddressOf = ({ address, prefixLength }: Net): string =>
-  `${formatAddress(typeof address === 'number' ? address + 1 : address + 1n)}/${prefixLength}`
+const firstAddressOf = (subnet: Net): string => `${formatAddress(firstOf(subnet))}/${subnet.prefixLength}`
+
+const firstOf = ({ address }: Net): Address => (typeof address === 'number' ? address + 1 : address + 1n)

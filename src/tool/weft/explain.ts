@@ -10,19 +10,29 @@ import type { RouteQuery } from '../../host/kernel.ts'
 import { hostKernel } from '../../host/netlink/host-kernel.ts'
 import { FAMILIES, familyOf, formatAddress, parseAddress, type Address } from '../../net/address.ts'
 import { placeIn, type Status } from '../../report/status.ts'
-import { explain, isOnHost, sideOf, type Question, type Step } from '../doctor/explain.ts'
+import {
+  directionOf,
+  explain,
+  hasAnswer,
+  isOnHost,
+  sideOf,
+  type Direction,
+  type Question,
+  type Step,
+} from '../doctor/explain.ts'
 import { gatherFacts, type Facts } from '../doctor/facts.ts'
 import { ruleFor } from '../doctor/kernel-routes.ts'
 import { bridgeOf } from '../doctor/sides.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
 import { fetchStatus } from './daemon-client.ts'
+import type { Screen } from './look.ts'
 import { isOwnName, peerNamed } from './peer.ts'
 
 export const explainCommand = command({
   name: 'explain',
   args: '[SRC] DST',
-  does: 'show what this host would do with a packet from SRC to DST',
-  more: 'SRC and DST are addresses or names of hosts; a name means the first address of that host in the network. SRC defaults to this host. One of the two must be an address of this host or of its containers. Sends no packets. Exits with 3 if the packet would not get through.',
+  does: 'show what this host would do with a packet from SRC to DST, and with its answer',
+  more: 'SRC and DST are addresses or names of hosts; a name means the first address of that host in the network. SRC defaults to this host. One of the two must be an address of this host or of its containers. If the other is an address of a peer, weft also shows what this host would do with a packet from DST to SRC. Sends no packets. Exits with 3 if one of the two packets would not get through.',
   flags: { ...JSON_FLAG, ...SOCKET_FLAG },
   async run({ options: { json, 'status-socket': socket }, args, screen, signal }) {
     const status = await fetchStatus(socket, signal)
@@ -47,32 +57,70 @@ export const explainCommand = command({
         `neither ${formatAddress(source)} nor ${formatAddress(destination)} is an address of this host or of its containers`,
         { remedy: 'run weft explain on the host of the source or of the destination' },
       )
-    const found = await routeOf(source, destination, entryOf(source, status, facts))
-    const steps = explain({ source, destination, status, facts, ...found })
-    const passes = passesOf(steps)
-    if (json) screen.write(jsonLine({ passes, steps }))
-    else {
-      const { colour } = screen
-      const marks = new Map([
-        [true, colour('good', 'ok')],
-        [false, colour('bad', 'no')],
-        [undefined, colour('doubtful', '? ')],
-      ])
-      for (const { step, passes: one, says } of steps)
-        screen.write(`${step.padEnd(12)} ${marks.get(one)}  ${printable(says)}\n`)
-      // True if at most the step about the MTU stops the packet, so that only the packet's length matters.
-      const isLength = steps.every(({ step, passes: one }) => one !== false || step === 'mtu')
-      const verdict =
-        passes === false
-          ? colour('bad', isLength ? 'a long packet would not get through' : 'it would not get through')
-          : passes === true
-            ? colour('good', 'it would get through')
-            : colour('doubtful', 'no step is known to stop it, but those marked ? are not known')
-      screen.write(`\n${verdict}\n`)
-    }
-    return passes === false ? EXIT.wrong : EXIT.ok
+    const way = await wayOf(source, destination, status, facts)
+    const answer = hasAnswer(source, destination, status, facts)
+      ? await wayOf(destination, source, status, facts, true)
+      : undefined
+    if (json) screen.write(jsonLine({ ...way, ...(answer ? { answer } : {}) }))
+    else screen.write(`${textOf(way, screen)}${answer ? `\n${textOf(answer, screen)}` : ''}`)
+    return way.passes === false || answer?.passes === false ? EXIT.wrong : EXIT.ok
   },
 })
+
+/** The explanation of a packet: its direction and its steps. */
+interface Way {
+  readonly from: string
+  readonly to: string
+  readonly direction: Direction
+  /** True if the packets pass all steps, false if a step stops them; undefined if the result of a step is unknown. */
+  readonly passes: boolean | undefined
+  readonly steps: readonly Step[]
+}
+
+async function wayOf(
+  source: Address,
+  destination: Address,
+  status: Status,
+  facts: Facts,
+  isAnswer = false,
+): Promise<Way> {
+  const found = await routeOf(source, destination, entryOf(source, status, facts))
+  const steps = explain({ source, destination, status, facts, isAnswer, ...found })
+  const direction = directionOf(source, destination, status, facts)
+  return {
+    from: formatAddress(source),
+    to: formatAddress(destination),
+    direction,
+    passes: passesOf(steps),
+    // The steps of the packet already say where both addresses are.
+    steps: isAnswer ? steps.filter(({ step }) => step !== 'source' && step !== 'destination') : steps,
+  }
+}
+
+const DIRECTIONS: Readonly<Record<Direction, string>> = {
+  out: 'leaves this host',
+  in: 'arrives at this host',
+  local: 'stays on this host',
+}
+
+function textOf({ from, to, direction, passes, steps }: Way, { colour }: Screen): string {
+  const marks = new Map([
+    [true, colour('good', 'ok')],
+    [false, colour('bad', 'no')],
+    [undefined, colour('doubtful', '? ')],
+  ])
+  const lines = steps.map(({ step, passes: one, says }) => `${step.padEnd(12)} ${marks.get(one)}  ${printable(says)}\n`)
+  // True if at most the step about the MTU stops the packet, so that only the packet's length matters.
+  const isLength = steps.every(({ step, passes: one }) => one !== false || step === 'mtu')
+  const verdict =
+    passes === false
+      ? colour('bad', isLength ? 'a long packet would not get through' : 'it would not get through')
+      : passes === true
+        ? colour('good', 'it would get through')
+        : colour('doubtful', 'no step is known to stop it, but those marked ? are not known')
+  const head = `a packet from ${from} to ${to} ${DIRECTIONS[direction]}`
+  return `${colour('bold', head)}\n${lines.join('')}\n${verdict}\n`
+}
 
 /**
  * Returns true if the packet passes all steps, and false if a step stops it; undefined if no step is known to stop the

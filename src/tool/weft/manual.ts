@@ -1,4 +1,5 @@
-// manual.ts - makes the shell completions and the manual pages from the table of `weft`'s commands. Pure.
+// manual.ts - makes the shell completions and the manual pages of `weft` and of `weftd` from their tables of commands and
+// flags. Pure.
 
 import { defaultText, valueWord, type Command } from './command.ts'
 
@@ -45,18 +46,18 @@ interface Flag {
   readonly value: 'none' | 'text' | 'number'
 }
 
+const flagsIn = (flags: Readonly<Record<string, { readonly default: unknown; readonly help: string }>>): Flag[] =>
+  Object.entries(flags).map(([name, { help, default: value }]) => {
+    const kind = typeof value === 'boolean' ? 'none' : typeof value === 'number' ? 'number' : 'text'
+    return { name, help, value: kind }
+  })
+
 function treeOf(commands: readonly Command[], others: readonly Other[]): readonly Word[] {
   const wordOf = (name: string, { does, args, flags }: Command): Word => ({
     name,
     does,
     next: [],
-    flags: [
-      ...Object.entries(flags).map(([flag, { help, default: value }]): Flag => {
-        const kind = typeof value === 'boolean' ? 'none' : typeof value === 'number' ? 'number' : 'text'
-        return { name: flag, help, value: kind }
-      }),
-      { name: 'help', help: 'print the help of this command', value: 'none' },
-    ],
+    flags: [...flagsIn(flags), { name: 'help', help: 'print the help of this command', value: 'none' }],
     follows: args === '' ? 'nothing' : args.includes('FILE') ? 'path' : /PEER|DST/.test(args) ? 'peer' : [],
   })
   const tree = new Map<string, Word>()
@@ -84,27 +85,47 @@ export function completion(shell: Shell, commands: readonly Command[], others: r
   }
 }
 
+/** Returns the completion script of `weftd`, which has flags but no commands and no arguments. */
+export function daemonCompletion(shell: Shell, table: Readonly<Record<string, DaemonFlag>>): string {
+  const help: Flag = { name: 'help', help: 'print the help of weftd', value: 'none' }
+  const weftd: Word = { name: 'weftd', does: '', next: [], flags: [...flagsIn(table), help], follows: 'nothing' }
+  switch (shell) {
+    case 'bash':
+      return bashScript('weftd', [bashSettings(weftd)])
+    case 'zsh':
+      return zshScript('weftd', [`_arguments ${zshSpecs(weftd).join(' ')}`])
+    case 'fish': {
+      const add = (flag: Flag): string => `complete -c weftd ${fishFlag(flag)}`
+      return ['complete -c weftd -f', ...weftd.flags.map(add), ''].join('\n')
+    }
+  }
+}
+
 const indented = (lines: readonly string[]): string[] => lines.map((line) => `  ${line}`)
 const dashed = (flags: readonly Flag[]): string => flags.map(({ name }) => `--${name}`).join(' ')
 
-/** Returns the completion script for bash. `compopt` (bash 4.0) switches to readline's own completion of file paths. */
+/** Returns the assignments of bash that say which flags and arguments can follow a word. */
+function bashSettings({ flags, follows }: Word): string {
+  const set = [
+    ...(flags.length > 0 ? [`flags=${quoted(dashed(flags))}`] : []),
+    ...(['text', 'number'] as const).flatMap((kind) => {
+      const those = flags.filter(({ value }) => value === kind)
+      return those.length > 0 ? [`${kind}s=${quoted(dashed(those))}`] : []
+    }),
+    // For a command without arguments, offer only the command's flags.
+    ...(follows === 'path' ? ['paths=yes'] : []),
+    ...(follows === 'peer' ? ['peers=yes'] : []),
+    ...(follows === 'nothing' && flags.length > 0 ? ['words="$flags"'] : []),
+    ...(Array.isArray(follows) && follows.length > 0 ? [`words=${quoted(follows.join(' '))}`] : []),
+  ]
+  return set.length > 0 ? set.join(' ') : ':'
+}
+
 function bash(tree: readonly Word[]): string {
-  const branch = ({ name, next, flags, follows }: Word, at: number): string[] => {
-    if (next.length > 0) return [`${name})`, ...indented(choose(next, at)), '  ;;']
-    const set = [
-      ...(flags.length > 0 ? [`flags=${quoted(dashed(flags))}`] : []),
-      ...(['text', 'number'] as const).flatMap((kind) => {
-        const those = flags.filter(({ value }) => value === kind)
-        return those.length > 0 ? [`${kind}s=${quoted(dashed(those))}`] : []
-      }),
-      // For a command without arguments, offer only the command's flags.
-      ...(follows === 'path' ? ['paths=yes'] : []),
-      ...(follows === 'peer' ? ['peers=yes'] : []),
-      ...(follows === 'nothing' && flags.length > 0 ? ['words="$flags"'] : []),
-      ...(Array.isArray(follows) && follows.length > 0 ? [`words=${quoted(follows.join(' '))}`] : []),
-    ]
-    return [`${name}) ${set.length > 0 ? set.join(' ') : ':'} ;;`]
-  }
+  const branch = (word: Word, at: number): string[] =>
+    word.next.length > 0
+      ? [`${word.name})`, ...indented(choose(word.next, at)), '  ;;']
+      : [`${word.name}) ${bashSettings(word)} ;;`]
   const choose = (words: readonly Word[], at: number): string[] => [
     `if [ "$COMP_CWORD" -eq ${at} ]; then`,
     `  words=${quoted(words.map(({ name }) => name).join(' '))}`,
@@ -114,13 +135,21 @@ function bash(tree: readonly Word[]): string {
     '  esac',
     'fi',
   ]
+  return bashScript('weft', choose(tree, 1))
+}
+
+/**
+ * Returns the completion script for bash. `settings` sets the words that can follow. `compopt` (bash 4.0) switches to
+ * readline's own completion of file paths.
+ */
+function bashScript(program: string, settings: readonly string[]): string {
   return [
-    '_weft() {',
+    `_${program}() {`,
     '  local words= flags= texts= numbers= paths= peers=',
     '  local current="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD-1]}"',
     '  # bash splits --flag=value into three words.',
     '  if [ "$current" = = ]; then current=; elif [ "$previous" = = ]; then previous="${COMP_WORDS[COMP_CWORD-2]}"; fi',
-    ...indented(choose(tree, 1)),
+    ...indented(settings),
     '  COMPREPLY=()',
     '  case " $numbers " in *" $previous "*) return ;; esac',
     '  case " $texts " in *" $previous "*) compopt -o default; return ;; esac',
@@ -128,14 +157,33 @@ function bash(tree: readonly Word[]): string {
     `  case "$current" in -*) words="$flags" ;; *) if [ -n "$peers" ]; then words="$(${PEERS})"; fi ;; esac`,
     '  COMPREPLY=($(compgen -W "$words" -- "$current"))',
     '}',
-    'complete -F _weft weft',
+    `complete -F _${program} ${program}`,
     '',
   ].join('\n')
 }
 
-/** Returns the completion script for zsh, which works as a file `_weft` in fpath, and with `source` after compinit. */
+const escaped = (text: string, special: RegExp): string => text.replaceAll(special, String.raw`\$&`)
+
+/** Returns the arguments of zsh's `_arguments` for the flags and arguments that can follow a word. */
+function zshSpecs({ flags, follows }: Word): string[] {
+  const argument =
+    follows === 'path'
+      ? '*:path:_files'
+      : follows === 'peer'
+        ? `*:peer:(\${(f)"$(${PEERS})"})`
+        : follows === 'nothing'
+          ? undefined
+          : `*:word:(${follows.join(' ')})`
+  return [
+    ...flags.map(({ name: flag, help, value }) => {
+      const [sign, after] = { none: ['', ''], number: ['=', ':number:'], text: ['=', ':text:_files'] }[value]
+      return quoted(`--${flag}${sign}[${escaped(help, /[\\:[\]]/g)}]${after}`)
+    }),
+    ...(argument === undefined ? [] : [quoted(argument)]),
+  ]
+}
+
 function zsh(tree: readonly Word[]): string {
-  const escaped = (text: string, special: RegExp): string => text.replaceAll(special, String.raw`\$&`)
   const choose = (words: readonly Word[], at: number): string[] => [
     `if (( CURRENT == ${at} )); then`,
     `  choices=(${words.map(({ name, does }) => quoted(`${name}:${escaped(does, /[\\:]/g)}`)).join(' ')})`,
@@ -146,37 +194,34 @@ function zsh(tree: readonly Word[]): string {
     ...indented(words.flatMap((word) => branch(word, at))),
     'esac',
   ]
-  const branch = ({ name, next, flags, follows }: Word, at: number): string[] => {
+  const branch = (word: Word, at: number): string[] => {
+    const { name, next } = word
     if (next.length > 0) return [`${name})`, ...indented(choose(next, at + 1)), '  ;;']
-    const specs = [
-      ...flags.map(({ name: flag, help, value }) => {
-        const [sign, after] = { none: ['', ''], number: ['=', ':number:'], text: ['=', ':text:_files'] }[value]
-        return quoted(`--${flag}${sign}[${escaped(help, /[\\:[\]]/g)}]${after}`)
-      }),
-      ...(follows === 'nothing'
-        ? []
-        : [
-            quoted(
-              follows === 'path'
-                ? '*:path:_files'
-                : follows === 'peer'
-                  ? `*:peer:(\${(f)"$(${PEERS})"})`
-                  : `*:word:(${follows.join(' ')})`,
-            ),
-          ]),
-    ]
+    const specs = zshSpecs(word)
     if (specs.length === 0) return []
     return [`${name}) words=("\${(@)words[${at},-1]}"); (( CURRENT -= ${at - 1} )); _arguments ${specs.join(' ')} ;;`]
   }
-  return [
-    '#compdef weft',
-    '_weft() {',
-    '  local -a choices',
-    ...indented(choose(tree, 2)),
+  return zshScript('weft', ['local -a choices', ...choose(tree, 2)])
+}
+
+/**
+ * Returns the completion script for zsh, which works as a file in fpath whose name is that of its function, and with
+ * `source` after compinit.
+ */
+const zshScript = (program: string, lines: readonly string[]): string =>
+  [
+    `#compdef ${program}`,
+    `_${program}() {`,
+    ...indented(lines),
     '}',
-    'if [[ $funcstack[1] == _weft ]]; then _weft "$@"; else compdef _weft weft; fi',
+    `if [[ $funcstack[1] == _${program} ]]; then _${program} "$@"; else compdef _${program} ${program}; fi`,
     '',
   ].join('\n')
+
+/** Returns the options of fish's `complete` for a flag. */
+function fishFlag({ name, help, value }: Flag): string {
+  const rest = { none: '', number: ' -x', text: ' -r -F' }[value]
+  return `-l ${name}${rest} -d ${quoted(help)}`
 }
 
 function fish(tree: readonly Word[]): string {
@@ -185,11 +230,10 @@ function fish(tree: readonly Word[]): string {
     words.flatMap(({ name, does, next, flags, follows }) => {
       const here = [...path, name]
       const inside = ['__weft_in', ...here].join(' ')
-      const values = { none: '', number: ' -x', text: ' -r -F' }
       return [
         add(['__weft_at', ...path].join(' '), '-a', name, '-d', quoted(does)),
         ...within(next, here),
-        ...flags.map(({ name: flag, help, value }) => add(inside, `-l ${flag}${values[value]} -d`, quoted(help))),
+        ...flags.map((flag) => add(inside, fishFlag(flag))),
         ...(follows === 'path' ? [add(inside, '-F')] : []),
         ...(follows === 'peer' ? [add(inside, '-a', quoted(`(${PEERS})`))] : []),
         ...(Array.isArray(follows) && follows.length > 0 ? [add(inside, '-a', quoted(follows.join(' ')))] : []),

@@ -4,10 +4,10 @@ import { runtime, version } from '../../base/assets.ts'
 import { describeError, isWeftError } from '../../base/errors.ts'
 import { flagHint, HelpWanted, nameIn } from '../../base/go-flags.ts'
 import { printable } from '../../base/text.ts'
-import { FLANNEL_FLAGS, WEFT_FLAGS } from '../../options.ts'
+import { FLAGS, FLANNEL_FLAGS, WEFT_FLAGS } from '../../options.ts'
 import { EXIT, EXIT_MEANINGS, groupHelp, helpOf, type Command } from './command.ts'
 import { createScreen, type Screen } from './look.ts'
-import { completion, daemonManual, manual, SHELLS, type Other } from './manual.ts'
+import { completion, daemonCompletion, daemonManual, manual, SHELLS, type Other } from './manual.ts'
 
 /** A command that parses its command line itself: a replacement of one of flannel's own programs, or `weft cleanup`. */
 interface OldCommand {
@@ -102,7 +102,7 @@ const OTHERS: readonly Other[] = [
   ...OLD.map(({ name, does }) => ({ name, does, follows: 'path' as const })),
   {
     name: 'completion',
-    does: `print the completion script for a shell: ${SHELLS.join(', ')}`,
+    does: `print the completion script of weft for a shell: ${SHELLS.join(', ')}; with weftd after the shell, that of weftd`,
     follows: SHELLS,
   },
   {
@@ -194,7 +194,8 @@ export async function main(
   }
   if (name === 'completion' && !isHelp(rest[0])) {
     const shell = SHELLS.find((each) => each === rest[0])
-    if (shell) screen.write(completion(shell, await loadCommands(), OTHERS))
+    if (shell && rest[1] === 'weftd') screen.write(daemonCompletion(shell, FLAGS))
+    else if (shell) screen.write(completion(shell, await loadCommands(), OTHERS))
     else screen.warn(`weft completion: name a shell: ${SHELLS.join(', ')}`)
     return shell ? EXIT.ok : EXIT.usage
   }

@@ -8,7 +8,8 @@ import { seldom, type Log } from '../../../base/log.ts'
 import type { Secret } from '../../../base/secret.ts'
 import { createTurn, pause } from '../../../host/bell.ts'
 import { formatNet, netContains, parseAddress, parseNet, type Net } from '../../../net/address.ts'
-import { REQUEST_ID, type PolicyPeer } from '../../device/ipsec-policies.ts'
+import { IPSEC_REQUEST_ID } from '../../catalog.ts'
+import type { PolicyPeer } from '../../device/ipsec-policies.ts'
 import type { ViciClient } from './vici-client.ts'
 import type { ViciSection, ViciValue } from './vici-message.ts'
 
@@ -356,7 +357,7 @@ export class IpsecConnections {
           close_action: 'trap',
           dpd_action: 'restart',
           mode: 'tunnel',
-          reqid: String(REQUEST_ID),
+          reqid: String(IPSEC_REQUEST_ID),
           rekey_time: '1h',
           policies: isUserspace ? 'yes' : 'no',
         },

@@ -355,3 +355,47 @@ describe('the queries for each family, and to the kernel', () => {
     expect(await said()).toEqual([expect.stringContaining('10.5.2.0/24 to eth0, by a rule of `ip rule`')])
   })
 })
+
+describe('a policy rule that diverts packets of containers, beside a data path without encryption', () => {
+  it('is logged once when it comes and once when it goes', async () => {
+    const said: string[] = []
+    const add = (line: string): void => void said.push(line)
+    const leaseOf = (number: number): Lease => ({
+      key: `10.5.${number}.0-24`,
+      subnet: netsOf([parseNet(`10.5.${number}.0/24`)!]),
+      attrs: { publicIp: { ipv4: 0xc0_00_02_00 + number }, backendType: '' },
+    })
+    const [own, other] = [leaseOf(1), leaseOf(2)]
+    const node = {
+      backend: { ...sealed, isSealed: false, devices: ['flannel0'] },
+      config: parseNetworkConfig('{"Network":"10.5.0.0/16"}'),
+      lease: own,
+      log: { info: add, warn: add, error: add, v: () => false },
+      options: {},
+      pastPath: [],
+      diverted: new Map(),
+      isReady: true,
+      leftovers,
+      kernel,
+      view: new Map([own, other].map((each) => [each.key, each])),
+      ownership: { state: { is: 'forwarding' }, dataPath: { carrier: () => ({}) } },
+      following: { listedAt: 1 },
+      signal: new AbortController().signal,
+    } as unknown as Node
+    kernel.addLink({ name: 'flannel0', type: 'tun' })
+    kernel.addLink({ name: 'cni0', type: 'bridge' }, [{ address: parseAddress('10.5.1.1')!, prefixLength: 24 }])
+    kernel.addRoute('ipv4', { destination: '10.5.0.0/16', device: 'flannel0' })
+    kernel.addRoute('ipv4', { destination: 'default', device: 'eth0', table: 30400 })
+    const rule = { kind: 'add rule', family: 'ipv4', priority: 30400, iif: 'cni0', action: { table: 30400 } } as const
+    for (const change of [rule, rule, { ...rule, kind: 'delete rule' } as const]) {
+      await kernel.change([change])
+      await clearLeftovers(node)
+      await clearLeftovers(node)
+    }
+    expect(said).toEqual([
+      'Packets to other nodes bypass the data path by policy routing rules that others made: from cni0 to eth0 (such as those for 10.5.2.0/24); leave the network out of these rules (`ip rule`) unless that is wanted',
+      'Policy routing rules no longer divert packets to other nodes: from cni0 to eth0 (such as those for 10.5.2.0/24)',
+    ])
+    expect(node.pastPath).toEqual([])
+  })
+})

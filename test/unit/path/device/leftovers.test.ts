@@ -27,6 +27,7 @@ import { handoverLock } from '../../../../src/node/restart/rendezvous.ts'
 import { KINDS, type BackendType } from '../../../../src/path/catalog.ts'
 import {
   findDiverted,
+  findDivertedByRules,
   findLeftovers,
   otherDaemons,
   removeKernelDevice,
@@ -637,6 +638,29 @@ describe('policy routing', () => {
     divert('10.6.0.0/16', 'eth0')
     const all = surroundings({ ownDevices: ['flannel-wg'], leases: [lease, ...PEERS] })
     expect(await findDiverted(kernel, all)).toEqual([])
+  })
+
+  it('names each sender and interface once if a rule selects another table, but not for a right route', async () => {
+    const by = async (): Promise<string[]> => [...(await findDivertedByRules(kernel, about)).values()]
+    kernel.addRoute('ipv4', { destination: '10.5.3.0/24', device: 'eth0' })
+    kernel.addRule('ipv4', { priority: 100, table: TABLE, iif: 'cni0' })
+    expect(await by()).toEqual([])
+    divert('default', 'eth0')
+    expect(await by()).toEqual(['from cni0 to eth0 (such as those for 10.5.2.0/24)'])
+    kernel.addRule('ipv4', { priority: 101, table: 53 })
+    kernel.addRoute('ipv4', { destination: '10.5.2.0/24', device: 'tailscale0', table: 53 })
+    expect(await by()).toEqual([
+      'from this host to tailscale0 (such as those for 10.5.2.0/24)',
+      'from cni0 to eth0 (such as those for 10.5.2.0/24)',
+    ])
+  })
+
+  it('may route packets to the host of the peer if the data path does so too', async () => {
+    kernel.addRule('ipv4', { priority: 100, table: TABLE, to: parseNet('10.5.2.0/24')! })
+    kernel.addRoute('ipv4', { destination: 'default', device: 'eth0', gateway: '192.0.2.2', table: TABLE })
+    const by = async (routesToHosts: boolean) =>
+      (await findDivertedByRules(kernel, surroundings({ ownDevices: ['flannel-wg'], routesToHosts }))).size
+    expect([await by(true), await by(false)]).toEqual([0, 2])
   })
 
   it('may be missing from the kernel, and a rule that prohibits is not a failure', async () => {

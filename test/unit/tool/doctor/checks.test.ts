@@ -4,6 +4,8 @@ import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { describe, expect, it } from 'vitest'
 import { packageRoot } from '../../../../lab/lab.ts'
+import type { IpsecPolicy } from '../../../../src/host/kernel.ts'
+import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../../../src/net/ipv6.ts'
 import {
   countPeers,
@@ -117,6 +119,53 @@ const bridgedLinks = [
   { ...link('veth1', 1472, '0.0.0.0'), index: 8, master: 7, addresses: { ipv4: [], ipv6: [] } },
 ]
 
+/** Makes cni0 a bridge with a container. `isWithoutIpv6` takes the IPv6 address from the bridge. */
+const withPort = (links: Facts['links'], isWithoutIpv6 = false): Facts['links'] => [
+  ...links.map((one) => {
+    if (one.name !== 'cni0') return one
+    const { addresses } = one
+    return { ...one, index: 7, type: 'bridge', addresses: isWithoutIpv6 ? { ...addresses, ipv6: [] } : addresses }
+  }),
+  { ...link('veth1', 1472, '0.0.0.0'), index: 8, master: 7, type: 'veth', addresses: { ipv4: [], ipv6: [] } },
+]
+/** The links of a host whose bridge cni0 with a container has no address, or another address than its own. */
+const unaddressed = (address?: string): Facts['links'] =>
+  withPort(sound.links).map((one) => {
+    if (one.name !== 'cni0') return one
+    return {
+      ...one,
+      addresses: { ipv4: address === undefined ? [] : [linkAddress(parseIpv4(address)!, 24)], ipv6: [] },
+    }
+  })
+
+/** A policy of another program that blocks all packets which the host forwards. */
+const policy: IpsecPolicy = {
+  direction: 'fwd',
+  family: 'ipv4',
+  source: { address: 0, prefixLength: 0 },
+  destination: { address: 0, prefixLength: 0 },
+  protocol: 0,
+  hasPorts: false,
+  deviceIndex: 0,
+  mark: undefined,
+  interfaceId: 0,
+  isBlock: true,
+  priority: 0,
+  templates: [],
+}
+const blocking = { policies: [policy], states: [], blockedByDefault: [], hasKeyDaemon: true, exempt: [] }
+const unkeyed = {
+  policies: [
+    {
+      ...policy,
+      isBlock: false,
+      templates: [
+        { family: 'ipv4', source: 1, destination: 2, protocol: 50, requestId: 1, mode: 1, isOptional: false } as const,
+      ],
+    },
+  ],
+}
+
 /** A path that carries only shorter packets than containers send. */
 const narrow = { path: 'narrow', passesBytes: 1252, pathSince: '2026-11-22T09:00:00Z' } as const
 
@@ -135,6 +184,24 @@ describe('the doctor', () => {
     ['a blackhole for its own subnet', { routes: [...sound.routes, route('10.5.1.0/24', '')] }],
     ['a bridge cni0 of another network, which another program may have made', staleCni],
     ['containers at the bridge to which their packets go', { links: bridgedLinks }],
+    [
+      'containers whose gateway is at their bridge',
+      { links: withPort(sound.links), gateways: [parseIpv4('10.5.1.1')!] },
+    ],
+    ['containers whose gateway is a container', { links: withPort(sound.links), gateways: [parseIpv4('10.5.1.9')!] }],
+    ['containers of another network', { links: withPort(sound.links), gateways: [parseIpv4('10.9.1.1')!] }],
+    [
+      'a bridge without an address to which an operator routes the subnet, with proxy ARP',
+      { links: unaddressed(), gateways: [parseIpv4('10.5.1.1')!] },
+    ],
+    [
+      'an isolated network of Docker, beside containers without a bridge',
+      {
+        links: unaddressed().map((one) => (one.name === 'cni0' ? { ...one, name: 'br-1234' } : one)),
+        routes: [route('10.5.0.0/16', 'flannel0')],
+      },
+    ],
+    ['a dual-stack bridge whose containers use IPv4 alone', { ...soundDual, links: withPort(soundDual.links, true) }],
     [
       'a second bridge without containers, which gets no packets',
       {
@@ -433,6 +500,28 @@ describe('the doctor', () => {
         routes: [route('10.5.0.0/16', 'flannel0'), route('10.5.1.0/24', 'docker1'), route('10.5.1.0/24', 'cni0')],
       },
     ],
+    ['bridge-unaddressed', { links: unaddressed(), routes: [route('10.5.0.0/16', 'flannel0')] }],
+    [
+      'bridge-unaddressed',
+      {
+        links: unaddressed().map((one) => (one.name === 'cni0' ? { ...one, name: 'mine' } : one)),
+        routes: [route('10.5.0.0/16', 'flannel0')],
+        gateways: [parseIpv4('10.5.1.1')!],
+      },
+    ],
+    ['bridge-unaddressed', { links: unaddressed('10.5.1.77'), gateways: [parseIpv4('10.5.1.1')!] }],
+    [
+      'bridge-unaddressed',
+      {
+        ...soundDual,
+        links: withPort(soundDual.links, true),
+        routes: soundDual.routes.filter(({ destination }) => destination !== 'fd00:5:0:1::/64'),
+        gateways: [parseIpv6('fd00:5:0:1::1')!],
+      },
+    ],
+    ['ipsec-blocked', { ipsec: blocking }],
+    ['ipsec-blocked', { ipsec: blocking, nft: undefined, iptables: undefined }],
+    ['ipsec-unkeyed', { ipsec: { ...blocking, ...unkeyed } }],
     ['subnet-env-wrong', { subnetEnv: undefined }],
     ['subnet-env-wrong', { subnetEnv: { ...sound.subnetEnv, FLANNEL_SUBNET: '10.5.9.1/24' } }],
     ['subnet-env-wrong', { subnetEnv: { ...sound.subnetEnv, FLANNEL_MTU: '1500' } }],

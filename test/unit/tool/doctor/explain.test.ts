@@ -1,11 +1,11 @@
 // explain.test.ts - the steps of packets between all kinds of addresses, and the faults that stop them.
 
-import { expect, it } from 'vitest'
-import type { Route } from '../../../../src/host/kernel.ts'
+import { describe, expect, it } from 'vitest'
+import type { IpsecPolicy, Route } from '../../../../src/host/kernel.ts'
 import { parseAddress, type Address } from '../../../../src/net/address.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { countPeers, type PeerStatus, type Status } from '../../../../src/report/status.ts'
-import { explain, isOnHost, sideOf } from '../../../../src/tool/doctor/explain.ts'
+import { directionOf, explain, hasAnswer, isOnHost, sideOf } from '../../../../src/tool/doctor/explain.ts'
 import type { Facts } from '../../../../src/tool/doctor/facts.ts'
 import {
   dualPeer,
@@ -572,4 +572,103 @@ it('reports that with WireGuard a node may send only from its own subnet', () =>
   expect(stopped('192.0.2.2', '10.5.1.2', by('cni0'), sealed())).toEqual(['data path'])
   expect(stopped('198.51.100.7', '10.5.1.2', by('cni0'), sealed())).toEqual([])
   expect(stopped('192.0.2.2', '10.5.1.2', by('cni0'))).toEqual([])
+})
+
+describe('the IPsec policies of other programs', () => {
+  const policy = (direction: IpsecPolicy['direction'], part: Partial<IpsecPolicy> = {}): Partial<Facts> => {
+    const all = { address: 0, prefixLength: 0 }
+    const none = { mark: undefined, interfaceId: 0, priority: 0, templates: [], protocol: 0, hasPorts: false }
+    const one = {
+      ...none,
+      direction,
+      family: 'ipv4',
+      source: all,
+      destination: all,
+      deviceIndex: 0,
+      isBlock: true,
+    } as const
+    return {
+      ipsec: { policies: [{ ...one, ...part }], states: [], blockedByDefault: [], hasKeyDaemon: true, exempt: [] },
+    }
+  }
+  const own = { destination: { address: ip('10.5.1.0'), prefixLength: 24 } }
+
+  it('stop packets of containers and of this host, in each direction', () => {
+    const OUTWARD = ['10.5.1.2', '10.5.2.2', by('flannel0')] as const
+    const INWARD = ['10.5.2.2', '10.5.1.2', by('cni0')] as const
+    expect(stopped(...OUTWARD, policy('fwd'))).toEqual(['policy'])
+    expect(stopped(...OUTWARD, policy('out'))).toEqual(['policy'])
+    expect(stopped(...OUTWARD, policy('in'))).toEqual([])
+    expect(stopped(...OUTWARD, policy('fwd', own))).toEqual([])
+    expect(stopped(...INWARD, policy('fwd', own))).toEqual(['policy'])
+    expect(stopped(...INWARD, policy('in'))).toEqual(['policy']) // the datagram
+    expect(stopped('192.0.2.1', '10.5.2.2', by('flannel0'), policy('fwd'))).toEqual([])
+    expect(stopped('192.0.2.1', '10.5.2.2', by('flannel0'), policy('out'))).toEqual(['policy'])
+    expect(stopped('10.5.2.2', '192.0.2.1', by('lo'), policy('in'))).toEqual(['policy', 'policy'])
+    expect(stopped('10.5.1.2', '198.51.100.1', by('eth0', '192.0.2.254'), { ...MASQ, ...policy('fwd') })).toEqual([
+      'policy',
+    ])
+  })
+
+  it('are named, and may get their keys later', () => {
+    expect(of('policy', policy('fwd'))).toEqual([
+      'policy false: packets from 10.5.1.2 to 10.5.2.2: the IPsec policy "src 0.0.0.0/0 dst 0.0.0.0/0 dir fwd action block"',
+    ])
+    const template = {
+      family: 'ipv4',
+      source: 1,
+      destination: 2,
+      protocol: 50,
+      requestId: 1,
+      mode: 1,
+      isOptional: false,
+    } as const
+    expect(stopped(...OUT, policy('fwd', { isBlock: false, templates: [template] }))).toEqual(['policy?'])
+  })
+})
+
+it('says of an answer that a firewall may accept it although it drops first packets', () => {
+  const iptables = '-P FORWARD DROP\n-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT'
+  const question = {
+    source: ip('10.5.2.2'),
+    destination: ip('10.5.1.2'),
+    status,
+    facts: { ...sound, iptables },
+    route: by('cni0'),
+  }
+  const firewall = (isAnswer: boolean) =>
+    explain({ ...question, isAnswer })
+      .filter(({ says: text }) => text.startsWith('FORWARD'))
+      .map(({ passes, says: text }) => `${passes ?? '?'}: ${text}`)
+  expect([...firewall(false), ...firewall(true)]).toEqual([
+    'false: FORWARD: dropped by -P FORWARD DROP',
+    '?: FORWARD: dropped by -P FORWARD DROP, unless it answers an earlier packet in the other direction',
+  ])
+})
+
+it('knows the direction of a packet, and whether weft can explain the answer', () => {
+  const about = (source: string, destination: string) => {
+    const ends = [ip(source), ip(destination), status, sound] as const
+    return `${directionOf(...ends)} ${hasAnswer(...ends)}`
+  }
+  expect(about('10.5.1.2', '10.5.2.2')).toBe('out true')
+  expect(about('192.0.2.1', '10.5.2.2')).toBe('out true')
+  expect(about('10.5.2.2', '10.5.1.2')).toBe('in true')
+  expect(about('10.5.1.2', '10.5.1.3')).toBe('local false')
+  expect(about('10.5.1.2', '198.51.100.1')).toBe('out false')
+  expect(about('198.51.100.1', '10.5.1.2')).toBe('in false')
+  expect(about('172.31.0.7', '10.5.2.2')).toBe('out false')
+})
+
+it('stops packets of containers at a bridge without the address of the gateway', () => {
+  const links = [
+    { ...sound.links[0]!, index: 2 },
+    { ...sound.links[1]!, index: 7, type: 'bridge', addresses: { ipv4: [linkAddress(ip('10.5.1.77'), 24)], ipv6: [] } },
+    { ...sound.links[2]!, index: 8, name: 'veth1', type: 'veth', master: 7, addresses: { ipv4: [], ipv6: [] } },
+  ]
+  const facts = { ...MASQ, links, gateways: [ip('10.5.1.1')] }
+  expect(stopped('10.5.1.2', '10.5.2.2', by('flannel0'), facts)).toEqual(['gateway'])
+  expect(stopped('10.5.1.2', '198.51.100.1', by('eth0', '192.0.2.254'), facts)).toEqual(['gateway'])
+  expect(stopped('192.0.2.1', '10.5.2.2', by('flannel0'), facts)).toEqual([])
+  expect(stopped('10.5.1.2', '10.5.2.2', by('flannel0'), { ...facts, gateways: [] })).toEqual([])
 })

@@ -31,7 +31,7 @@ const ASK: Readonly<Record<Shell, string>> = {
       COMP_WORDS=(); for word in \${line//=/ = }; do COMP_WORDS+=("$word"); done
       case "$line" in *' ') COMP_WORDS+=('') ;; esac
       COMP_CWORD=$((\${#COMP_WORDS[@]} - 1)) COMPREPLY_PATHS=
-      _weft
+      "_\${line%% *}"
       echo \${COMPREPLY[@]} $COMPREPLY_PATHS
     done`,
   fish: `
@@ -66,11 +66,15 @@ const ASK: Readonly<Record<Shell, string>> = {
     cat ../answer`,
 }
 
-/** Returns the completions of a shell for these command lines. */
-async function complete(shell: Shell, lines: readonly string[]): Promise<Record<string, readonly string[]>> {
+/** Returns the completions of a shell for these command lines. `words` follow the shell on the command line of `weft completion`. */
+async function complete(
+  shell: Shell,
+  lines: readonly string[],
+  ...words: readonly string[]
+): Promise<Record<string, readonly string[]>> {
   const folder = mkdtempSync(join(tmpdir(), 'weft-complete-'))
   try {
-    writeFileSync(join(folder, 'completion'), (await weft(['completion', shell])).out)
+    writeFileSync(join(folder, 'completion'), (await weft(['completion', shell, ...words])).out)
     mkdirSync(join(folder, 'here'))
     writeFileSync(join(folder, 'here/a-path'), '')
     const args = shell === 'fish' ? ['--no-config', '-c', ASK.fish, folder] : ['-c', ASK[shell], shell, folder]
@@ -124,6 +128,20 @@ describe.each(SHELLS)('%s', (shell) => {
     }
     expect(await complete(shell, Object.keys(expected))).toEqual(expected)
   })
+})
+
+it.for(SHELLS)('%s completes the flags of weftd', async (shell, { skip }) => {
+  if (!has(shell)) skip(`this machine lacks ${shell}`)
+  const flags = [...Object.keys(FLAGS), 'help'].map((flag) => `--${flag}`).toSorted()
+  const expected: Record<string, readonly string[]> = {
+    'weftd --': flags,
+    'weftd --ip-masq --lea': ['--lease-dir', '--leave'],
+    'weftd --lease-dir a': ['a-path'],
+    'weftd --workers a': [],
+    'weftd --etcd-cafile=a': ['a-path'],
+    'weftd --etcd-endpoints http://a --iface-w': ['--iface-wait'],
+  }
+  expect(await complete(shell, Object.keys(expected), 'weftd')).toEqual(expected)
 })
 
 it('bash completes the peers of the daemon, and does not expand their names', async ({ skip }) => {
@@ -201,7 +219,7 @@ it('offers three shells', async () => {
   ])
     expect(await weft(words)).toMatchObject({ code: 0, err: '' })
   expect((await weft(['completion', '--help'])).out).toBe(
-    'Usage: weft completion bash|zsh|fish\n\nPrint the completion script for a shell: bash, zsh, fish.\n',
+    'Usage: weft completion bash|zsh|fish\n\nPrint the completion script of weft for a shell: bash, zsh, fish; with weftd after the shell, that of weftd.\n',
   )
   expect(await weft(['completion', 'csh'])).toMatchObject({ code: 2, err: expect.stringContaining('bash, zsh, fish') })
 })
