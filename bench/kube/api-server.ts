@@ -98,7 +98,8 @@ function talk({ id }: Lab, command: readonly string[]): Talker {
   }
 }
 
-export type Kind = 'weft' | 'flannel'
+/** The clients that are compared: this weft, flannel, and the weft in a second checkout. */
+export type Kind = 'weft' | 'flannel' | 'old'
 
 export interface ApiServer {
   readonly pid: number
@@ -112,8 +113,15 @@ export interface ApiServer {
   close(): Promise<void>
 }
 
-/** Starts etcd and the API server. The flags that are not set here have their defaults. */
-export async function startApiServer(lab: Lab, { apiServer, etcd, flannelClients }: Programs): Promise<ApiServer> {
+/**
+ * Starts etcd and the API server. The flags that are not set here have their defaults. `old` is the folder of the second
+ * checkout of weft.
+ */
+export async function startApiServer(
+  lab: Lab,
+  { apiServer, etcd, flannelClients }: Programs,
+  old?: string,
+): Promise<ApiServer> {
   const file = (name: string): string => join(lab.folder, name)
   mkdirSync(file('bin'))
   symlinkSync(etcd, file('bin/etcd'))
@@ -171,10 +179,10 @@ export async function startApiServer(lab: Lab, { apiServer, etcd, flannelClients
       contexts: [{ name: 'c', context: { cluster: 'c', user: 'u' } }],
     }),
   )
-  const program = (name: string): string[] => [
+  const program = (name: string, checkout = packageRoot): string[] => [
     process.execPath,
     '--max-old-space-size=12288',
-    join(packageRoot, `dist/bench/kube/${name}.js`),
+    join(checkout, `dist/bench/kube/${name}.js`),
   ]
   const admin = talk(lab, [...program('admin'), URL, lab.folder])
   return {
@@ -187,8 +195,8 @@ export async function startApiServer(lab: Lab, { apiServer, etcd, flannelClients
       const numbers = [nodes, from, count].map(String)
       const made = talk(
         lab,
-        kind === 'weft'
-          ? [...program('weft-clients'), URL, lab.folder, ...numbers]
+        kind !== 'flannel'
+          ? [...program('weft-clients', kind === 'old' ? old : packageRoot), URL, lab.folder, ...numbers]
           : [flannelClients, URL, file('ca.crt'), file('token'), ...numbers],
       )
       const line = await made.next()

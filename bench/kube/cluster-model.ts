@@ -104,7 +104,10 @@ function managedFields() {
     entry('kube-controller-manager', { 'f:spec': { ...keys('podCIDR'), 'f:podCIDRs': { '.': {} } } }),
     entry(
       'flanneld',
-      { 'f:metadata': { 'f:annotations': annotations }, 'f:status': { 'f:conditions': conditions('NetworkUnavailable') } },
+      {
+        'f:metadata': { 'f:annotations': annotations },
+        'f:status': { 'f:conditions': conditions('NetworkUnavailable') },
+      },
       'status',
     ),
     entry('kubelet', { 'f:status': { 'f:conditions': conditions(...CONDITIONS), ...keys('images') } }, 'status'),
@@ -153,6 +156,8 @@ export interface ServerState {
   readonly requests: Readonly<Record<string, number>>
   /** The number of requests that the API server refused because it was busy (HTTP status 429). */
   readonly refused: number
+  /** The number of listings of nodes that the API server has read from etcd, and not from its watch cache. */
+  readonly fromEtcd: number
 }
 
 /**
@@ -162,9 +167,15 @@ export interface ServerState {
 export function readServerState(text: string): ServerState {
   const cpu = Number(/^process_cpu_seconds_total (\S+)$/m.exec(text)?.[1])
   const requests: Record<string, number> = {}
-  let refused = 0
-  for (const [, labels = '', value] of text.matchAll(/^apiserver_request_total\{(.*)\} (\S+)$/gm)) {
+  let [refused, fromEtcd] = [0, 0]
+  for (const [, metric, labels = '', value] of text.matchAll(
+    /^(apiserver_request_total|apiserver_storage_list_total)\{(.*)\} (\S+)$/gm,
+  )) {
     const label = (name: string): string => new RegExp(`(?:^|,)${name}="([^"]*)"`).exec(labels)?.[1] ?? ''
+    if (metric === 'apiserver_storage_list_total') {
+      if (label('resource') === 'nodes' && label('storage') !== 'watchcache') fromEtcd += Number(value)
+      continue
+    }
     if (label('code') === '429') refused += Number(value)
     if (label('resource') !== 'nodes') continue
     const verb = label('verb')
@@ -172,7 +183,7 @@ export function readServerState(text: string): ServerState {
   }
   if (!(cpu > 0) || Object.keys(requests).length === 0)
     throw new Error('the API server has no metrics process_cpu_seconds_total and apiserver_request_total of nodes')
-  return { cpu, requests, refused }
+  return { cpu, requests, refused, fromEtcd }
 }
 
 /** Returns how many requests with each verb the API server got between two states. */

@@ -41,6 +41,7 @@ const METRICS = {
   patches: { title: 'requests PATCH for the start', unit: '', better: 'less' },
   watches: { title: 'requests WATCH for the start', unit: '', better: 'less' },
   refused: { title: 'requests refused with status 429', unit: '', better: 'less' },
+  fromEtcd: { title: 'listings that the API server read from etcd', unit: '', better: 'less' },
   seconds: { title: `time until ${CLIENTS} daemons have all leases`, unit: 's', better: 'less' },
   peakMiB: { title: 'most memory of the API server meanwhile', unit: 'MiB', better: 'less' },
   eventCpu: { title: "API server's CPU for a changed node, for each watch", unit: 'us', better: 'less' },
@@ -114,6 +115,7 @@ async function sample(
     patches: writes,
     watches: sumOf(requestsBetween(before, end), 'WATCH') / CLIENTS,
     refused: (after.refused - before.refused) / CLIENTS,
+    fromEtcd: (after.fromEtcd - before.fromEtcd) / CLIENTS,
     seconds,
     peakMiB,
     eventCpu: event * 1e6,
@@ -128,7 +130,7 @@ async function daemon(
   kind: Kind,
   host: Host,
   name: string,
-  folder: string,
+  { folder, old }: { readonly folder: string; readonly old: string | undefined },
 ): Promise<Record<DaemonMetric, number>> {
   const netConf = join(folder, 'net-conf.json')
   writeFileSync(netConf, JSON.stringify({ Network: '10.0.0.0/8', Backend: { Type: 'vxlan' } }))
@@ -141,9 +143,12 @@ async function daemon(
   const args = ['--kube-subnet-mgr', ...Object.entries(flags).map(([flag, value]) => `--${flag}=${value}`)]
   const before = await api.state()
   const child =
-    kind === 'weft'
-      ? host.startDaemon({ args: args.filter((word) => !/^--(subnet-file|iface)/.test(word)), env: { NODE_NAME: name } })
-          .process
+    kind !== 'flannel'
+      ? host.startDaemon({
+          args: args.filter((word) => !/^--(subnet-file|iface)/.test(word)),
+          env: { NODE_NAME: name },
+          ...(kind === 'old' && old !== undefined ? { checkout: old } : {}),
+        }).process
       : host.spawn(['env', `NODE_NAME=${name}`, await flanneld(), ...args], { stdin: true })
   child.stderr?.resume()
   const { pid = 0 } = child
@@ -168,30 +173,29 @@ async function daemon(
   return found
 }
 
-const KINDS: readonly Kind[] = ['weft', 'flannel']
-
-export async function measureKube(rounds: number, progress: Progress): Promise<Part> {
+export async function measureKube(rounds: number, progress: Progress, old?: string): Promise<Part> {
+  const kinds: readonly Kind[] = ['weft', 'flannel', ...(old === undefined ? [] : (['old'] as const))]
   const made = await programs((line) => progress.plain(line))
   await flanneld()
-  const lab = await createLab({ hosts: KINDS.length })
-  const samples = { weft: [], flannel: [] } as Record<Kind, Record<Metric, number>[]>
-  const daemons = { weft: [], flannel: [] } as Record<Kind, Record<DaemonMetric, number>[]>
+  const lab = await createLab({ hosts: kinds.length })
+  const samples = { weft: [], flannel: [], old: [] } as Record<Kind, Record<Metric, number>[]>
+  const daemons = { weft: [], flannel: [], old: [] } as Record<Kind, Record<DaemonMetric, number>[]>
   try {
-    const api = await startApiServer(lab, made)
+    const api = await startApiServer(lab, made, old)
     try {
       progress.now(`kube: ${NODES} nodes`, 60)
       const bytes = await api.fill(NODES)
       progress.plain(`kube: ${NODES} nodes of ${bytes} bytes each, kube-apiserver ${made.kubernetes}`)
-      for (const [at, kind] of KINDS.entries()) {
+      for (const [at, kind] of kinds.entries()) {
         progress.now(`kube: one daemon of ${kind}`, 30)
         const host = lab.hosts[at] as Host
-        daemons[kind].push(await daemon(api, kind, host, nodeName(NODES - 1 - at), lab.folder))
+        daemons[kind].push(await daemon(api, kind, host, nodeName(NODES - 1 - at), { folder: lab.folder, old }))
       }
       for (let round = 0; round < rounds; round++) {
         progress.now('kube: without clients', HEARTBEAT_S)
         const alone = await duringHeartbeats(api)
-        for (const kind of round % 2 === 0 ? KINDS : KINDS.toReversed()) {
-          progress.now(`kube: ${CLIENTS} clients of ${kind}`, (KUBE_SECONDS_A_ROUND - HEARTBEAT_S) / KINDS.length)
+        for (const kind of round % 2 === 0 ? kinds : kinds.toReversed()) {
+          progress.now(`kube: ${CLIENTS} clients of ${kind}`, (KUBE_SECONDS_A_ROUND - HEARTBEAT_S) / kinds.length)
           samples[kind].push(await sample(api, kind, alone))
           progress.plain(`kube: ${CLIENTS} clients of ${kind} measured`)
         }
@@ -210,7 +214,7 @@ export async function measureKube(rounds: number, progress: Progress): Promise<P
       case: 'kube',
       metric,
       ...about[metric],
-      values: Object.fromEntries(KINDS.map((kind) => [kind, all[kind].map(({ [metric]: value }) => value)])),
+      values: Object.fromEntries(kinds.map((kind) => [kind, all[kind].map(({ [metric]: value }) => value)])),
     }))
   return {
     name: 'kube',

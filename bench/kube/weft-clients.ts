@@ -6,6 +6,7 @@
 // them start. When each of them has NODES leases and has reported its node, the program prints `started` and follows
 // the nodes until stdin ends.
 
+import { setMaxListeners } from 'node:events'
 import { createInterface } from 'node:readline'
 import type { Log } from '../../src/base/log.ts'
 import { Secret } from '../../src/base/secret.ts'
@@ -29,6 +30,7 @@ const log: Log = {
   v: () => false,
 }
 const { signal } = new AbortController()
+setMaxListeners(0, signal) // all clients wait for this signal
 const config = parseNetworkConfig('{"Network":"10.0.0.0/8","Backend":{"Type":"vxlan"}}', { areGiven: true })
 
 function managerOf(index: number): Promise<SubnetManager> {
