@@ -18,7 +18,7 @@ const START_MS = 120_000
 const ADMIN_TOKEN = 'admin-of-the-benchmark'
 const CLIENT_TOKEN = 'service-account-of-the-benchmark'
 
-export interface Programs {
+interface Programs {
   readonly kubernetes: string
   readonly apiServer: string
   readonly etcd: string
@@ -64,7 +64,7 @@ function isOfSource(path: string, source: string): boolean {
 }
 
 /** A program that answers each line on its stdin with one line. */
-export interface Talker {
+interface Talker {
   readonly pid: number
   ask(line: string): Promise<string>
   /** Resolves with the program's next line. Rejects if the program ends. */

@@ -100,7 +100,7 @@ function objectOf(bytes: Buffer): Message {
   return object
 }
 
-/** Decodes a NodeList. Throws WeftError STORE_UNAVAILABLE if the bytes are no valid message. */
+/** Decodes a NodeList. Throws WeftError STORE_UNAVAILABLE if the bytes are not a valid message. */
 export function decodeNodeList(bytes: Buffer): Json {
   const metadata: Json = {}
   const items: Json[] = []
@@ -164,7 +164,7 @@ function timeOf(message: Message): string | undefined {
   return Number.isNaN(time.getTime()) ? undefined : time.toISOString().replace('.000Z', 'Z')
 }
 
-/** Returns the explanation in an error of the API server (Status); empty if the bytes are no valid Status. */
+/** Returns the explanation in an error of the API server (Status); empty if the bytes are not a valid Status. */
 export function explanationOf(bytes: Buffer): string {
   let message = ''
   try {
