@@ -1,5 +1,5 @@
 // protobuf.ts - decodes answers of the Kubernetes API in Protocol Buffers, as far as weft uses them: listings of nodes, and
-// errors. Pure.
+// errors. Does no I/O.
 //
 // An API server needs less CPU time to write a listing in Protocol Buffers than in JSON, and weftd needs less CPU time to
 // read the listing, because weftd skips most of a node. Kubernetes names the fields in generated.proto: of
@@ -38,12 +38,16 @@ class Message {
     this.#end = to
   }
 
-  /** Calls `onField` for each field whose value is a message, a text or a number. */
+  /**
+   * Calls `onField` for each field. A value of another type than the caller expects counts as empty text, as a message
+   * without fields, or as 0.
+   */
   each(onField: (field: number, value: Message) => void): void {
     while (this.#at < this.#end) {
       const tag = this.#varint()
       const field = Math.floor(tag / 8)
       const type = tag % 8
+      this.#from = this.#to = this.#number = 0
       if (type === WIRE.varint) this.#number = this.#varint()
       else if (type === WIRE.bytes) {
         const length = this.#varint()
