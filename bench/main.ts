@@ -20,6 +20,7 @@ import {
 import { FAMILIES_SECONDS_A_ROUND, measureFamilies } from './families.ts'
 import { figureBlocks, fillFigures, resultChart } from './figures.ts'
 import { JUNK_SECONDS_A_ROUND, measureJunk } from './junk.ts'
+import { KUBE_SECONDS_A_ROUND, measureKube } from './kube/scale.ts'
 import { LEASES_SECONDS, measureLeases } from './leases.ts'
 import { circumstances, estimate, measure, type Plan } from './measure.ts'
 import { measureMicro, MICRO_SECONDS } from './micro.ts'
@@ -43,6 +44,8 @@ const USAGE = `Usage: npm run bench -- [net] [CASE...] [--paths A,B] [--link pla
        npm run bench -- families        IPv4 alone and dual-stack, with 5,000 and 10,000 nodes
        npm run bench -- wireguard-peers weftd's WireGuard with 10,000 peers: memory, handshakes, idle cost
        npm run bench -- restarts        packets that a restart of weftd loses
+       npm run bench -- kube            daemons of a Kubernetes cluster with 5,000 nodes: the API server's load, memory.
+                                        The first run builds kube-apiserver, etcd and flannel with Go
        npm run bench -- junk            a flood of packets that weftd refuses
        npm run bench -- micro           functions of native/ that do no I/O, compared with memory speed
        npm run bench -- backends        the backends, between containers, on two links
@@ -109,6 +112,7 @@ const OTHERS: Readonly<
   leases: { seconds: () => LEASES_SECONDS, measure: (_rounds, progress) => measureLeases(progress) },
   families: { seconds: (rounds) => rounds * FAMILIES_SECONDS_A_ROUND, measure: measureFamilies },
   restarts: { seconds: (rounds) => rounds * RESTARTS_SECONDS_A_ROUND, measure: measureRestarts },
+  kube: { seconds: (rounds) => rounds * KUBE_SECONDS_A_ROUND, measure: measureKube },
   junk: { seconds: (rounds) => rounds * JUNK_SECONDS_A_ROUND, measure: measureJunk },
   'wireguard-peers': {
     seconds: (rounds) => rounds * WIREGUARD_PEERS_SECONDS_A_ROUND,

@@ -6,10 +6,12 @@
 
 import { request as requestHttp, Agent as HttpAgent, type ClientRequest, type IncomingMessage } from 'node:http'
 import { request as requestHttps, Agent as HttpsAgent } from 'node:https'
+import type { Readable } from 'node:stream'
 import { createGunzip } from 'node:zlib'
 import { messageOf, WeftError } from '../../base/errors.ts'
 import { limited, pause } from '../../host/bell.ts'
 import type { Access } from './access.ts'
+import { explanationOf, PROTOBUF } from './protobuf.ts'
 
 /** How long reading a complete answer of the API server may take, in ms. A listing of 500 nodes has about 10 MB. */
 const ANSWER_MS = 30_000
@@ -54,6 +56,11 @@ export interface Ask {
   readonly contentType?: string
   /** True if this request must fail immediately, and not wait, while the API server demands a pause (Retry-After). */
   readonly isDispensable?: true
+  /**
+   * Decodes an answer in Protocol Buffers. If `decode` is given, the client accepts Protocol Buffers, which cost the API
+   * server less CPU time than JSON. A server that has only JSON answers in JSON.
+   */
+  readonly decode?: (bytes: Buffer) => unknown
 }
 
 export interface KubeClient {
@@ -97,14 +104,15 @@ export class KubeApiClient implements KubeClient {
   async ask<T>(ask: Ask, signal: AbortSignal): Promise<T | undefined> {
     await this.#waitFor(ask, signal)
     return within(ANSWER_MS, signal, `${ask.method} ${ask.path}`, async (limit) => {
-      const response = await this.#open(ask, 'application/json', limit)
+      const response = await this.#open(ask, ask.decode ? `${PROTOBUF},application/json` : 'application/json', limit)
       await this.#check(
         response,
         ask,
         (status) => (status >= 200 && status < 300) || (status === 404 && ask.method === 'GET'),
       )
-      const text = await textOf(response)
-      return response.statusCode === 404 ? undefined : (parse(text) as T)
+      const bytes = await bytesOf(response)
+      if (response.statusCode === 404) return undefined
+      return (ask.decode && isProtobuf(response) ? ask.decode(bytes) : parse(bytes.toString())) as T
     })
   }
 
@@ -133,7 +141,7 @@ export class KubeApiClient implements KubeClient {
       // In a watch the API server sends one event per line. An incomplete line at the end of the response is dropped,
       // because the next watch repeats the event.
       let rest = ''
-      for await (const chunk of unpacked(response)) {
+      for await (const chunk of unpacked(response).setEncoding('utf8') as AsyncIterable<string>) {
         const lines = (rest + chunk).split('\n')
         rest = lines.pop() ?? ''
         const events = lines.filter((line) => line !== '').map(parseEvent)
@@ -201,7 +209,8 @@ export class KubeApiClient implements KubeClient {
     const seconds = Number(headers['retry-after'])
     if (seconds > 0)
       this.#notBefore.set(kindOf(ask), performance.now() + Math.min(seconds, LONGEST_RETRY_AFTER_S) * 1000)
-    const text = await textOf(response).catch(() => '')
+    const bytes = await bytesOf(response).catch(() => Buffer.alloc(0))
+    const text = isProtobuf(response) ? explanationOf(bytes) : bytes.toString()
     throw statusError(statusCode, `${ask.method} ${ask.path}: ${statusCode} ${statusMessage}`, text)
   }
 }
@@ -273,22 +282,20 @@ async function within<T>(
   }
 }
 
-/** Yields the text of an HTTP response, decompressed. Throws if the connection breaks. */
-async function* unpacked(response: IncomingMessage): AsyncGenerator<string> {
-  if (response.headers['content-encoding'] !== 'gzip') {
-    for await (const chunk of response.setEncoding('utf8')) yield chunk as string
-    return
-  }
+/** Returns the stream of the body of an HTTP response, decompressed. The stream fails if the connection breaks. */
+function unpacked(response: IncomingMessage): Readable {
+  if (response.headers['content-encoding'] !== 'gzip') return response
   const gunzip = createGunzip()
-  response.on('error', (error) => gunzip.destroy(error)).pipe(gunzip)
-  for await (const chunk of gunzip.setEncoding('utf8')) yield chunk as string
+  return response.on('error', (error) => gunzip.destroy(error)).pipe(gunzip)
 }
 
-async function textOf(response: IncomingMessage): Promise<string> {
-  const parts: string[] = []
-  for await (const part of unpacked(response)) parts.push(part)
-  return parts.join('')
+async function bytesOf(response: IncomingMessage): Promise<Buffer> {
+  const parts: Buffer[] = []
+  for await (const part of unpacked(response)) parts.push(part as Buffer)
+  return Buffer.concat(parts)
 }
+
+const isProtobuf = ({ headers }: IncomingMessage): boolean => headers['content-type']?.startsWith(PROTOBUF) ?? false
 
 function parse(text: string): unknown {
   try {

@@ -18,6 +18,7 @@ import {
   type NodeObject,
   type NodeSubnets,
 } from './node-lease.ts'
+import { decodeNodeList } from './protobuf.ts'
 
 export const NODES = '/api/v1/nodes'
 const PAGE = 500
@@ -86,7 +87,8 @@ export class NodeSource implements LeaseSource<bigint> {
       const query = { limit: String(PAGE), ...(next === '' ? {} : { continue: next }) }
       let page: NodeList
       try {
-        page = nodeListOf(await this.#client.ask({ method: 'GET', path: NODES, query }, signal))
+        const ask = { method: 'GET', path: NODES, query, decode: decodeNodeList } as const
+        page = nodeListOf(await this.#client.ask(ask, signal))
       } catch (error) {
         // GAP means that the API server no longer has the revision of the listing's first page, so the listing must
         // start again.

@@ -25,6 +25,7 @@ import {
   annotationsPatch,
   createdAt,
   givenAddresses,
+  membersOf,
   readAttrs,
   subnetsOf,
   type AnnotationNames,
@@ -46,6 +47,13 @@ const AGAIN_MS = 1_000
  */
 const EVENT_AGAIN_MS = 3_600_000
 const PATCH = 'application/strategic-merge-patch+json'
+/** The condition that flanneld sets (pkg/subnet/kube/kube.go, CompleteLease), without the times. */
+const NETWORK_IS_UP = {
+  type: 'NetworkUnavailable',
+  status: 'False',
+  reason: 'FlannelIsUp',
+  message: 'Flannel is running on this node',
+} as const
 
 interface OwnNodeOptions {
   readonly client: KubeClient
@@ -133,23 +141,21 @@ export class OwnNode {
 
   /**
    * Sets the condition NetworkUnavailable of this node to false, with flannel's reason and message. A cloud controller
-   * sets the condition to true to keep pods off a node until its network works.
+   * sets the condition to true to keep pods off a node until its network works. If the condition is set already, weftd
+   * writes nothing, because the API server sends each change of a node to the weftd of each node.
    */
   async ready(signal: AbortSignal): Promise<void> {
     const uid = this.#seenUid
     if (uid === this.#readyUid) return
+    if (!isUp(await this.#client.ask({ method: 'GET', path: this.#path }, signal))) await this.#setUp(signal)
+    this.#readyUid = uid
+  }
+
+  async #setUp(signal: AbortSignal): Promise<void> {
     const time = goSeconds()
-    const condition = {
-      type: 'NetworkUnavailable',
-      status: 'False',
-      lastHeartbeatTime: time,
-      lastTransitionTime: time,
-      reason: 'FlannelIsUp',
-      message: 'Flannel is running on this node',
-    }
+    const condition = { ...NETWORK_IS_UP, lastHeartbeatTime: time, lastTransitionTime: time }
     const body = { status: { conditions: [condition] } }
     await this.#client.ask({ method: 'PATCH', path: `${this.#path}/status`, contentType: PATCH, body }, signal)
-    this.#readyUid = uid
   }
 
   /** Waits until this node has a valid subnet, and writes `attrs` to its annotations. */
@@ -324,6 +330,15 @@ export class OwnNode {
 }
 
 const WORD = { ipv4: 'IPv4', ipv6: 'IPv6' } as const
+/** True if a Node object has the condition NETWORK_IS_UP. The object is untrusted JSON. */
+function isUp(node: unknown): boolean {
+  const { conditions } = membersOf(membersOf(node)['status'])
+  const wanted = Object.entries(NETWORK_IS_UP)
+  return (
+    Array.isArray(conditions) &&
+    conditions.some((each) => wanted.every(([name, value]) => membersOf(each)[name] === value))
+  )
+}
 const annotationsOf = ({ metadata }: NodeObject): Readonly<Record<string, string>> => metadata?.annotations ?? {}
 const leaseFrom = (node: NodeObject, subnets: NodeSubnets, attrs: LeaseAttrs): OwnLease => ({
   ...subnets,

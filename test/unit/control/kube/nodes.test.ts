@@ -114,3 +114,34 @@ it('reports that the network is up until the API server accepts it, once per nod
   for (let times = 0; times < 3; times++) await own.ready(signal)
   expect(patches).toBe(4)
 })
+
+it('does not write the condition of a node that is up already, because each write costs a message to each node', async () => {
+  const asked: string[] = []
+  const up = {
+    type: 'NetworkUnavailable',
+    status: 'False',
+    reason: 'FlannelIsUp',
+    message: 'Flannel is running on this node',
+  }
+  let conditions: unknown = [
+    { type: 'Ready', status: 'True' },
+    { ...up, lastHeartbeatTime: '2026-01-01T00:00:00Z' },
+  ]
+  const { client } = apiOf(({ method, path }) => {
+    asked.push(`${method} ${path}`)
+    const present = { ...node('a', 'a', '7', '10.5.1.0/24'), status: { conditions } }
+    return path === '/api/v1/nodes' ? { metadata: { resourceVersion: '9' }, items: [present] } : present
+  })
+  async function requestsOfReady(): Promise<string[]> {
+    const own = new OwnNode({ client, names, name: 'a', log })
+    await own.published(signal)
+    asked.length = 0
+    await own.ready(signal)
+    return asked
+  }
+  expect(await requestsOfReady()).toEqual(['GET /api/v1/nodes/a'])
+  for (const other of [{ status: 'True' }, { reason: 'NoRouteCreated' }, { type: 'Ready' }]) {
+    conditions = [{ ...up, ...other }]
+    expect(await requestsOfReady()).toEqual(['GET /api/v1/nodes/a', 'PATCH /api/v1/nodes/a/status'])
+  }
+})
