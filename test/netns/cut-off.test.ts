@@ -1,4 +1,4 @@
-// cut-off.test.ts - faults of a host that cut its containers off from other nodes, while weftd works: the containers lose all packets, and
+// cut-off.test.ts - faults that cut a host's containers off from other nodes although weftd works: the containers lose all packets, and
 // `weft doctor` and `weft explain` name the cause.
 
 import { mkdirSync, writeFileSync } from 'node:fs'

@@ -61,7 +61,7 @@ const POLICY_BYTES = 168
 const PORTS_BYTES = 8
 /** The number of the action XFRM_POLICY_BLOCK. */
 const BLOCK = 1
-/** The directions by the kernel's numbers. Policies of single sockets have higher numbers. */
+/** The directions, indexed by the kernel's numbers (XFRM_POLICY_IN is 0). Policies of sockets have higher numbers. */
 const DIRECTIONS: readonly IpsecDirection[] = ['in', 'out', 'fwd']
 const XFRMA = { TEMPLATES: 5, MARK: 21, INTERFACE_ID: 31 } as const
 /** The length of a `struct xfrm_user_tmpl`, and the positions of its members. */

@@ -236,7 +236,7 @@ async function find(node: Node, leftovers: Leftovers): Promise<Found> {
   return found
 }
 
-/** Logs which packets policy rules divert from the data path, when that changes. */
+/** Logs when policy routing rules begin or cease to divert packets from the data path. */
 function noteDiverted(node: Node, diverted: ReadonlyMap<string, string>): void {
   const before = node.diverted
   const came = [...diverted].flatMap(([name, text]) => (before.has(name) ? [] : [text]))

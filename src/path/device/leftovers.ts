@@ -335,8 +335,8 @@ function routeOwnerOf({ destination }: Route, side: Side, others: readonly Other
 /** The maximum number of peers to which `pastDevices` looks up routes. */
 const MAX_PEERS = 100
 /**
- * The maximum number of bridges from which `pastDevices` looks up routes. A few bridges are enough, even if each
- * container has a bridge of its own.
+ * The maximum number of bridges for whose containers `pastDevices` looks up routes. Without this limit, a host with one
+ * bridge for each container would make too many look-ups.
  */
 const MAX_BRIDGES = 4
 

@@ -19,7 +19,7 @@ export interface FilteredPacket {
    * from connection tracking; left out if weft does not know the state.
    */
   readonly state?: 'new' | 'untracked'
-  /** True if a rule of which weft does not know whether it matches exempts the packet from connection tracking. */
+  /** True if a rule that may or may not match exempts the packet from connection tracking. */
   readonly mayBeUntracked?: boolean
   /** The mark of the packet, if the caller assumes that no rule has marked the packet. */
   readonly mark?: 0
@@ -123,7 +123,7 @@ export function allOf(conditions: readonly Holds[]): Holds {
   return conditions.includes('unread') ? 'unread' : true
 }
 
-/** Combines two conditions that must both hold, of which neither is false. */
+/** Returns the result of two conditions that must both hold. The type Match excludes false. */
 export const both = (one: Match, other: Match): Match =>
   one === undefined || other === undefined ? undefined : one === true ? other : one
 
@@ -142,8 +142,8 @@ export function walkChain(chains: ReadonlyMap<string, Chain>, start: string, pac
 /** The evaluation of a base chain for one packet. */
 class Walk {
   /**
-   * The possible verdicts (true: the packet is accepted) of the rules of which it is not known whether they match.
-   * `isOpen` is true if such a rule would end the evaluation of its chain without a verdict.
+   * The possible verdicts of the rules that may or may not match (true: the packet is accepted).
+   * `isOpen` is true if such a rule (RETURN or goto) would end its chain without a verdict.
    */
   readonly possible = new Set<boolean>()
   isOpen = false

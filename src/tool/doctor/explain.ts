@@ -432,7 +432,7 @@ const bridgedAs = (way: Bridged['way'], { source, facts, status }: Question): { 
   return bridged ? { bridged } : {}
 }
 
-/** Returns a step for each rule of a bridge that drops packets between two containers of this host. */
+/** Returns one step for each firewall rule that drops bridged packets between two containers of this host. */
 function acrossBridge(question: Question): Step[] {
   const { source, destination, facts } = question
   const bridged = bridgedAs('through', question)

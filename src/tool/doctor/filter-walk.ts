@@ -108,7 +108,7 @@ function tablesIn(text: string): readonly (readonly [name: string, lines: readon
     if (line.startsWith('*')) tables.push([line.slice(1), []])
     else tables.at(-1)?.[1].push(line)
   }
-  // The table filter exists in any case: without rules, the policy of its chains is ACCEPT.
+  // If a listing shows only other tables, the table filter has no rules and the policy ACCEPT.
   const isTwice = tables.slice(1).some(([name]) => name === 'filter')
   return isTwice ? tables.slice(1) : tables
 }
@@ -282,7 +282,7 @@ function matchOf(
         target = { to: 'goto', chain: value }
         break
       case '-m':
-        // The check `routes` looks up whether the kernel accepts the source of packets on their interface.
+        // rpfilter is not `unread`, because the check `routes` reports packets that fail reverse path filtering.
         if (!READ_MATCHES.has(value)) say(value === 'rpfilter' ? undefined : 'unread')
         break
       case '--sport':

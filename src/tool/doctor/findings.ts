@@ -18,7 +18,7 @@ const RAISE_LIMITS =
   'raise net.ipv4.neigh.default.gc_thresh3 (for IPv6 net.ipv6.neigh.default.gc_thresh3), and set gc_thresh2 to half and gc_thresh1 to a quarter of gc_thresh3'
 /** The remedy for a rule that changes packets of the network. */
 const LEAVE_OUT =
-  'delete the rule that this finding names, or let the rule leave out packets to the network (`! -d NETWORK`)'
+  'delete the rule that this finding names, or exclude packets to the network from the rule (`! -d NETWORK`)'
 
 export const FINDINGS = {
   'daemon-silent': {

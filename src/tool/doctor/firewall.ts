@@ -273,7 +273,7 @@ function fixOf({ name, base, side, isFlannels, detail }: Dropped, all: readonly 
   const net = formatNet(network)
   if (name === 'forward-dropped') {
     if (base && /^(?:arp|bridge|netdev) /.test(base.name))
-      return `accept the packets of containers before the rule that drops: \`nft insert rule ${base.name} accept\`, or delete that rule (ebtables and arptables make rules of such tables too); put the change also into the file from which this table is loaded`
+      return `accept the packets of containers before the rule that drops: \`nft insert rule ${base.name} accept\`, or delete that rule (perhaps ebtables or arptables made it); put the change also into the file from which this table is loaded`
     if (base?.name.startsWith('inet firewalld '))
       return `have firewalld trust the network: \`firewall-cmd --permanent --zone=trusted --add-source=${net}\`, then \`firewall-cmd --reload\``
     if (base)

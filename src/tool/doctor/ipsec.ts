@@ -62,9 +62,9 @@ export const blocksSending = (facts: Facts): boolean =>
 const nameOf = ({ isCertain }: Drop) => (isCertain ? 'ipsec-blocked' : 'ipsec-unkeyed')
 
 /**
- * Lists the packets between this node and its peers that IPsec policies drop, the first packet of each policy. With the
- * backend ipsec, policies of weftd and flanneld are right, and the finding `peers-without-keys` reports missing keys.
- * With another backend such policies are leftovers.
+ * Lists the packets between this node and its peers that IPsec policies drop: for each policy, the first packet found.
+ * With the backend ipsec, leaves out the policies of weftd and flanneld, because the finding `peers-without-keys`
+ * reports their missing keys. With another backend these policies are leftovers, and the list includes their packets.
  */
 function dropsIn(facts: Facts): readonly Drop[] {
   const { status, ipsec } = facts

@@ -82,7 +82,7 @@ function isTooFew(
 const isUsual = ({ address, by }: SeenEffect): boolean =>
   address === undefined && (/-A CNI-/.test(by) || / ! -o \S+ -j MASQUERADE/.test(by) || /\boifname != /.test(by))
 
-/** Returns true if peers drop packets with the new source: WireGuard accepts only sources in the sender's subnet. */
+/** Returns true if peers drop the packets whose source a rule changes: WireGuard accepts only the sender's subnet. */
 function isRefused({ address }: SeenEffect, { subnet }: OwnSide, { config }: Status): boolean {
   // A rule may name a range of addresses, or a port after an IPv4 address.
   const [, first = ''] = /^(\d[\d.]*(?![\d.]*:.*:)|[\da-f:]+)/i.exec(address ?? '') ?? []

@@ -21,7 +21,7 @@ const [TEMPLATES, MARK, INTERFACE_ID] = [5, 21, 31]
 /** A `xfrm_address_t`, which has 16 bytes. */
 const address = (text: string): Buffer => Buffer.concat([addressBytes(at(text))], 16)
 
-/** The numbers of a structure in the byte order of the host. */
+/** Returns the bytes of a structure with the given numbers, in the byte order of the host. */
 function numbers(bytes: number, ...values: (readonly [at: number, size: 1 | 2 | 4, value: number])[]): Buffer {
   const buffer = Buffer.alloc(bytes)
   for (const [place, size, value] of values)

@@ -180,7 +180,7 @@ it('does not report the policies of the backend ipsec, unless another backend ru
   ]
   expect(found({ policies }, { status: ipsecStatus })).toEqual([])
   expect(names({ policies })).toEqual(['ipsec-blocked', 'ipsec-blocked'])
-  // A policy of another program that precedes them is a fault.
+  // weft doctor reports a policy of another program that precedes the policies of the backend ipsec.
   expect(names({ policies: [policy('fwd', ALL, ALL), ...policies] }, { status: ipsecStatus })).toEqual([
     'ipsec-blocked',
   ])
