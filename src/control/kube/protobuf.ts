@@ -51,7 +51,7 @@ function textOf(value: Value): string {
 
 /**
  * Decodes an object with `onField`, which gets the fields of the object. The bytes have an envelope, `Unknown`, whose
- * field 2 is the object. Throws WeftError STORE_UNAVAILABLE if the bytes are no valid message.
+ * field 2 is the object. Throws WeftError STORE_UNAVAILABLE if the bytes are not a valid message.
  */
 function decode(bytes: Buffer, onField: (field: number, value: Value) => void): void {
   if (!bytes.subarray(0, MAGIC.length).equals(MAGIC)) throw broken('the first bytes are wrong')
