@@ -1,6 +1,7 @@
 // kernel-errors.ts - makes changes of the kernel's configuration, and classifies the errors with which the kernel
-// refuses them.
+// refuses them. Also returns the remedy for errors that SELinux may have caused.
 
+import { readFileSync } from 'node:fs'
 import type { WeftError } from '../base/errors.ts'
 import type { Change, HostKernel, KernelRefusal } from './kernel.ts'
 
@@ -30,4 +31,24 @@ export const applyChange = (kernel: HostKernel, change: Change): Promise<void> =
 export async function removeAll(kernel: HostKernel, changes: readonly Change[]): Promise<void> {
   const error = (await kernel.change(changes)).find((each) => each !== undefined && !isGone(each))
   if (error) throw error
+}
+
+/** user:role:type, and usually a level such as `s0:c1,c2` (selinux(8)). The names of AppArmor's profiles do not match. */
+const CONTEXT = /^[^:\s]+:[^:\s]+:[^:\s]+(:\S+)?$/
+
+/**
+ * Returns the remedy for an operation that failed with EACCES, if SELinux may have forbidden the operation. Returns
+ * undefined if this process has no SELinux context, that is, if the host runs without SELinux. The kernel returns
+ * EACCES for SELinux and for missing file permissions alike, so the remedy cannot name the cause for certain.
+ */
+export function selinuxRemedy(
+  readContext = (): string => readFileSync('/proc/self/attr/current', 'utf8'),
+): string | undefined {
+  try {
+    const context = readContext().replace(/[\0\n]+$/, '')
+    if (!CONTEXT.test(context)) return undefined
+    return `SELinux may forbid it to ${context}: list the denials with \`ausearch -m avc -ts recent\`, and give weft's pods the type spc_t (docs/kubernetes/security.md)`
+  } catch {
+    return undefined // the kernel has no security module that labels processes
+  }
 }

@@ -23,6 +23,7 @@ import {
 import { dirname } from 'node:path'
 import { messageOf, WeftError } from '../../base/errors.ts'
 import { addon } from '../../host/addon.ts'
+import { selinuxRemedy } from '../../host/kernel-errors.ts'
 import { connect, listen, type Connection, type Listener } from '../../host/unix-socket.ts'
 import type { NodeOptions } from '../../options.ts'
 
@@ -108,7 +109,7 @@ export function rendezvousAt(options: SubnetFile, warn: (message: string) => voi
   }
   /**
    * Returns the error for a lock file that cannot be opened. The error distinguishes two cases: this user may not write
-   * to the file's folder, or another user's weftd made the file.
+   * to the file's folder, or another user's weftd made the file. SELinux can cause both errors.
    */
   function forbidden(error: unknown): WeftError {
     const folder = dirname(lockPath)
@@ -116,9 +117,10 @@ export function rendezvousAt(options: SubnetFile, warn: (message: string) => voi
     const message = isFolder
       ? `this user may not write ${folder}: ${messageOf(error)}`
       : `cannot find out whether another weftd runs: ${messageOf(error)}`
-    const remedy = isFolder
+    const usual = isFolder
       ? 'run weftd as root, or give --subnet-file another folder'
       : 'run weftd as the user that ran before, or remove what that one left: `weft cleanup`'
+    const remedy = [selinuxRemedy() ?? [], usual].flat().join('; otherwise ')
     return new WeftError('PERMISSION', message, { remedy, cause: error })
   }
   return {

@@ -1,6 +1,7 @@
 // start-error.ts - turns the error of an engine that could not start into a WeftError with a remedy.
 
 import { WeftError } from '../../base/errors.ts'
+import { selinuxRemedy } from '../../host/kernel-errors.ts'
 import type { EngineConfig } from './engine.ts'
 
 const isRoot = (): boolean => process.getuid?.() === 0
@@ -10,12 +11,12 @@ export function noTun(error: NodeJS.ErrnoException): WeftError {
   const isForbidden = code === 'EPERM' || code === 'EACCES'
   const what = isForbidden ? `/dev/net/tun may not be opened (${code})` : `/dev/net/tun cannot be opened (${code})`
   const inContainer = 'in a container, `docker run --cap-add NET_ADMIN --device /dev/net/tun`'
-  return new WeftError('NO_TUN', what, {
-    remedy: isForbidden
-      ? `${isRoot() ? 'allow the device' : 'run as root, as the unit does'}; ${inContainer}`
-      : `load the module with \`modprobe tun\`; ${inContainer}`,
-    cause: error,
-  })
+  const usual = isForbidden
+    ? `${isRoot() ? 'allow the device' : 'run as root, as the unit does'}; ${inContainer}`
+    : `load the module with \`modprobe tun\`; ${inContainer}`
+  // SELinux denies with EACCES. The cgroup of a container, which can deny devices, denies with EPERM.
+  const remedy = [(code === 'EACCES' ? selinuxRemedy() : undefined) ?? [], usual].flat().join('; otherwise ')
+  return new WeftError('NO_TUN', what, { remedy, cause: error })
 }
 
 /**

@@ -115,7 +115,7 @@ export const FINDINGS = {
     check: 'tun',
     level: 'failure',
     means: 'weftd may not open /dev/net/tun',
-    fix: "on a host, run weftd as root, or give /dev/net/tun the mode 0666 (udev's default) and weftd the capability CAP_NET_ADMIN; in a container, allow the device: `--device /dev/net/tun`",
+    fix: "on a host, run weftd as root, or give /dev/net/tun the mode 0666 (udev's default) and weftd the capability CAP_NET_ADMIN; in a container, allow the device: `--device /dev/net/tun`; in a pod on a host with SELinux, give weft's pods the type spc_t (docs/kubernetes/security.md)",
   },
   'address-gone': {
     check: 'families',

@@ -2,7 +2,7 @@
 
 import { describe, expect, it } from 'vitest'
 import { WeftError } from '../../../src/base/errors.ts'
-import { applyChange, applyChanges, errnoOf, isGone, removeAll } from '../../../src/host/kernel-errors.ts'
+import { applyChange, applyChanges, errnoOf, isGone, removeAll, selinuxRemedy } from '../../../src/host/kernel-errors.ts'
 import type { Change } from '../../../src/host/kernel.ts'
 import { ModelKernel } from '../../support/model-kernel.ts'
 
@@ -50,4 +50,24 @@ describe('changes', () => {
     await removeAll(kernelWith('ENODEV', undefined, 'ESRCH').kernel, [UP, UP, UP])
     await expect(removeAll(kernelWith('ENODEV', 'EPERM').kernel, [UP, UP])).rejects.toThrow('EPERM')
   })
+})
+
+it.each([
+  ['system_u:system_r:container_t:s0:c1,c2\0', 'system_u:system_r:container_t:s0:c1,c2'],
+  ['system_u:system_r:kernel_t:s0\n', 'system_u:system_r:kernel_t:s0'],
+  ['user_u:user_r:user_t', 'user_u:user_r:user_t'], // a policy without levels
+])('names the SELinux context of the process: %j', (text, context) => {
+  expect(selinuxRemedy(() => text)).toContain(`SELinux may forbid it to ${context}: `)
+})
+
+it.each(['unconfined\n', 'cri-containerd.apparmor.d (enforce)\n', ''])(
+  'does not mention SELinux on a host with AppArmor or neither: %j',
+  (text) => expect(selinuxRemedy(() => text)).toBeUndefined(),
+)
+
+it('does not mention SELinux if the kernel labels no processes', () => {
+  const read = () => {
+    throw Object.assign(new Error('EINVAL'), { code: 'EINVAL' })
+  }
+  expect(selinuxRemedy(read)).toBeUndefined()
 })

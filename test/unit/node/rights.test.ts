@@ -1,7 +1,10 @@
 // rights.test.ts - what is tried before a lease is taken.
 
-import { expect, it } from 'vitest'
+import { expect, it, vi } from 'vitest'
+import { selinuxRemedy } from '../../../src/host/kernel-errors.ts'
 import { requireRights, type Rights } from '../../../src/node/rights.ts'
+
+vi.mock('../../../src/host/kernel-errors.ts', { spy: true })
 
 const tunNames = ['flannel%d']
 const refusal = (code: string): NodeJS.ErrnoException => Object.assign(new Error(code), { code })
@@ -53,4 +56,14 @@ it('lets the kernel refuse if the capabilities cannot be read', async () => {
   const status = (): Promise<string> => Promise.reject(refusal('EACCES'))
   await requireRights({ name: 'udp', tunNames }, { ...host(DOCKER), status })
   await requireRights({ name: 'udp', tunNames }, { ...host(DOCKER), status: async () => 'CapEff: junk' })
+})
+
+it.each([
+  ['EACCES', 'SELinux may forbid it; otherwise '],
+  ['EPERM', ''], // from the cgroup of a container, which can deny devices
+])('names SELinux if it may forbid the TUN: %s', async (code, beginning) => {
+  vi.mocked(selinuxRemedy).mockReturnValue('SELinux may forbid it')
+  await expect(requireRights({ name: 'udp', tunNames }, host(ALL, code))).rejects.toMatchObject({
+    remedy: expect.stringMatching(new RegExp(`^${beginning}(allow the device|run as root)`)) as string,
+  })
 })

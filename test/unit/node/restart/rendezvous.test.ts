@@ -1,11 +1,15 @@
 // rendezvous.test.ts - the lock for a subnet file, and the files that are removed with it.
 
-import { existsSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs'
+import { existsSync, mkdtempSync, openSync, readdirSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, expect, it, vi } from 'vitest'
 import { addon } from '../../../../src/host/addon.ts'
+import { selinuxRemedy } from '../../../../src/host/kernel-errors.ts'
 import { handoverLock, rendezvousAt, type Rendezvous } from '../../../../src/node/restart/rendezvous.ts'
+
+vi.mock('../../../../src/host/kernel-errors.ts', () => ({ selinuxRemedy: vi.fn() }))
+vi.mock('node:fs', { spy: true })
 
 let folder: string
 let rendezvous: Rendezvous
@@ -52,4 +56,25 @@ it('names no process of another PID namespace, because its number means another 
   writeFileSync(handoverLock(options()), '7\n') // as it is written if /proc does not tell the namespace
   expect(rendezvous.owner()).toBe(7)
   lock.close()
+})
+
+it.each([
+  ['without SELinux', undefined, 'run weftd as the user that ran before, or remove what that one left: `weft cleanup`'],
+  [
+    'with SELinux, which may forbid the file of a pod with other categories',
+    'SELinux may forbid it',
+    'SELinux may forbid it; otherwise run weftd as the user that ran before, or remove what that one left: `weft cleanup`',
+  ],
+])('says why the lock file may not be opened: %s', (_, selinux, remedy) => {
+  vi.mocked(selinuxRemedy).mockReturnValue(selinux)
+  vi.mocked(openSync).mockImplementationOnce(() => {
+    throw Object.assign(new Error('EACCES: permission denied'), { code: 'EACCES' })
+  })
+  expect(() => rendezvous.tryLock()).toThrow(
+    expect.objectContaining({
+      code: 'PERMISSION',
+      message: 'cannot find out whether another weftd runs: EACCES: permission denied',
+      remedy,
+    }),
+  )
 })
