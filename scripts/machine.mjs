@@ -140,7 +140,9 @@ export const NEEDS = [
         ],
   ),
   { name: 'qemu-system-x86_64', package: 'qemu-system-x86', for: ['vm'] },
-  { name: 'busybox', package: 'busybox-static', for: ['vm', 'cluster'] },
+  { name: 'busybox', package: 'busybox-static', for: ['test', 'vm', 'cluster'] },
+  // Tests of the manual pages and of the completion of weft's commands.
+  ...['mandoc', 'zsh', 'fish'].map((name) => ({ name, package: name, for: ['test'] })),
   { name: 'cpio', package: 'cpio', for: ['vm'] },
   { name: 'modprobe', package: 'kmod', for: ['vm'] },
   { name: 'chromium', package: 'chromium', for: ['page'] },

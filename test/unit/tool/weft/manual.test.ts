@@ -77,10 +77,13 @@ async function complete(
     writeFileSync(join(folder, 'completion'), (await weft(['completion', shell, ...words])).out)
     mkdirSync(join(folder, 'here'))
     writeFileSync(join(folder, 'here/a-path'), '')
+    // The completion asks weft for the names of peers.
+    mkdirSync(join(folder, 'bin'))
+    writeFileSync(join(folder, 'bin/weft'), '#!/bin/sh\nexit 1\n', { mode: 0o755 })
     const args = shell === 'fish' ? ['--no-config', '-c', ASK.fish, folder] : ['-c', ASK[shell], shell, folder]
     const { stdout, stderr } = spawnSync(shell, [...args, ...lines], {
       encoding: 'utf8',
-      env: { PATH: process.env['PATH'], HOME: folder, TERM: 'dumb', LC_ALL: 'C.UTF-8' },
+      env: { PATH: `${join(folder, 'bin')}:${process.env['PATH']}`, HOME: folder, TERM: 'dumb', LC_ALL: 'C.UTF-8' },
       timeout: 60_000,
     })
     expect(stderr).toBe('')
