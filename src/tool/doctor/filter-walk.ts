@@ -148,7 +148,7 @@ function chainsOf(table: string, lines: readonly string[]): ReadonlyMap<string, 
 }
 
 /** Splits a rule into the words after `-A CHAIN`. A quoted text is one word. */
-const wordsOf = (rule: string): readonly string[] => (rule.match(/"(?:\\.|[^"])*"|\S+/g) ?? []).slice(2)
+const wordsOf = (rule: string): readonly string[] => (rule.match(/"(?:\\.|[^"\\])*"|\S+/g) ?? []).slice(2)
 
 /** The iptables matches (-m) whose options this file evaluates. The result of any other match is unknown. */
 const READ_MATCHES = new Set([
@@ -166,12 +166,12 @@ const READ_MATCHES = new Set([
   'pkttype',
   'mark',
 ])
-const DECIDED: Readonly<Record<string, Target>> = {
-  ACCEPT: { to: 'accept' },
-  DROP: { to: 'drop' },
-  REJECT: { to: 'drop' },
-  RETURN: { to: 'return' },
-}
+const DECIDED: ReadonlyMap<string, Target> = new Map<string, Target>([
+  ['ACCEPT', { to: 'accept' }],
+  ['DROP', { to: 'drop' }],
+  ['REJECT', { to: 'drop' }],
+  ['RETURN', { to: 'return' }],
+])
 
 function outcomesOf(words: readonly string[], packet: FilteredPacket): readonly Outcome[] {
   const { matches, target } = matchOf(words, packet)
@@ -188,7 +188,7 @@ function targetOf(name: string, options: readonly string[]): Target {
     return at < 0 ? undefined : (options[at + 1] ?? '')
   }
   const numberOf = (option: string): number => Number(valueOf(option) ?? Number.NaN)
-  const decided = DECIDED[name]
+  const decided = DECIDED.get(name)
   if (decided) return decided
   switch (name) {
     case 'NOTRACK':
