@@ -61,8 +61,8 @@ export const ARP = 'arp'
 
 interface Ruleset {
   /**
-   * Returns the verdict of each base chain that sees the packet. Leaves out the tables `hidden`, such as `ip filter`,
-   * because iptables shows their rules.
+   * Returns the verdict of each base chain that sees the packet. Leaves out the chains `hidden`, such as
+   * `ip filter FORWARD`, because iptables shows their rules.
    */
   readonly walk: (packet: FilteredPacket, hidden: readonly string[]) => readonly NftVerdict[]
 }
@@ -72,9 +72,9 @@ export function readRuleset(ruleset: string): Ruleset {
   return {
     walk: (packet, hidden) =>
       tables.flatMap(({ name, bases, chains }) => {
-        if (!isSeen(name, packet) || hidden.includes(name)) return []
+        if (!isSeen(name, packet)) return []
         return bases
-          .filter((base) => isOnTheWay(base, packet))
+          .filter((base) => !hidden.includes(base.name) && isOnTheWay(base, packet))
           .map((base) => ({ ...walkChain(chains, base.name.split(' ')[2] ?? '', atHook(base, packet)), base }))
       }),
   }

@@ -76,11 +76,17 @@ function isTooFew(
 }
 
 /**
- * Returns true for a rule by which CNI plugins (`ipMasq`) and Docker masquerade all packets that leave a bridge. The
+ * The chains and tables in which CNI plugins (`ipMasq`) and podman masquerade, as iptables and as nft print them
+ * (pkg/ip/ipmasq_nftables_linux.go of the CNI plugins).
+ */
+const MASQUERADING = /(?:-A |^\S+ \S+ )(?:CNI-|NETAVARK)|^inet (?:cni_plugins_masquerade|netavark) /
+
+/**
+ * Returns true for a rule by which CNI plugins, podman and Docker masquerade all packets that leave a bridge. The
  * packets get the address of the data path's device, which is in the subnet of this node.
  */
 const isUsual = ({ address, by }: SeenEffect): boolean =>
-  address === undefined && (/-A CNI-/.test(by) || / ! -o \S+ -j MASQUERADE/.test(by) || /\boifname != /.test(by))
+  address === undefined && (MASQUERADING.test(by) || / ! -o \S+ -j MASQUERADE/.test(by) || /\boifname != /.test(by))
 
 /** Returns true if peers drop packets with the new source: WireGuard accepts only sources in the sender's subnet. */
 function isRefused({ address }: SeenEffect, { subnet }: OwnSide, { config }: Status): boolean {
@@ -96,7 +102,8 @@ function isRefused({ address }: SeenEffect, { subnet }: OwnSide, { config }: Sta
  * The chains and tables of programs that drop packets by policies that an operator declares, such as NetworkPolicy.
  * weft doctor does not report their rules.
  */
-const POLICY_CHAIN = /-A (?:KUBE-|cali-|CILIUM_|WEAVE-|DOCKER|CNI-|ufw6?-|f2b-|CROWDSEC|nixos-fw|LIBVIRT_|NETAVARK|ts-)/
+const POLICY_CHAIN =
+  /(?:-A |^\S+ \S+ )(?:KUBE-|cali-|CILIUM_|WEAVE-|DOCKER|CNI-|ufw6?-|f2b-|CROWDSEC|nixos-fw|LIBVIRT_|NETAVARK|ts-)/
 const POLICY_TABLE = /^\S+ (?:firewalld|kube-|cilium|calico|cali|docker|f2b|crowdsec|cni|netavark|libvirt|tailscale)/
 
 /**
