@@ -149,9 +149,9 @@ it('compares the ports of TCP packets like those of UDP packets', () => {
 })
 
 const chainsTo = (count: number, jumps: number, last: string): string[] =>
-  Array.from({ length: count }, (_, at) =>
-    Array.from({ length: jumps }, () => `-A c${at} -j c${at + 1}`),
-  ).flat().concat('-A INPUT -j c0', last)
+  Array.from({ length: count }, (_, at) => Array.from({ length: jumps }, () => `-A c${at} -j c${at + 1}`))
+    .flat()
+    .concat('-A INPUT -j c0', last)
 
 it('evaluates a chain once, even if the number of ways to the chain doubles with each jump', () => {
   expect(walkFilter(chainsTo(60, 2, '-A c60 -s 198.51.100.1 -j DROP').join('\n'), packet)).toMatchObject(accepted)
