@@ -86,7 +86,9 @@ async function step(title, file, args, { env = {} } = {}) {
       fail(`${title} failed (${signal ?? `exit code ${code}`}): ${[file, ...args].join(' ')}`)
     }
     process.stdout.write(`  waiting for ${name} (process ${pid}), which installs packages\n`)
-    while (existsSync(`/proc/${pid}`) && performance.now() - began < LOCK_MS) await setTimeout(200)
+    // If the process is in another PID namespace, only apt-get shows when the process ends.
+    do await setTimeout(200)
+    while (existsSync(`/proc/${pid}`) && performance.now() - began < LOCK_MS)
   }
 }
 
@@ -105,7 +107,8 @@ async function systemPackages(missing, kinds) {
     return
   }
   await withoutServices(async () => {
-    const env = { DEBIAN_FRONTEND: 'noninteractive' }
+    // In other languages apt-get words its errors differently.
+    const env = { DEBIAN_FRONTEND: 'noninteractive', LC_ALL: 'C.UTF-8' }
     const [, ...args] = installLine(packages).split(' ')
     await step('package lists', apt, ['update', '-q'], { env })
     await step(`install ${packages.join(' ')}`, apt, [...args, '-q'], { env })

@@ -101,6 +101,12 @@ export function zig() {
 }
 
 /**
+ * Matches the suite of Debian's security updates in apt sources of either format (sources.list(5)), such as
+ * `deb [OPTIONS] URI trixie-security main`, but not such words in a URI or in a line of source packages.
+ */
+const SECURITY_SUITE = /^(?:deb\s+(?:\[.*?\]\s+)?\S+|Suites:.*)\s\S+-security(?:\s|$)/m
+
+/**
  * Returns the apt sources of the packages in weft's images. `files` is empty for Debian's own servers, else it has the
  * path in WEFT_DEBIAN_SOURCES. `suffix` separates the packages of different sources in the cache. `isSecure` is false
  * if the sources have no line for Debian's security updates. Throws an error if the file cannot be read.
@@ -115,7 +121,7 @@ export function debianSources() {
     throw new Error(`WEFT_DEBIAN_SOURCES must name a file with apt sources: ${error.message}`, { cause: error })
   }
   const suffix = `-${createHash('sha256').update(text).digest('hex').slice(0, 12)}`
-  return { files: [resolve(file)], suffix, isSecure: /^(?:deb|Suites:).*-security\b/m.test(text) }
+  return { files: [resolve(file)], suffix, isSecure: SECURITY_SUITE.test(text) }
 }
 
 /**

@@ -152,15 +152,16 @@ export class NetlinkKernel implements HostKernel {
     const { defaultsIn, getDefaults, listPolicies, listStates, policiesIn, statesIn } = await loadRest()
     const [policies, states, defaults] = await this.#xfrm.exchange([listPolicies(), listStates(), getDefaults()])
     if (policies && isMissingProtocol(policies)) return { policies: [], states: [], blockedByDefault: [] }
-    const stateData = await dataOf(states, 'IPsec states')
-    const setup = {
-      policies: policiesIn(messagesIn(await dataOf(policies, 'IPsec policies'))),
-      states: statesIn(messagesIn(stateData)),
-      // Kernels before Linux 5.15 do not know the request for the default policies.
-      blockedByDefault: defaults?.errno === 0 ? defaultsIn(messagesIn(defaults.data)) : [],
+    try {
+      return {
+        policies: policiesIn(messagesIn(await dataOf(policies, 'IPsec policies'))),
+        states: statesIn(messagesIn(await dataOf(states, 'IPsec states'))),
+        // Kernels before Linux 5.15 do not know the request for the default policies.
+        blockedByDefault: defaults?.errno === 0 ? defaultsIn(messagesIn(defaults.data)) : [],
+      }
+    } finally {
+      states?.data.fill(0) // the kernel's list of states has their keys
     }
-    stateData.fill(0) // the kernel's list of states has their keys
-    return setup
   }
 
   async nftTables(): Promise<readonly NftTable[] | undefined> {

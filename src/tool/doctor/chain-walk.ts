@@ -134,10 +134,19 @@ export const negatedIf = (isNot: boolean, holds: Holds): Holds => (typeof holds 
 export function walkChain(chains: ReadonlyMap<string, Chain>, start: string, packet: FilteredPacket): Verdict {
   const walk = new Walk(chains, packet)
   const { policy = 'accept', policyText = '' } = chains.get(start) ?? {}
-  const found = walk.through(start, 0, true) ?? { isAccepted: policy === 'accept', by: policyText }
+  const found = walk.through(start, true) ?? { isAccepted: policy === 'accept', by: policyText }
   const isCertain = !walk.isOpen && [...walk.possible].every((isAccepted) => isAccepted === found.isAccepted)
   return { ...found, isCertain, effects: walk.effects, unjudged: walk.unjudged }
 }
+
+/** A rule's decision about a packet; undefined if no rule of a chain decides. */
+type Decision = Pick<Verdict, 'isAccepted' | 'by'> | undefined
+
+/**
+ * The maximum number of chains that are evaluated within each other. nftables permits 16, iptables-legacy as many as
+ * there are chains.
+ */
+const MAX_DEPTH = 512
 
 /** The evaluation of a base chain for one packet. */
 class Walk {
@@ -151,6 +160,11 @@ class Walk {
   readonly unjudged: UnjudgedRule[] = []
   readonly #chains: ReadonlyMap<string, Chain>
   readonly #packet: FilteredPacket
+  /**
+   * The decisions of the chains that the packet reached, by the chain and how the packet reached the chain. So a chain to
+   * which many rules jump is evaluated only once.
+   */
+  readonly #decisions = new Map<string, Decision>()
 
   constructor(chains: ReadonlyMap<string, Chain>, packet: FilteredPacket) {
     this.#chains = chains
@@ -161,17 +175,33 @@ class Walk {
    * Evaluates the rules of one chain, which the packet reaches if `reached` holds. Returns undefined if no rule decides
    * about the packet, so that the calling chain continues.
    */
-  through(name: string, depth: number, reached: Match): Pick<Verdict, 'isAccepted' | 'by'> | undefined {
+  through(name: string, reached: Match, depth = 0): Decision {
+    const key = `${reached} ${name}`
+    if (this.#decisions.has(key)) return this.#decisions.get(key)
+    if (depth > MAX_DEPTH) {
+      this.isOpen = true
+      return undefined
+    }
+    this.#decisions.set(key, undefined)
+    const decision = this.#evaluate(name, reached, depth)
+    this.#decisions.set(key, decision)
+    return decision
+  }
+
+  #evaluate(name: string, reached: Match, depth: number): Decision {
     let here = reached
-    for (const { text, outcomes, packets } of depth > 32 ? [] : (this.#chains.get(name)?.rules ?? [])) {
+    for (const { text, outcomes, packets } of this.#chains.get(name)?.rules ?? []) {
       for (const { matches, target } of outcomes(this.#packet)) {
         const applies = both(here, matches)
         if ('chain' in target) {
           if (!this.#chains.has(target.chain)) continue
-          const found = this.through(target.chain, depth + 1, applies)
+          const found = this.through(target.chain, applies, depth + 1)
           if (matches === true && (found || target.to === 'goto')) return found
           if (found) this.possible.add(found.isAccepted)
-          else if (target.to === 'goto') this.isOpen = true
+          else if (target.to === 'goto') {
+            this.isOpen = true
+            here = applies
+          }
         } else if (target.to === 'return') {
           if (matches === true) return undefined
           this.isOpen = true

@@ -354,7 +354,10 @@ function filtered(facts: Facts, packet: FilteredPacket): Step[] {
   const family = familyOf(packet.source)
   const rules = readRules(facts, family)
   const firsts = rules.walk({ ...packet, state: 'new' })
-  const verdicts = rules.walk(packet).map((verdict, at) => ({ verdict, asFirst: firsts[at] ?? verdict }))
+  // The two packets may pass different chains: no untracked packet passes the chains that translate addresses.
+  const verdicts = rules
+    .walk(packet)
+    .map((verdict) => ({ verdict, asFirst: firsts.find((each) => isSameChain(each, verdict)) ?? verdict }))
   // If all chains accept the packet, only the table filter of iptables is reported.
   const told = verdicts.filter(
     ({ verdict, asFirst }) =>
@@ -378,6 +381,9 @@ function filtered(facts: Facts, packet: FilteredPacket): Step[] {
     })),
   ]
 }
+
+const isSameChain = (one: HostVerdict, other: HostVerdict): boolean =>
+  one.tool === other.tool && one.table === other.table && one.hook === other.hook && one.base === other.base
 
 function verdictStep({ chain }: FilteredPacket, verdict: HostVerdict, asFirst: HostVerdict): Step {
   const { isAccepted, isCertain, by, tool } = verdict

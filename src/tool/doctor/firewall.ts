@@ -43,11 +43,13 @@ const listingOf = (family: Family, { iptables, ip6tables }: Facts): string | und
 const containerIn = (net: Net): Address => (isIpv4Net(net) ? net.address + 2 : net.address + 2n)
 
 /** Returns true if the firewall of this host certainly drops outgoing packets to the backend's port on other nodes. */
-export const keepsFromLeaving = (facts: Facts): boolean => {
-  return (facts.status ? ownSides(facts.status) : []).some((side) =>
-    droppedBy(side, facts).some(({ chain, name }) => chain === 'OUTPUT' && name === 'port-dropped'),
-  )
-}
+export const keepsFromLeaving = (facts: Facts): boolean =>
+  (facts.status ? ownSides(facts.status) : []).some((side) => {
+    const walking = { facts, rules: readRules(facts, side.family) }
+    return peersIn(side, facts).walked.some((peer) =>
+      atPort(side, peer, walking).some(({ chain, name }) => chain === 'OUTPUT' && name === 'port-dropped'),
+    )
+  })
 
 interface Dropped extends Finding {
   readonly chain: FilteredPacket['chain']
@@ -77,19 +79,28 @@ const lastIn = (net: Net): Address => {
 function droppedBy(side: OwnSide, facts: Facts): Dropped[] {
   const { family, network, subnet } = side
   const walking = { facts, rules: readRules(facts, family) }
-  const known = (facts.status?.peers?.list ?? [])
-    .flatMap((peer) => seenSides(peer, facts.answers))
-    .filter((each) => each.family === family && each.state !== 'stored' && each.subnet)
-  const silent = known.filter(isSilent).slice(0, WALKED_PEERS)
-  const walked = silent.length > 0 ? silent : known.slice(0, 1)
-  const others = known.filter((peer) => !walked.includes(peer)).slice(0, WALKED_PEERS - walked.length)
+  const { walked, others } = peersIn(side, facts)
   const ofPeers = [
     ...walked.flatMap((peer) => droppedOf(side, peer, walking)),
     ...others.flatMap((peer) => forwarded(side, containerIn(peer.subnet ?? subnet), peer.way === 'direct', walking)),
   ]
-  if (known.length > 0) return [...ofPeers, ...onBridge(side, walking)]
+  if (walked.length > 0) return [...ofPeers, ...onBridge(side, walking)]
   // If no peer is known, use an address in the network as the address of a peer's container.
   return facts.status?.peers ? [] : forwarded(side, lastIn(network), false, walking)
+}
+
+/** Lists the peers for whose packets the rules are evaluated; `others` are those for forwarded packets only. */
+function peersIn(
+  { family }: OwnSide,
+  { status, answers }: Facts,
+): { readonly walked: readonly SeenSide[]; readonly others: readonly SeenSide[] } {
+  const known = (status?.peers?.list ?? [])
+    .flatMap((peer) => seenSides(peer, answers))
+    .filter((each) => each.family === family && each.state !== 'stored' && each.subnet)
+  const silent = known.filter(isSilent).slice(0, WALKED_PEERS)
+  const walked = silent.length > 0 ? silent : known.slice(0, 1)
+  const others = known.filter((peer) => !walked.includes(peer)).slice(0, WALKED_PEERS - walked.length)
+  return { walked, others }
 }
 
 interface Walking {
@@ -180,14 +191,19 @@ function forwarded(side: OwnSide, outside: Address, isDirect: boolean, walking: 
   })
 }
 
+/** Finds the datagrams of the tunnel that the rules drop between this host and the host of a peer. */
+function atPort(side: OwnSide, peer: SeenSide, walking: Walking): Dropped[] {
+  const datagram = portPacket(walking.facts.status, peer.peer, side.family)
+  return (datagram ? [datagram, sentBack(datagram)] : []).flatMap((packet) =>
+    judged('port-dropped', packet, isSilent(peer), side, walking),
+  )
+}
+
 function droppedOf(side: OwnSide, peer: SeenSide, walking: Walking): Dropped[] {
   const { family, subnet } = side
   const there = peer.subnet ?? subnet
   const isDirect = peer.way === 'direct'
-  const datagram = portPacket(walking.facts.status, peer.peer, family)
-  const atPort = (datagram ? [datagram, sentBack(datagram)] : []).flatMap((packet) =>
-    judged('port-dropped', packet, isSilent(peer), side, walking),
-  )
+  const datagrams = atPort(side, peer, walking)
   const device = isDirect ? undefined : ownDevice(side, walking.facts)
   const probe: FilteredPacket = {
     chain: 'INPUT',
@@ -199,10 +215,10 @@ function droppedOf(side: OwnSide, peer: SeenSide, walking: Walking): Dropped[] {
   }
   return [
     ...forwarded(side, containerIn(there), isDirect, walking),
-    ...atPort,
+    ...datagrams,
     // If the firewall drops the tunnel's datagrams when they arrive, it also drops the probes inside them. So report
     // only the dropped datagrams, and not the probes.
-    ...(atPort.some(({ chain }) => chain === 'INPUT') ? [] : judged('probes-dropped', probe, false, side, walking)),
+    ...(datagrams.some(({ chain }) => chain === 'INPUT') ? [] : judged('probes-dropped', probe, false, side, walking)),
   ]
 }
 

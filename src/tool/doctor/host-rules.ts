@@ -39,7 +39,7 @@ export function readRules(facts: RuleFacts, family: Family): HostRules {
     ...(legacy === undefined ? [] : [{ tool: `${tool}-legacy: `, listing: readListing(legacy) }]),
   ]
   const ruleset = readRuleset(facts.nft ?? '')
-  const hidden = listings.flatMap(({ listing }) => tablesInNft(listing, isIpv4 ? 'ip' : 'ip6'))
+  const hidden = listings.flatMap(({ listing }) => chainsInNft(listing, isIpv4 ? 'ip' : 'ip6'))
   const walkAs = (packet: FilteredPacket): readonly HostVerdict[] => [
     ...listings
       .filter(() => isOfHost(packet))
@@ -71,9 +71,9 @@ export function readRules(facts: RuleFacts, family: Family): HostRules {
   }
 }
 
-/** Returns the names by which `nft list ruleset` shows the tables of iptables; none for iptables-legacy. */
-const tablesInNft = ({ tables, isOfNftables }: Listing, family: string): readonly string[] =>
-  isOfNftables ? tables.map((name) => `${family} ${name}`) : []
+/** Returns the names by which `nft list ruleset` shows the chains of iptables; none for iptables-legacy. */
+const chainsInNft = ({ builtIns, isOfNftables }: Listing, family: string): readonly string[] =>
+  isOfNftables ? builtIns.map((name) => `${family} ${name}`) : []
 
 /** Returns true for a packet that the host itself sees, and false for ARP and for packets within a bridge. */
 const isOfHost = ({ protocol, bridged }: FilteredPacket): boolean => protocol !== ARP && bridged?.way !== 'through'

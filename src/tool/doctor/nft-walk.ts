@@ -61,8 +61,8 @@ export const ARP = 'arp'
 
 interface Ruleset {
   /**
-   * Returns the verdict of each base chain that sees the packet. Leaves out the tables `hidden`, such as `ip filter`,
-   * because iptables shows their rules.
+   * Returns the verdict of each base chain that sees the packet. Leaves out the chains `hidden`, such as
+   * `ip filter FORWARD`, because iptables shows their rules.
    */
   readonly walk: (packet: FilteredPacket, hidden: readonly string[]) => readonly NftVerdict[]
 }
@@ -72,9 +72,9 @@ export function readRuleset(ruleset: string): Ruleset {
   return {
     walk: (packet, hidden) =>
       tables.flatMap(({ name, bases, chains }) => {
-        if (!isSeen(name, packet) || hidden.includes(name)) return []
+        if (!isSeen(name, packet)) return []
         return bases
-          .filter((base) => isOnTheWay(base, packet))
+          .filter((base) => !hidden.includes(base.name) && isOnTheWay(base, packet))
           .map((base) => ({ ...walkChain(chains, base.name.split(' ')[2] ?? '', atHook(base, packet)), base }))
       }),
   }
@@ -174,19 +174,19 @@ const listOf = (text: string): readonly string[] =>
     .map((each) => each.trim().replaceAll('"', ''))
     .filter((each) => each !== '')
 
-const TARGETS: Readonly<Record<string, Target>> = {
-  accept: { to: 'accept' },
-  drop: { to: 'drop' },
-  reject: { to: 'drop' },
-  return: { to: 'return' },
+const TARGETS: ReadonlyMap<string, Target> = new Map<string, Target>([
+  ['accept', { to: 'accept' }],
+  ['drop', { to: 'drop' }],
+  ['reject', { to: 'drop' }],
+  ['return', { to: 'return' }],
   // A rule that translates an address also accepts the packet: the packet continues with the new address.
-  masquerade: { to: 'accept', effect: { kind: 'source' } },
-  snat: { to: 'accept', effect: { kind: 'source' } },
-  dnat: { to: 'accept', effect: { kind: 'diverted' } },
-  redirect: { to: 'accept', effect: { kind: 'diverted' } },
+  ['masquerade', { to: 'accept', effect: { kind: 'source' } }],
+  ['snat', { to: 'accept', effect: { kind: 'source' } }],
+  ['dnat', { to: 'accept', effect: { kind: 'diverted' } }],
+  ['redirect', { to: 'accept', effect: { kind: 'diverted' } }],
   // A rule with `tproxy` may contain a verdict after it.
-  tproxy: { to: 'continue', effect: { kind: 'diverted' } },
-}
+  ['tproxy', { to: 'continue', effect: { kind: 'diverted' } }],
+])
 /**
  * The statements after which a packet continues to the next part of the rule, with the number of words of each
  * statement.
@@ -232,7 +232,7 @@ function statementAt(words: readonly string[], at: number): number {
 const endsCondition = (words: readonly string[], at: number): boolean =>
   at >= words.length ||
   ['jump', 'goto', 'queue', 'vmap'].includes(words[at] ?? '') ||
-  TARGETS[words[at] ?? ''] !== undefined ||
+  TARGETS.has(words[at] ?? '') ||
   statementAt(words, at) > 0
 
 interface Reading {
@@ -253,7 +253,7 @@ function outcomesOf(reading: Reading): readonly Outcome[] {
     const matches = allOf(conditions)
     if (matches === false) return outcomes
     // A target, together with its options, ends the rule, as in `reject with icmpx type ...` and `dnat to ...`.
-    const target = TARGETS[word]
+    const target = TARGETS.get(word)
     if (target) return [...outcomes, ...targetOutcomes(reading, at, target, matches)]
     if (word === 'jump' || word === 'goto')
       return [...outcomes, { matches, target: { to: word, chain: words[at + 1] ?? '' } }]
@@ -289,7 +289,7 @@ function outcomesOf(reading: Reading): readonly Outcome[] {
 function targetOutcomes({ words }: Reading, at: number, target: Target, matches: Match): readonly Outcome[] {
   const [, address] = /^snat (?:ip6? )?(?:prefix )?to (\S+)/.exec(words.slice(at).join(' ')) ?? []
   if (address !== undefined) return [{ matches, target: { to: 'accept', effect: { kind: 'source', address } } }]
-  const last = TARGETS[words.at(-1) ?? '']
+  const last = TARGETS.get(words.at(-1) ?? '')
   return [{ matches, target }, ...(target.to === 'continue' && last ? [{ matches, target: last }] : [])]
 }
 
@@ -508,7 +508,7 @@ function vmapOutcomes({ sets }: Reading, map: string, test: Test, before: Match)
   for (const entry of entries) {
     const [, key = '', verdict = '', chain = ''] = /^(.*) : (\S+)(?: (\S+))?$/.exec(entry) ?? []
     const target: Target | undefined =
-      verdict === 'jump' || verdict === 'goto' ? { to: verdict, chain } : TARGETS[verdict]
+      verdict === 'jump' || verdict === 'goto' ? { to: verdict, chain } : TARGETS.get(verdict)
     const holds = test(key)
     if (holds === false || !target) continue
     outcomes.push({ matches: both(holds, before), target })

@@ -76,11 +76,17 @@ function isTooFew(
 }
 
 /**
- * Returns true for a rule by which CNI plugins (`ipMasq`) and Docker masquerade all packets that leave a bridge. The
+ * The chains and tables in which CNI plugins (`ipMasq`) and podman masquerade, as iptables and as nft print them
+ * (pkg/ip/ipmasq_nftables_linux.go of the CNI plugins).
+ */
+const MASQUERADING = /(?:-A |^\S+ \S+ )(?:CNI-|NETAVARK)|^inet (?:cni_plugins_masquerade|netavark) /
+
+/**
+ * Returns true for a rule by which CNI plugins, podman and Docker masquerade all packets that leave a bridge. The
  * packets get the address of the data path's device, which is in the subnet of this node.
  */
 const isUsual = ({ address, by }: SeenEffect): boolean =>
-  address === undefined && (/-A CNI-/.test(by) || / ! -o \S+ -j MASQUERADE/.test(by) || /\boifname != /.test(by))
+  address === undefined && (MASQUERADING.test(by) || / ! -o \S+ -j MASQUERADE/.test(by) || /\boifname != /.test(by))
 
 /** Returns true if peers drop the packets whose source a rule changes: WireGuard accepts only the sender's subnet. */
 function isRefused({ address }: SeenEffect, { subnet }: OwnSide, { config }: Status): boolean {
@@ -96,7 +102,8 @@ function isRefused({ address }: SeenEffect, { subnet }: OwnSide, { config }: Sta
  * The chains and tables of programs that drop packets by policies that an operator declares, such as NetworkPolicy.
  * weft doctor does not report their rules.
  */
-const POLICY_CHAIN = /-A (?:KUBE-|cali-|CILIUM_|WEAVE-|DOCKER|CNI-|ufw6?-|f2b-|CROWDSEC|nixos-fw|LIBVIRT_|NETAVARK|ts-)/
+const POLICY_CHAIN =
+  /(?:-A |^\S+ \S+ )(?:KUBE-|cali-|CILIUM_|WEAVE-|DOCKER|CNI-|ufw6?-|f2b-|CROWDSEC|nixos-fw|LIBVIRT_|NETAVARK|ts-)/
 const POLICY_TABLE = /^\S+ (?:firewalld|kube-|cilium|calico|cali|docker|f2b|crowdsec|cni|netavark|libvirt|tailscale)/
 
 /**
@@ -104,6 +111,13 @@ const POLICY_TABLE = /^\S+ (?:firewalld|kube-|cilium|calico|cali|docker|f2b|crow
  * to few packets.
  */
 const USUALLY_NARROW = /\blimit\b|\brecent\b|\bquota\b|--match-set\b|\bmark\b|@/
+
+/**
+ * Matches rules against listed senders or too many packets, such as block lists. Operators make these rules on purpose,
+ * and on a healthy host too these rules drop packets. A negated set (`! --match-set`) is not matched, because a rule
+ * with it may drop all packets of the network.
+ */
+const BLOCK_LIST = /\b(?:conn|hash)?limit\b|\brecent\b|\bquota\b|(?<!! )--match-set\b|(?<!!= )@/
 
 /** Returns the rules that dropped packets, or may drop packets, by a condition that weft cannot evaluate. */
 export const unjudgedOf = (verdicts: readonly HostVerdict[]): readonly string[] =>
@@ -116,11 +130,13 @@ export const unjudgedOf = (verdicts: readonly HostVerdict[]): readonly string[] 
       ),
   )
 
-/** Reports those rules of unjudgedOf that no program made to enforce policies. */
+/** Reports those rules of unjudgedOf that neither a program nor an operator made to enforce policies. */
 export const unjudgedBy = (verdicts: readonly HostVerdict[]): Finding[] =>
   unjudgedOf(
     verdicts.map((verdict) => ({
       ...verdict,
-      unjudged: verdict.unjudged.filter(({ by }) => !POLICY_CHAIN.test(by) && !POLICY_TABLE.test(by)),
+      unjudged: verdict.unjudged.filter(
+        ({ by }) => ![POLICY_CHAIN, POLICY_TABLE, BLOCK_LIST].some((pattern) => pattern.test(by)),
+      ),
     })),
   ).map((detail): Finding => ({ name: 'rule-unjudged', detail }))

@@ -200,6 +200,23 @@ describe('a mirror without some packages', () => {
     expect(stderr).toMatch(/^riscv64: WEFT_DEBIAN_SOURCES must name a file with apt sources: ENOENT: .*\n$/)
   })
 
+  it.each([
+    ['deb http://a/debian trixie main\ndeb http://a/debian-security trixie-security main\n', true],
+    ['deb [arch=amd64 signed-by=/k] http://a/s trixie-security main\n', true],
+    ['Types: deb\nURIs: http://a\nSuites: trixie-updates trixie-security\n', true],
+    ['deb http://a/debian trixie main\ndeb-src http://a/debian-security trixie-security main\n', false],
+    ['deb http://a/debian-security trixie main\n', false],
+    ['Types: deb\nURIs: http://a/debian-security\nSuites: trixie\n', false],
+  ])('has security updates if a line of the sources names their suite: %j', async (text, isSecure) => {
+    const sources = join(folder, 'secure.list')
+    writeFileSync(sources, text)
+    const inputs = JSON.stringify(join(packageRoot, 'scripts/release/inputs.mjs'))
+    const program = `import { debianSources } from ${inputs}\nconsole.log(debianSources().isSecure)`
+    const settings = ['env', `WEFT_DEBIAN_SOURCES=${sources}`]
+    const { stdout } = await execute([...settings, process.execPath, '--input-type=module', '-e', program])
+    expect(stdout).toBe(`${isSecure}\n`)
+  })
+
   it('does not matter for the architectures that the cache has', async () => {
     expect(await fetched('amd64')).toMatchObject({ stdout: 'all\n', stderr: '' })
   })

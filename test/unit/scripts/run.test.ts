@@ -284,6 +284,7 @@ describe('setup beside another program that installs packages', () => {
       '[ -e "$here/called-$1" ] || {',
       '  touch "$here/called-$1"',
       '  sleep 0.5 >/dev/null 2>&1 &',
+      '  [ "$LC_ALL" = C.UTF-8 ] || { echo "E: Sperre /var/lib/lock konnte nicht bekommen werden." >&2; exit 100; }',
       '  echo "E: Could not get lock /var/lib/lock. It is held by process $! (apt.systemd.dai)" >&2',
       '  exit 100',
       '}',

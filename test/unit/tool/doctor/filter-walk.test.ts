@@ -147,3 +147,32 @@ it('compares the ports of TCP packets like those of UDP packets', () => {
   expect(walkFilter('-A INPUT -p tcp -m tcp --dport 8285 -j DROP', tcp)).toMatchObject(dropped)
   expect(walkFilter('-A INPUT -p tcp -m tcp --dport 22 -j DROP', tcp)).toMatchObject(accepted)
 })
+
+const chainsTo = (count: number, jumps: number, last: string): string[] =>
+  Array.from({ length: count }, (_, at) => Array.from({ length: jumps }, () => `-A c${at} -j c${at + 1}`))
+    .flat()
+    .concat('-A INPUT -j c0', last)
+
+it('evaluates a chain once, even if the number of ways to the chain doubles with each jump', () => {
+  expect(walkFilter(chainsTo(60, 2, '-A c60 -s 198.51.100.1 -j DROP').join('\n'), packet)).toMatchObject(accepted)
+  expect(walkFilter(chainsTo(60, 2, '-A c60 -j DROP').join('\n'), packet)).toMatchObject(dropped)
+})
+
+it('ends at chains that jump to each other', () => {
+  const loop = ['-A INPUT -j a', '-A a -j b', '-A a -j b', '-A b -j a', '-A b -j a', '-A INPUT -j DROP']
+  expect(walkFilter(loop.join('\n'), packet)).toMatchObject(dropped)
+})
+
+it('evaluates many chains within each other, and is uncertain if there are too many', () => {
+  expect(walkFilter(chainsTo(100, 1, '-A c100 -j DROP').join('\n'), packet)).toMatchObject(dropped)
+  expect(walkFilter(chainsTo(20_000, 1, '-A c20000 -j DROP').join('\n'), packet)).toMatchObject(perhaps(true))
+})
+
+it('evaluates a chain whose name JavaScript gives to members of objects', () => {
+  expect(walkFilter('-N constructor\n-A INPUT -j constructor', packet)).toMatchObject(accepted)
+})
+
+it('reads a comment that does not end, and has many backslashes', () => {
+  const comment = `"${'\\'.repeat(200)}`
+  expect(walkFilter(`-A INPUT -m comment --comment ${comment}\n-A INPUT -j DROP`, packet)).toMatchObject(dropped)
+})

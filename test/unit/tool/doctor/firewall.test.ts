@@ -236,7 +236,12 @@ describe('a dual-stack network', () => {
       ['forward-dropped: nft: inet own c: policy drop'],
     ],
     ['a table of both names both', 'inet own', 'ip saddr 10.5.0.0/16 accept; ip6 saddr fd00:5::/48 accept', []],
-    ["a table is ip6tables'", 'ip6 filter', '', []],
+    [
+      "a table is ip6tables', but the chain is not",
+      'ip6 filter',
+      '',
+      ['forward-dropped: nft: ip6 filter c: policy drop'],
+    ],
   ])('with nftables: %s', (_, table, rule, expected) => {
     const text = `table ${table} {\n\tchain c {\n\t\ttype filter hook forward priority filter; policy drop;\n\t\t${rule}\n\t}\n}\n`
     expect(dual({ nft: text })).toEqual(expected)
@@ -267,7 +272,11 @@ describe('nftables rules', () => {
       table('inet own', chain('forward', 'drop', 'iifname "flannel0" accept')),
       ['forward-dropped: nft: inet own forwards: policy drop'],
     ],
-    ["is iptables'", table('ip filter', chain('forward'), chain('input')), []],
+    [
+      "is iptables'",
+      table('ip filter', chain('forward'), chain('input')).replace('forwards', 'FORWARD').replace('inputs', 'INPUT'),
+      [],
+    ],
     ['is of IPv6', table('ip6 own', chain('forward')), []],
     [
       'has a name like that of iptables',
@@ -603,7 +612,7 @@ describe('an nftables rule', () => {
   it('does not apply to another family, hook or device', () => {
     const chain = (table: string, head: string): string =>
       `table ${table} {\n\tchain c {\n\t\ttype filter hook ${head}; policy drop;\n\t}\n}\n`
-    const walked = (text: string): number => readRuleset(text).walk(known, ['ip filter']).length
+    const walked = (text: string): number => readRuleset(text).walk(known, ['ip filter c']).length
     expect(walked(chain('ip6 t', 'input priority filter'))).toBe(0)
     expect(walked(chain('inet t', 'forward priority filter'))).toBe(0)
     expect(walked(chain('netdev t', 'ingress device "eth1" priority filter'))).toBe(0)

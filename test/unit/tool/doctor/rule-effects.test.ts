@@ -284,6 +284,53 @@ describe('a rule that changes the source', () => {
   })
 })
 
+describe('rules that nft shows and iptables-save does not', () => {
+  const nft = (chain: string): string =>
+    `table ip filter {\n\tchain ${chain} {\n\t\ttype filter hook forward priority filter; policy drop;\n\t}\n}\n`
+
+  it.each([
+    [
+      'another base chain of the table',
+      `# Table \`filter' contains incompatible base-chains, use 'nft' tool to list them.\n${saved('filter')}`,
+      'forward',
+    ],
+    ['a chain of a table that iptables cannot show', "# Table `filter' is incompatible, use 'nft' tool.\n", 'FORWARD'],
+  ])('are evaluated: %s', (_, iptables, chain) =>
+    expect(found({ iptables, nft: nft(chain) })).toContain(`forward-dropped: nft: ip filter ${chain}: policy drop`),
+  )
+
+  it('are not evaluated twice', () => {
+    expect(found({ iptables: saved('filter'), nft: nft('FORWARD') })).toEqual([])
+  })
+
+  it.each([
+    ['ip nat', 'CNI-ab', 'ip daddr != 224.0.0.0/4 masquerade'],
+    ['ip nat', 'NETAVARK-1D', 'ip daddr != 224.0.0.0/4 counter packets 1 bytes 60 masquerade'],
+    ['inet cni_plugins_masquerade', 'masq_checks', 'masquerade'],
+    ['inet netavark', 'nv_2f259bab_10_5_1_0_nm24', 'ip daddr != 224.0.0.0/4 masquerade'],
+    ['ip filter', 'KUBE-FIREWALL', 'meta mark & 0x00008000 == 0x00008000 counter packets 5 bytes 300 drop'],
+    ['ip filter', 'DOCKER-USER', 'xt match u32 counter packets 5 bytes 300 drop'],
+  ])('and that common programs made are not reported: %s %s', (table, chain, rule) => {
+    const hook = rule.endsWith('drop') ? 'filter hook forward priority filter' : 'nat hook postrouting priority srcnat'
+    const text = base(table, hook, `ip saddr 10.5.1.0/24 jump ${chain}`).replace(/\}\n$/, '')
+    expect(found({ iptables: undefined, nft: `${text}\tchain ${chain} {\n\t\t${rule}\n\t}\n}\n` })).toEqual([])
+  })
+})
+
+it('explains an answer by the same chains as the first packet of a connection', () => {
+  const iptables = [
+    saved('raw', '-A PREROUTING -p tcp -m tcp --tcp-flags FIN,SYN,RST,ACK SYN -j NOTRACK'),
+    saved('nat'),
+    saved('filter', '-A FORWARD -m conntrack --ctstate ESTABLISHED -j ACCEPT', '-A FORWARD -j DROP'),
+  ].join('')
+  const facts = { ...host, iptables }
+  const [source, destination] = [parseAddress('10.5.2.2')!, parseAddress('10.5.1.2')!]
+  const steps = explain({ source, destination, status, facts, route: route('', 'cni0'), isAnswer: true })
+  expect(steps.filter(({ says }) => says.startsWith('FORWARD')).map(({ says }) => says)).toEqual([
+    'FORWARD: dropped by -A FORWARD -j DROP, unless it answers an earlier packet in the other direction',
+  ])
+})
+
 describe('a rule that drops by a condition', () => {
   const counted = (condition: string, packets = 7): Partial<Facts> => ({
     iptables: saved('filter', `[${packets}:600] -A FORWARD ${condition} -j DROP`),
@@ -294,7 +341,7 @@ describe('a rule that drops by a condition', () => {
     ['-m statistic --mode random --probability 0.5'],
     ['-m length --length 1400:65535'],
     ['-m mark --mark 0x8000/0x8000'],
-    ['-m set --match-set blocked src'],
+    ['-m set ! --match-set allowed src'],
   ])('that weft cannot evaluate is reported if it has dropped packets: %s', (condition) => {
     const text = `-A FORWARD ${condition} -j DROP (7 packets)`
     expect(found(counted(condition))).toEqual([`rule-unjudged: ${text}`])
@@ -305,6 +352,15 @@ describe('a rule that drops by a condition', () => {
   })
 
   it.each([
+    ['-m set --match-set blocked src'],
+    ['-m hashlimit --hashlimit-above 5/sec --hashlimit-mode srcip --hashlimit-name a'],
+    ['-m connlimit --connlimit-above 9'],
+  ])('of a block list is named by weft explain only: %s', (condition) => {
+    expect(found(counted(condition))).toEqual([])
+    expect(stops(counted(condition)).join()).toContain(`perhaps dropped by -A FORWARD ${condition} -j DROP`)
+  })
+
+  it.each([
     ['-m length --length 0:65535'],
     ['-m pkttype --pkt-type unicast'],
     ['-p tcp -m tcp --tcp-flags FIN,SYN,RST,ACK SYN'],
@@ -312,6 +368,11 @@ describe('a rule that drops by a condition', () => {
   ])('that weft can evaluate: %s', (condition) => {
     const isNever = condition.includes('0:20')
     expect(found(counted(condition, 0))).toEqual(isNever ? [] : [`forward-dropped: -A FORWARD ${condition} -j DROP`])
+  })
+
+  it('does not certainly precede a rule that changes packets, if it leads to another chain', () => {
+    const rules = ['-A POSTROUTING -m set --match-set pods dst -g X-skip', '-A POSTROUTING -j MASQUERADE']
+    expect(found({ iptables: saved('nat', ...rules).replace('[0:0] -A', ':X-skip - [0:0]\n[0:0] -A') })).toEqual([])
   })
 
   it('drops packets that another rule exempts from connection tracking', () => {
