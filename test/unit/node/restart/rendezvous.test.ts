@@ -8,7 +8,7 @@ import { addon } from '../../../../src/host/addon.ts'
 import { selinuxRemedy } from '../../../../src/host/kernel-errors.ts'
 import { handoverLock, rendezvousAt, type Rendezvous } from '../../../../src/node/restart/rendezvous.ts'
 
-vi.mock('../../../../src/host/kernel-errors.ts', () => ({ selinuxRemedy: vi.fn() }))
+vi.mock('../../../../src/host/kernel-errors.ts', () => ({ selinuxRemedy: vi.fn<() => string | undefined>() }))
 vi.mock('node:fs', { spy: true })
 
 let folder: string
