@@ -2,7 +2,14 @@
 
 import { describe, expect, it } from 'vitest'
 import { WeftError } from '../../../src/base/errors.ts'
-import { applyChange, applyChanges, errnoOf, isGone, removeAll, selinuxRemedy } from '../../../src/host/kernel-errors.ts'
+import {
+  applyChange,
+  applyChanges,
+  errnoOf,
+  isGone,
+  removeAll,
+  selinuxRemedy,
+} from '../../../src/host/kernel-errors.ts'
 import type { Change } from '../../../src/host/kernel.ts'
 import { ModelKernel } from '../../support/model-kernel.ts'
 
