@@ -8,6 +8,7 @@ import { formatAddress, formatNet, parseAddress, parseNet } from '../../src/net/
 import { ipv4Net, parseIpv4 } from '../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../src/net/ipv6.ts'
 import { eventually } from '../support/event.ts'
+import { blockPolicy } from '../support/ipsec-policy.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 import { RemoteKernel } from '../support/remote-kernel.ts'
 
@@ -258,25 +259,7 @@ describe('the firewall', () => {
     expect(await kernel.hasIpsecPolicies()).toBe(true)
     await eventually(() => expect(events).toEqual([{ of: 'ipsec policies' }]))
     const { policies, states } = await kernel.ipsec()
-    expect([policies, states]).toEqual([
-      [
-        {
-          direction: 'out',
-          family: 'ipv4',
-          source: parseNet('10.5.1.0/24'),
-          destination: parseNet('10.5.2.0/24'),
-          protocol: 0,
-          hasPorts: false,
-          deviceIndex: 0,
-          mark: undefined,
-          interfaceId: 0,
-          isBlock: true,
-          priority: 0,
-          templates: [],
-        },
-      ],
-      [],
-    ])
+    expect([policies, states]).toEqual([[blockPolicy('out', '10.5.1.0/24', '10.5.2.0/24')], []])
     await ip(`xfrm policy delete ${policy}`)
     expect(await kernel.hasIpsecPolicies()).toBe(false)
     await eventually(() => expect(events).toHaveLength(2))

@@ -309,6 +309,23 @@ describe('the eBPF programs of an earlier run', () => {
   })
 })
 
+/** Returns a node that forwards and has the first of `leases`. */
+const nodeWith = (leases: readonly Lease[], parts: object): Node =>
+  ({
+    lease: leases[0],
+    options: {},
+    pastPath: [],
+    diverted: new Map(),
+    isReady: true,
+    leftovers,
+    kernel,
+    view: new Map(leases.map((each) => [each.key, each])),
+    ownership: { state: { is: 'forwarding' }, dataPath: { carrier: () => ({}) } },
+    following: { listedAt: 1 },
+    signal: new AbortController().signal,
+    ...parts,
+  }) as unknown as Node
+
 describe('the queries for each family, and to the kernel', () => {
   const lease = (number: number): Lease => ({
     key: `10.5.${number}.0-24`,
@@ -320,21 +337,7 @@ describe('the queries for each family, and to the kernel', () => {
   async function said(): Promise<readonly string[]> {
     const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
     const [own, other] = [lease(1), lease(2)]
-    const node = {
-      backend: sealed,
-      config: both,
-      lease: own,
-      log,
-      options: {},
-      pastPath: [],
-      isReady: true,
-      leftovers,
-      kernel,
-      view: new Map([own, other].map((each) => [each.key, each])),
-      ownership: { state: { is: 'forwarding' }, dataPath: { carrier: () => ({}) } },
-      following: { listedAt: 1 },
-      signal: new AbortController().signal,
-    } as unknown as Node
+    const node = nodeWith([own, other], { backend: sealed, config: both, log })
     await clearLeftovers(node)
     return node.pastPath.map(({ line }) => line)
   }
@@ -365,23 +368,11 @@ describe('a policy rule that diverts packets of containers, beside a data path w
       subnet: netsOf([parseNet(`10.5.${number}.0/24`)!]),
       attrs: { publicIp: { ipv4: 0xc0_00_02_00 + number }, backendType: '' },
     })
-    const [own, other] = [leaseOf(1), leaseOf(2)]
-    const node = {
+    const node = nodeWith([leaseOf(1), leaseOf(2)], {
       backend: { ...sealed, isSealed: false, devices: ['flannel0'] },
       config: parseNetworkConfig('{"Network":"10.5.0.0/16"}'),
-      lease: own,
       log: { info: add, warn: add, error: add, v: () => false },
-      options: {},
-      pastPath: [],
-      diverted: new Map(),
-      isReady: true,
-      leftovers,
-      kernel,
-      view: new Map([own, other].map((each) => [each.key, each])),
-      ownership: { state: { is: 'forwarding' }, dataPath: { carrier: () => ({}) } },
-      following: { listedAt: 1 },
-      signal: new AbortController().signal,
-    } as unknown as Node
+    })
     kernel.addLink({ name: 'flannel0', type: 'tun' })
     kernel.addLink({ name: 'cni0', type: 'bridge' }, [{ address: parseAddress('10.5.1.1')!, prefixLength: 24 }])
     kernel.addRoute('ipv4', { destination: '10.5.0.0/16', device: 'flannel0' })

@@ -4,7 +4,6 @@ import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { describe, expect, it } from 'vitest'
 import { packageRoot } from '../../../../lab/lab.ts'
-import type { IpsecPolicy } from '../../../../src/host/kernel.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../../../src/net/ipv6.ts'
 import {
@@ -33,6 +32,7 @@ import {
   soundPeer,
   soundStatus,
 } from '../../../support/facts.ts'
+import { blockPolicy } from '../../../support/ipsec-policy.ts'
 import { routesBy } from '../../../support/kernel-routes.ts'
 import { beginningWith } from '../../../support/snapshot.ts'
 
@@ -139,20 +139,7 @@ const unaddressed = (address?: string): Facts['links'] =>
   })
 
 /** A policy of another program that blocks all packets which the host forwards. */
-const policy: IpsecPolicy = {
-  direction: 'fwd',
-  family: 'ipv4',
-  source: { address: 0, prefixLength: 0 },
-  destination: { address: 0, prefixLength: 0 },
-  protocol: 0,
-  hasPorts: false,
-  deviceIndex: 0,
-  mark: undefined,
-  interfaceId: 0,
-  isBlock: true,
-  priority: 0,
-  templates: [],
-}
+const policy = blockPolicy('fwd', '0.0.0.0/0', '0.0.0.0/0')
 const blocking = { policies: [policy], states: [], blockedByDefault: [], hasKeyDaemon: true, exempt: [] }
 const unkeyed = {
   policies: [

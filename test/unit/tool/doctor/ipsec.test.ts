@@ -2,33 +2,14 @@
 
 import { describe, expect, it } from 'vitest'
 import type { IpsecPolicy, IpsecTemplate } from '../../../../src/host/kernel.ts'
-import { familyOf, parseAddress, parseNet } from '../../../../src/net/address.ts'
+import { parseAddress } from '../../../../src/net/address.ts'
 import type { Facts } from '../../../../src/tool/doctor/facts.ts'
 import { hasKeyDaemon, type IpsecFacts } from '../../../../src/tool/doctor/ipsec-facts.ts'
 import { blocksSending, checkIpsec } from '../../../../src/tool/doctor/ipsec.ts'
 import { sound, soundDual } from '../../../support/facts.ts'
+import { blockPolicy } from '../../../support/ipsec-policy.ts'
 
 const none: IpsecFacts = { policies: [], states: [], blockedByDefault: [], hasKeyDaemon: false, exempt: [] }
-const policy = (
-  direction: IpsecPolicy['direction'],
-  source: string,
-  destination: string,
-  part: Partial<IpsecPolicy> = {},
-): IpsecPolicy => ({
-  direction,
-  family: familyOf(parseNet(source)!.address),
-  source: parseNet(source)!,
-  destination: parseNet(destination)!,
-  protocol: 0,
-  hasPorts: false,
-  deviceIndex: 0,
-  mark: undefined,
-  interfaceId: 0,
-  isBlock: true,
-  priority: 0,
-  templates: [],
-  ...part,
-})
 const template = (part: Partial<IpsecTemplate> = {}): IpsecTemplate => ({
   family: 'ipv4',
   source: parseAddress('192.0.2.2')!,
@@ -53,42 +34,42 @@ describe('a policy that drops packets of the network', () => {
   it.each<[string, IpsecPolicy[], string[]]>([
     [
       'blocks all forwarded packets',
-      [policy('fwd', ALL, ALL)],
+      [blockPolicy('fwd', ALL, ALL)],
       [
         'ipsec-blocked: packets from 10.5.1.2 to 10.5.2.2: the IPsec policy "src 0.0.0.0/0 dst 0.0.0.0/0 dir fwd action block"',
       ],
     ],
     [
       'blocks packets from the tunnel to containers',
-      [policy('fwd', ALL, '10.5.1.0/24')],
+      [blockPolicy('fwd', ALL, '10.5.1.0/24')],
       [
         'ipsec-blocked: packets from 10.5.2.2 to 10.5.1.2: the IPsec policy "src 0.0.0.0/0 dst 10.5.1.0/24 dir fwd action block"',
       ],
     ],
     [
       'blocks packets out of the tunnel device',
-      [policy('out', NET, NET)],
+      [blockPolicy('out', NET, NET)],
       [
         'ipsec-blocked: packets from 10.5.1.2 to 10.5.2.2: the IPsec policy "src 10.5.0.0/16 dst 10.5.0.0/16 dir out action block"',
       ],
     ],
     [
       'blocks the datagrams of the backend',
-      [policy('in', '192.0.2.0/24', '192.0.2.1/32', { protocol: 17 })],
+      [blockPolicy('in', '192.0.2.0/24', '192.0.2.1/32', { protocol: 17 })],
       [
         'ipsec-blocked: packets from 192.0.2.2 to 192.0.2.1: the IPsec policy "src 192.0.2.0/24 dst 192.0.2.1/32 proto 17 dir in action block"',
       ],
     ],
     [
       'demands keys that this host does not have',
-      [policy('fwd', ALL, '10.5.1.0/24', keyed)],
+      [blockPolicy('fwd', ALL, '10.5.1.0/24', keyed)],
       [
         'ipsec-blocked: packets from 10.5.2.2 to 10.5.1.2: the IPsec policy "src 0.0.0.0/0 dst 10.5.1.0/24 dir fwd tmpl src 192.0.2.2 dst 192.0.2.1", for which this host has no keys (`ip xfrm state`)',
       ],
     ],
     [
       'blocks some protocols, and a second policy the rest',
-      [policy('fwd', ALL, NET, { protocol: 6 }), policy('fwd', ALL, ALL, { priority: 3 })],
+      [blockPolicy('fwd', ALL, NET, { protocol: 6 }), blockPolicy('fwd', ALL, ALL, { priority: 3 })],
       [
         'ipsec-blocked: packets from 10.5.1.2 to 10.5.2.2: the IPsec policy "src 0.0.0.0/0 dst 10.5.0.0/16 proto 6 dir fwd action block"',
         'ipsec-blocked: packets from 10.5.1.2 to 10.5.2.2: the IPsec policy "src 0.0.0.0/0 dst 0.0.0.0/0 dir fwd action block"',
@@ -97,59 +78,62 @@ describe('a policy that drops packets of the network', () => {
   ])('%s', (_name, policies, lines) => expect(found({ policies })).toEqual(lines))
 
   it('is found for IPv6', () => {
-    const policies = [policy('fwd', '::/0', 'fd00:5:0:1::/64')]
+    const policies = [blockPolicy('fwd', '::/0', 'fd00:5:0:1::/64')]
     expect(found({ policies }, soundDual)).toEqual([
       'ipsec-blocked: packets from fd00:5:0:2::2 to fd00:5:0:1::2: the IPsec policy "src ::/0 dst fd00:5:0:1::/64 dir fwd action block"',
     ])
   })
 
   it('gets a command that deletes the policy', () => {
-    const [one] = checkIpsec({ ...sound, ipsec: { ...none, policies: [policy('fwd', ALL, ALL)] } })
+    const [one] = checkIpsec({ ...sound, ipsec: { ...none, policies: [blockPolicy('fwd', ALL, ALL)] } })
     expect(one!.fix).toContain('`ip xfrm policy delete src 0.0.0.0/0 dst 0.0.0.0/0 dir fwd`')
   })
 
   it('is a warning if a program may get the missing keys', () => {
-    expect(names({ policies: [policy('out', NET, NET, keyed)], hasKeyDaemon: true })).toEqual(['ipsec-unkeyed'])
-    expect(names({ policies: [policy('out', NET, NET)], hasKeyDaemon: true })).toEqual(['ipsec-blocked'])
+    expect(names({ policies: [blockPolicy('out', NET, NET, keyed)], hasKeyDaemon: true })).toEqual(['ipsec-unkeyed'])
+    expect(names({ policies: [blockPolicy('out', NET, NET)], hasKeyDaemon: true })).toEqual(['ipsec-blocked'])
   })
 
   it('may be the default', () => {
     expect(found({ blockedByDefault: ['fwd'] })).toEqual([
       'ipsec-blocked: packets from 10.5.1.2 to 10.5.2.2: the default IPsec policy for fwd',
     ])
-    const policies = [policy('fwd', ALL, ALL, allow)]
+    const policies = [blockPolicy('fwd', ALL, ALL, allow)]
     expect(found({ policies, blockedByDefault: ['fwd'] })).toEqual([])
   })
 })
 
 it.each<[string, Partial<IpsecFacts>]>([
-  ['is for other networks', { policies: [policy('fwd', ALL, '10.6.0.0/16'), policy('out', '10.6.0.0/16', ALL)] }],
-  ['is for the other family', { policies: [policy('fwd', '::/0', '::/0')] }],
-  ['allows packets', { policies: [policy('fwd', ALL, ALL, allow)] }],
+  [
+    'is for other networks',
+    { policies: [blockPolicy('fwd', ALL, '10.6.0.0/16'), blockPolicy('out', '10.6.0.0/16', ALL)] },
+  ],
+  ['is for the other family', { policies: [blockPolicy('fwd', '::/0', '::/0')] }],
+  ['allows packets', { policies: [blockPolicy('fwd', ALL, ALL, allow)] }],
   [
     'comes after one that allows packets',
-    { policies: [policy('fwd', ALL, ALL, { priority: 2 }), policy('fwd', ALL, ALL, allow)] },
+    { policies: [blockPolicy('fwd', ALL, ALL, { priority: 2 }), blockPolicy('fwd', ALL, ALL, allow)] },
   ],
   [
     'is younger than one with the same priority',
-    { policies: [policy('fwd', ALL, ALL, allow), policy('fwd', ALL, ALL)] },
+    { policies: [blockPolicy('fwd', ALL, ALL, allow), blockPolicy('fwd', ALL, ALL)] },
   ],
   [
     'is for another protocol than that of the backend',
-    { policies: [policy('in', '192.0.2.0/24', ALL, { protocol: 6 })] },
+    { policies: [blockPolicy('in', '192.0.2.0/24', ALL, { protocol: 6 })] },
   ],
-  ['is for marked packets', { policies: [policy('fwd', ALL, ALL, { mark: 5 })] }],
-  ['is for the packets of an xfrm interface', { policies: [policy('fwd', ALL, ALL, { interfaceId: 5 })] }],
-  ['is for packets to another interface', { policies: [policy('fwd', ALL, ALL, { deviceIndex: 77 })] }],
-  ['has its keys', { policies: [policy('fwd', ALL, ALL, keyed)], states: [template()] }],
+  ['is for marked packets', { policies: [blockPolicy('fwd', ALL, ALL, { mark: 5 })] }],
+  ['is for the packets of an xfrm interface', { policies: [blockPolicy('fwd', ALL, ALL, { interfaceId: 5 })] }],
+  ['is for packets to another interface', { policies: [blockPolicy('fwd', ALL, ALL, { deviceIndex: 77 })] }],
+  ['has its keys', { policies: [blockPolicy('fwd', ALL, ALL, keyed)], states: [template()] }],
   [
     'demands no keys',
-    { policies: [policy('fwd', ALL, ALL, { isBlock: false, templates: [template({ isOptional: true })] })] },
+    { policies: [blockPolicy('fwd', ALL, ALL, { isBlock: false, templates: [template({ isOptional: true })] })] },
   ],
   [
     'does not apply to these interfaces',
     {
-      policies: [policy('fwd', ALL, ALL), policy('out', NET, NET)],
+      policies: [blockPolicy('fwd', ALL, ALL), blockPolicy('out', NET, NET)],
       exempt: [
         ...['cni0', 'flannel0'].map((device) => ({ setting: 'disable_policy', family: 'ipv4', device }) as const),
         ...['cni0', 'flannel0'].map((device) => ({ setting: 'disable_xfrm', family: 'ipv4', device }) as const),
@@ -161,7 +145,7 @@ it.each<[string, Partial<IpsecFacts>]>([
 it('compares all parts of a template with the keys', () => {
   const by = (state: Partial<IpsecTemplate>, wanted: Partial<IpsecTemplate> = {}): number =>
     found({
-      policies: [policy('fwd', ALL, ALL, { isBlock: false, templates: [template(wanted)] })],
+      policies: [blockPolicy('fwd', ALL, ALL, { isBlock: false, templates: [template(wanted)] })],
       states: [template(state)],
     }).length
   const other = parseAddress('192.0.2.9')!
@@ -175,20 +159,20 @@ it('compares all parts of a template with the keys', () => {
 it('does not report the policies of the backend ipsec, unless another backend runs', () => {
   const block = 0x77_65_66_74
   const policies = [
-    policy('fwd', NET, '10.5.1.0/24', { priority: block }),
-    policy('out', '10.5.1.0/24', '10.5.2.0/24', { isBlock: false, templates: [template({ requestId: 11 })] }),
+    blockPolicy('fwd', NET, '10.5.1.0/24', { priority: block }),
+    blockPolicy('out', '10.5.1.0/24', '10.5.2.0/24', { isBlock: false, templates: [template({ requestId: 11 })] }),
   ]
   expect(found({ policies }, { status: ipsecStatus })).toEqual([])
   expect(names({ policies })).toEqual(['ipsec-blocked', 'ipsec-blocked'])
   // weft doctor reports a policy of another program that precedes the policies of the backend ipsec.
-  expect(names({ policies: [policy('fwd', ALL, ALL), ...policies] }, { status: ipsecStatus })).toEqual([
+  expect(names({ policies: [blockPolicy('fwd', ALL, ALL), ...policies] }, { status: ipsecStatus })).toEqual([
     'ipsec-blocked',
   ])
 })
 
 it('knows whether this host drops its own packets to other nodes', () => {
   const is = (policies: IpsecPolicy[]): boolean => blocksSending({ ...sound, ipsec: { ...none, policies } })
-  expect([is([policy('out', NET, NET)]), is([policy('fwd', ALL, ALL)]), is([])]).toEqual([true, false, false])
+  expect([is([blockPolicy('out', NET, NET)]), is([blockPolicy('fwd', ALL, ALL)]), is([])]).toEqual([true, false, false])
 })
 
 it('recognises a program that gets keys by its socket', () => {
