@@ -24,6 +24,8 @@ import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../../
 import { reach } from '../../lab/measure.ts'
 import { ARCHITECTURES as ALL } from '../../scripts/release/architectures.mjs'
 import { partial } from '../../scripts/release/fetch.mjs'
+import { imageBase } from '../../scripts/release/image-base.mjs'
+import { sysroot } from '../../scripts/release/inputs.mjs'
 import { architecturesIn } from '../../scripts/release/options.mjs'
 import { DEBIANS, fetchNode, insteadIn, makeDebian, makeMuslNode, npmFolder } from '../support/debian.ts'
 import { eventually } from '../support/event.ts'
@@ -648,16 +650,11 @@ describe('the image', () => {
 })
 
 /** Returns the command that runs weftd of an architecture with qemu-user: the executable, or the files of the Debian package. */
-async function emulatedWeftd({
-  name,
-  debian,
-  qemu = '',
-  integrity,
-}: (typeof ARCHITECTURES)[number]): Promise<string[]> {
-  const cached = (folder: string): string => join(cacheHome, 'weft', folder)
-  if (integrity) return [qemu, '-L', cached(`bullseye-${debian}`), executableOf(name)]
+async function emulatedWeftd(architecture: (typeof ARCHITECTURES)[number]): Promise<string[]> {
+  const { name, debian, qemu = '', integrity } = architecture
+  if (integrity) return [qemu, '-L', sysroot(architecture)!, executableOf(name)]
   const tree = join(workshop.folder, `deb-${debian}`)
-  const root = cached(`trixie-image-${debian}`)
+  const root = imageBase(architecture)
   if (!existsSync(tree)) await output(['dpkg-deb', '-x', join(release, `weft_${version}_${debian}.deb`), tree])
   return [qemu, '-L', root, join(root, 'usr/bin/node'), join(tree, 'usr/bin/weftd')]
 }
