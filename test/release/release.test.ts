@@ -680,7 +680,9 @@ describe.each(ARCHITECTURES.filter(({ qemu }) => qemu !== undefined))('$debian, 
     expect(told).toMatchObject({ version, arch: name, libc: expect.stringMatching(/^glibc 2\./) as string })
   })
 
-  it.each(FORWARDING)('forwards packets: %s %j', async (engine, backend) =>
+  // qemu-user 7.2 does not convert the byte order of the netlink attribute IFLA_MTU, so an emulated weftd of a big-endian
+  // architecture cannot set the MTU of its device (docs/releasing.md).
+  it.each(platform.architecture === 's390x' ? [] : FORWARDING)('forwards packets: %s %j', async (engine, backend) =>
     forwards(await emulatedWeftd(architecture), engine, backend),
   )
 
