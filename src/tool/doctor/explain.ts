@@ -419,8 +419,8 @@ function forwarded(question: Question, isOutward: boolean): Step[] {
     subnet && network && isInside
       ? changesOf(readRules(facts, family), packet, { family, network, subnet }, status)
       : []
-  // The kernel translates an answer as the first packet of its connection, whatever the rules say about the answer.
-  const kept = isAnswer ? changes.filter(({ kind }) => kind === 'hops') : changes
+  // The table nat does not see answers: the kernel translates them as the first packet of their connection.
+  const kept = isAnswer ? changes.filter(({ kind, rule }) => kind === 'hops' || /\btproxy\b/i.test(rule)) : changes
   return [...filtered(facts, packet), ...kept.map(changeStep)]
 }
 

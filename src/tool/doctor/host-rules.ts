@@ -30,7 +30,16 @@ export interface HostRules {
 
 type RuleFacts = Pick<Facts, 'iptables' | 'ip6tables' | 'iptablesLegacy' | 'ip6tablesLegacy' | 'nft'>
 
+const read = new WeakMap<RuleFacts, Partial<Record<Family, HostRules>>>()
+
+/** Returns the rules in the facts. Reads the rules of each family once, because 50,000 rules take seconds. */
 export function readRules(facts: RuleFacts, family: Family): HostRules {
+  const known = read.get(facts) ?? {}
+  read.set(facts, known)
+  return (known[family] ??= parseRules(facts, family))
+}
+
+function parseRules(facts: RuleFacts, family: Family): HostRules {
   const isIpv4 = family === 'ipv4'
   const tool = isIpv4 ? 'iptables' : 'ip6tables'
   const [main, legacy] = isIpv4 ? [facts.iptables, facts.iptablesLegacy] : [facts.ip6tables, facts.ip6tablesLegacy]

@@ -7,6 +7,7 @@ import type { Status } from '../../../../src/report/status.ts'
 import { explain } from '../../../../src/tool/doctor/explain.ts'
 import type { Facts } from '../../../../src/tool/doctor/facts.ts'
 import { checkFirewall } from '../../../../src/tool/doctor/firewall.ts'
+import { readRules } from '../../../../src/tool/doctor/host-rules.ts'
 import { link, route, sound, soundDual, soundStatus as status } from '../../../support/facts.ts'
 
 const found = (part: Partial<Facts>, from: Facts = host): string[] =>
@@ -331,6 +332,16 @@ it('explains an answer by the same chains as the first packet of a connection', 
   ])
 })
 
+it.each([
+  ['mangle', '-j TPROXY --on-port 9000 --on-ip 127.0.0.1 --tproxy-mark 0x1/0x1', true],
+  ['nat', '-j DNAT --to-destination 192.0.2.9', false],
+])('an answer is diverted by the table %s: %s', (table, target, isDiverted) => {
+  const facts = { ...host, iptables: saved(table, `[0:0] -A PREROUTING -p tcp ${target}`) }
+  const [source, destination] = [parseAddress('10.5.2.2')!, parseAddress('10.5.1.2')!]
+  const steps = explain({ source, destination, status, facts, route: route('', 'cni0'), isAnswer: true })
+  expect(steps.some(({ says }) => says.startsWith('FORWARD: sent to another destination'))).toBe(isDiverted)
+})
+
 describe('a rule that drops by a condition', () => {
   const counted = (condition: string, packets = 7): Partial<Facts> => ({
     iptables: saved('filter', `[${packets}:600] -A FORWARD ${condition} -j DROP`),
@@ -492,4 +503,11 @@ describe('the counted drops of common programs are not reported', () => {
     )
     expect(found({ nft })).toEqual([])
   })
+})
+
+it('reads the rules of one host and family once', () => {
+  const facts = { ...sound, iptables: saved('filter', '[0:0] -A FORWARD -j DROP') }
+  expect(readRules(facts, 'ipv4')).toBe(readRules(facts, 'ipv4'))
+  expect(readRules(facts, 'ipv6')).not.toBe(readRules(facts, 'ipv4'))
+  expect(readRules({ ...facts }, 'ipv4')).not.toBe(readRules(facts, 'ipv4'))
 })
