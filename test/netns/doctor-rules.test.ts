@@ -151,6 +151,18 @@ const RULES: readonly Rule[] = [
     named: /-A FORWARD -m conntrack --ctstate UNTRACKED -j DROP/,
   },
   {
+    ...tableRule('-t mangle -A FORWARD -m conntrack --ctstate ESTABLISHED -j DROP'),
+    finding: 'forward-dropped',
+    named: /-t mangle -A FORWARD -m conntrack --ctstate ESTABLISHED -j DROP/,
+  },
+  {
+    ...nftRule('inet', 'filter hook forward priority 0', 'ct state vmap { new : accept, established : drop }'),
+    family: 'ipv6',
+    way: 'in',
+    finding: 'forward-dropped',
+    named: /nft: inet eyes c: ct state vmap \{ established : drop, new : accept \}/,
+  },
+  {
     ...nftRule('inet', 'filter hook forward priority 0', 'iifname cni0 ip6 version 6 counter drop'),
     family: 'ipv6',
     finding: 'rule-unjudged',

@@ -15,10 +15,11 @@ export interface FilteredPacket {
   readonly from?: string
   readonly to?: string
   /**
-   * The packet's conntrack state: `new` for the first packet of a connection, `untracked` if a rule exempts the packet
-   * from connection tracking; left out if weft does not know the state.
+   * The packet's conntrack state: `new` for the first packet of a connection, `established` for each later packet in both
+   * directions, `untracked` if a rule exempts the packet from connection tracking; left out if weft does not know the
+   * state.
    */
-  readonly state?: 'new' | 'untracked'
+  readonly state?: 'new' | 'established' | 'untracked'
   /** True if a rule that may or may not match exempts the packet from connection tracking. */
   readonly mayBeUntracked?: boolean
   /** The mark of the packet, if the caller assumes that no rule has marked the packet. */
@@ -308,6 +309,12 @@ export function hasFlags(
   if (state !== 'new') return undefined
   return mask.every((flag) => wanted.includes(flag) === (flag.toLowerCase() === 'syn'))
 }
+
+/**
+ * Returns true if the kernel passes a packet to the chains that translate addresses. The kernel translates the later
+ * packets of a connection as the first packet, and untracked packets never.
+ */
+export const isTranslated = ({ state }: FilteredPacket): boolean => state !== 'established' && state !== 'untracked'
 
 /** Compares the mark of a packet with a value; `unread` if weft does not know the mark. */
 export const isMarked = ({ mark }: FilteredPacket, value: string): Holds =>

@@ -20,7 +20,7 @@ import { briefly, conditionOf, isSendingOnly, placeIn, type Status } from '../..
 import type { Bridged, FilteredPacket } from './chain-walk.ts'
 import type { Facts } from './facts.ts'
 import { bridgedOf, portPacket, sentBack } from './firewall.ts'
-import { readRules, type HostVerdict } from './host-rules.ts'
+import { isSameChain, laterVerdicts, readRules, type HostVerdict } from './host-rules.ts'
 import { datagramFlow, forwardedFlows, ipsecDrop, type Flow } from './ipsec.ts'
 import { unaddressedBridges } from './links.ts'
 import { hasOneRoute, isOnlyRouteMissing } from './routes.ts'
@@ -358,6 +358,7 @@ function filtered(facts: Facts, packet: FilteredPacket): Step[] {
   const verdicts = rules
     .walk(packet)
     .map((verdict) => ({ verdict, asFirst: firsts.find((each) => isSameChain(each, verdict)) ?? verdict }))
+  const later = laterVerdicts(rules, packet, firsts)
   // If all chains accept the packet, only the table filter of iptables is reported.
   const told = verdicts.filter(
     ({ verdict, asFirst }) =>
@@ -374,7 +375,12 @@ function filtered(facts: Facts, packet: FilteredPacket): Step[] {
           },
         ]),
     ...told.map(({ verdict, asFirst }) => verdictStep(packet, verdict, asFirst)),
-    ...unjudgedOf(firsts).map((rule) => ({
+    ...later.drops.map(({ by, tool }) => ({
+      step: 'firewall',
+      passes: false,
+      says: `${packet.chain}: all packets of a connection but the first dropped by ${programOf(tool)}${by}`,
+    })),
+    ...[...new Set(unjudgedOf([...firsts, ...later.verdicts]))].map((rule) => ({
       step: 'firewall',
       passes: undefined,
       says: `${packet.chain}: perhaps dropped by ${rule}, because weft cannot evaluate a condition of this rule`,
@@ -382,8 +388,8 @@ function filtered(facts: Facts, packet: FilteredPacket): Step[] {
   ]
 }
 
-const isSameChain = (one: HostVerdict, other: HostVerdict): boolean =>
-  one.tool === other.tool && one.table === other.table && one.hook === other.hook && one.base === other.base
+/** Returns the words before a rule that name its program. An explanation has one family, so iptables needs no name. */
+const programOf = (tool: string): string => (tool === 'ip6tables: ' ? '' : tool)
 
 function verdictStep({ chain }: FilteredPacket, verdict: HostVerdict, asFirst: HostVerdict): Step {
   const { isAccepted, isCertain, by, tool } = verdict
@@ -395,8 +401,7 @@ function verdictStep({ chain }: FilteredPacket, verdict: HostVerdict, asFirst: H
     : isCertain
       ? ''
       : ', unless an earlier rule with a condition that weft cannot evaluate decides otherwise'
-  const before = tool === 'ip6tables: ' ? '' : tool
-  const says = `${chain}: ${isAccepted && !isFirstDropped ? 'accepted' : 'dropped'} by ${before}${isFirstDropped ? asFirst.by : by}${unless}`
+  const says = `${chain}: ${isAccepted && !isFirstDropped ? 'accepted' : 'dropped'} by ${programOf(tool)}${isFirstDropped ? asFirst.by : by}${unless}`
   return { step: 'firewall', passes: isCertain ? isAccepted : undefined, says }
 }
 

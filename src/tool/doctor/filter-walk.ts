@@ -10,6 +10,7 @@ import {
   isOfType,
   isProtocol,
   isState,
+  isTranslated,
   isWithin,
   negatedIf,
   USUAL_HOPS,
@@ -97,8 +98,7 @@ export function readListing(text: string): Listing {
     walk: (packet) =>
       WAYS[packet.chain].flatMap(([name, chain]) => {
         const table = tables.find((each) => each.name === name)
-        // The kernel passes no untracked packet to the table nat.
-        if (!table || (name === 'nat' && packet.state === 'untracked')) return []
+        if (!table || (name === 'nat' && !isTranslated(packet))) return []
         const verdict = walkChain(table.chains, chain, chain === 'PREROUTING' ? { ...packet, to: '' } : packet)
         const effects = verdict.effects.map((effect) => (effect.kind === 'mapped' ? mappedAt(chain, effect) : effect))
         return [{ ...verdict, effects, table: name, chain, text: table.text }]

@@ -9,7 +9,7 @@ import { placeIn, type PeerStatus, type Status } from '../../report/status.ts'
 import { echoOf, type Bridged, type FilteredPacket } from './chain-walk.ts'
 import type { Facts } from './facts.ts'
 import type { Finding, FindingName } from './findings.ts'
-import { readRules, type HostRules, type HostVerdict } from './host-rules.ts'
+import { laterVerdicts, readRules, type HostRules, type HostVerdict } from './host-rules.ts'
 import { ARP, tablesOf, type BaseChain } from './nft-walk.ts'
 import { changedBy, unjudgedBy } from './rule-effects.ts'
 import { bridgeOf, outersIn, ownSides, portsOf, seenSides, type OwnSide, type SeenSide } from './sides.ts'
@@ -226,7 +226,7 @@ function droppedOf(side: OwnSide, peer: SeenSide, walking: Walking): Dropped[] {
  * Evaluates the firewall for a packet, and returns the rules that drop it. If `isMissed` is false, no such packet is
  * known to be lost, so only a rule that certainly drops the packet is returned. A packet whose conntrack state is not
  * given is evaluated first with an unknown state, and then as the first packet of a connection, because a firewall may
- * accept only packets of established connections.
+ * accept only packets of established connections. Then the later packets of the connection are evaluated.
  */
 function judged(
   name: 'forward-dropped' | 'port-dropped' | 'probes-dropped',
@@ -249,15 +249,18 @@ function judged(
   const first = packet.state === 'new' ? anyState : rules.walk({ ...packet, state: 'new' })
   const news = first.filter(({ isAccepted, isCertain }) => !isAccepted && isCertain)
   if (news.length > 0) return news.map((verdict) => found(verdict, name, packet.state ? '' : FIRST_ALONE))
+  const later = laterVerdicts(rules, packet, first)
+  if (later.drops.length > 0) return later.drops.map((verdict) => found(verdict, name, LATER_ALONE))
   const likely = first.filter(
     (verdict) => !verdict.isAccepted && !(packet.chain === 'FORWARD' && isDeliberate(verdict, side, facts)),
   )
   return [
     ...likely.map((verdict) => found(verdict, verdict.base ? 'nft-drops' : 'iptables-drops')),
-    ...unjudgedBy(first).map((finding) => ({ ...about, ...finding, base: undefined })),
+    ...unjudgedBy([...first, ...later.verdicts]).map((finding) => ({ ...about, ...finding, base: undefined })),
   ]
 }
 
+const LATER_ALONE = ' (only the first packet of a connection is accepted)'
 const FIRST_ALONE = ' (only answers to packets of this host are accepted)'
 
 /**

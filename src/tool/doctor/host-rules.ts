@@ -28,6 +28,31 @@ export interface HostRules {
   readonly walk: (packet: FilteredPacket) => readonly HostVerdict[]
 }
 
+/** The verdicts about the later packets of a connection. `drops` are those that certainly drop only later packets. */
+interface LaterVerdicts {
+  readonly verdicts: readonly HostVerdict[]
+  readonly drops: readonly HostVerdict[]
+}
+
+/**
+ * Evaluates the rules for the later packets of a connection, which a rule with `--ctstate ESTABLISHED` may drop.
+ * `firsts` are the verdicts about the first packet.
+ */
+export function laterVerdicts(rules: HostRules, packet: FilteredPacket, firsts: readonly HostVerdict[]): LaterVerdicts {
+  const verdicts = rules.walk({ ...packet, state: 'established' })
+  const drops = verdicts.filter(
+    (verdict) =>
+      !verdict.isAccepted &&
+      verdict.isCertain &&
+      firsts.every((first) => first.isAccepted || !isSameChain(first, verdict)),
+  )
+  return { verdicts, drops }
+}
+
+/** Returns true if two verdicts are those of the same chain about two packets. */
+export const isSameChain = (one: HostVerdict, other: HostVerdict): boolean =>
+  one.tool === other.tool && one.table === other.table && one.hook === other.hook && one.base === other.base
+
 type RuleFacts = Pick<Facts, 'iptables' | 'ip6tables' | 'iptablesLegacy' | 'ip6tablesLegacy' | 'nft'>
 
 const read = new WeakMap<RuleFacts, Partial<Record<Family, HostRules>>>()

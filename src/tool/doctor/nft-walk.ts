@@ -15,6 +15,7 @@ import {
   isOfType,
   isProtocol,
   isState,
+  isTranslated,
   isWithin,
   LONGEST_PACKET,
   negatedIf,
@@ -91,12 +92,12 @@ function isSeen(table: string, { source, protocol, bridged }: FilteredPacket): b
   return [familyOf(source) === 'ipv4' ? 'ip' : 'ip6', 'inet', 'netdev'].includes(family)
 }
 
-function isOnTheWay(base: BaseChain, { chain, from, to, state, bridged }: FilteredPacket): boolean {
+function isOnTheWay(base: BaseChain, packet: FilteredPacket): boolean {
+  const { chain, from, to, bridged } = packet
   const { hook, head } = base
   if (isOfBridge(base)) return bridged !== undefined && BRIDGE_HOOKS[bridged.way].includes(hook)
   if (!HOOKS[chain].includes(hook)) return false
-  // The kernel passes no untracked packet to chains that translate addresses.
-  if (head.startsWith('type nat ')) return state !== 'untracked'
+  if (head.startsWith('type nat ')) return isTranslated(packet)
   // An ingress or egress chain is bound to devices, and sees only the packets of these devices.
   if (hook !== 'ingress' && hook !== 'egress') return true
   const has = (device: string): boolean => head.includes(`"${device}"`)

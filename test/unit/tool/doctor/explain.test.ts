@@ -646,6 +646,19 @@ it('says of an answer that a firewall may accept it although it drops first pack
   ])
 })
 
+it.each([false, true])(
+  'says that a firewall drops all packets of a connection but the first, answer %s',
+  (isAnswer) => {
+    const iptables = '-P FORWARD ACCEPT\n-A FORWARD -m conntrack --ctstate ESTABLISHED -j DROP'
+    const facts = { ...sound, iptables }
+    const [source, destination] = [ip('10.5.2.2'), ip('10.5.1.2')]
+    const steps = explain({ source, destination, status, facts, route: by('cni0'), isAnswer })
+    expect(steps.filter(({ passes }) => passes === false).map(({ says: text }) => text)).toEqual([
+      'FORWARD: all packets of a connection but the first dropped by -A FORWARD -m conntrack --ctstate ESTABLISHED -j DROP',
+    ])
+  },
+)
+
 it('knows the direction of a packet, and whether weft can explain the answer', () => {
   const about = (source: string, destination: string) => {
     const ends = [ip(source), ip(destination), status, sound] as const

@@ -416,6 +416,42 @@ describe('rules that accept only answers', () => {
     expect(found({ iptables })).toEqual(['forward-dropped: -P FORWARD DROP'])
   })
 
+  it.each([
+    [
+      'ESTABLISHED',
+      '-P FORWARD ACCEPT\n-A FORWARD -m conntrack --ctstate ESTABLISHED -j DROP',
+      '-A FORWARD -m conntrack --ctstate ESTABLISHED -j DROP',
+    ],
+    [
+      '! NEW',
+      '-P FORWARD ACCEPT\n-A FORWARD -m state ! --state NEW -j DROP',
+      '-A FORWARD -m state ! --state NEW -j DROP',
+    ],
+    ['a policy', '-P FORWARD DROP\n-A FORWARD -m conntrack --ctstate NEW -j ACCEPT', '-P FORWARD DROP'],
+  ])('drop the later packets of a connection: %s', (_name, iptables, by) => {
+    const note = ' (only the first packet of a connection is accepted)'
+    expect(found({ iptables })).toEqual([`forward-dropped: ${by}${note}`])
+    const input = iptables.replaceAll('FORWARD', 'INPUT')
+    expect(found({ iptables: input })).toEqual([])
+    expect(found({ iptables: input, ...silently() })).toContain(
+      `port-dropped: ${by.replace('FORWARD', 'INPUT')}${note}`,
+    )
+  })
+
+  it('drop the later packets of a connection in nftables, and by conditions that weft cannot evaluate', () => {
+    const nft = (rule: string) =>
+      `table inet mine {\n\tchain f {\n\t\ttype filter hook forward priority filter; policy accept;\n\t\t${rule}\n\t}\n}\n`
+    expect(found({ nft: nft('ct state established drop') })).toEqual([
+      'forward-dropped: nft: inet mine f: ct state established drop (only the first packet of a connection is accepted)',
+    ])
+    expect(found({ nft: nft('ct state vmap { new : accept, established : drop }') })).toHaveLength(1)
+    expect(found({ nft: nft('ct state established ip version 4 counter packets 3 bytes 9 drop') })).toEqual([
+      expect.stringMatching(/^rule-unjudged: .* \(3 packets\)$/) as string,
+    ])
+    // The kernel translates the later packets of a connection as the first one, and asks no rules about them.
+    expect(found({ nft: nft('ct state established drop').replace('type filter', 'type nat') })).toEqual([])
+  })
+
   it('are uncertain if a mark may make them accept more', () => {
     const iptables = `${STATEFUL}\n-A INPUT -m mark --mark 0x1 -j ACCEPT\n-P INPUT DROP`
     expect(found({ iptables, ...silently() })).toEqual(['iptables-drops: -P INPUT DROP'])
