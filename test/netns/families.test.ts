@@ -17,7 +17,7 @@ import {
 } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
 import type { Family } from '../../src/net/address.ts'
-import type { Step } from '../../src/tool/doctor/explain.ts'
+import type { Step } from '../../src/tool/doctor/explain-question.ts'
 import type { Report } from '../../src/tool/weft/bench-text.ts'
 import { eventually } from '../support/event.ts'
 import { doctor, statusOf, subnetOf, weft, weftOf } from '../support/hosts.ts'

@@ -56,6 +56,8 @@ export const PURE: readonly string[] = [
   'tool/weft/pcapng.ts',
   'tool/doctor/chain-walk.ts',
   'tool/doctor/checks.ts',
+  'tool/doctor/explain-firewall.ts',
+  'tool/doctor/explain-question.ts',
   'tool/doctor/explain.ts',
   'tool/doctor/findings.ts',
   'tool/doctor/firewall.ts',

@@ -7,26 +7,22 @@ import {
   FAMILY_NAMES,
   formatAddress,
   formatNet,
-  netAround,
   netContains,
   parseAddress,
   parseNet,
   type Address,
   type Family,
-  type Net,
 } from '../../net/address.ts'
 import { kindOf } from '../../path/catalog.ts'
 import { briefly, conditionOf, isSendingOnly, placeIn, type Status } from '../../report/status.ts'
-import type { Bridged, FilteredPacket } from './chain-walk.ts'
+import { acrossBridge, entryOf, filtered, forwarded } from './explain-firewall.ts'
+import { sideOf, type Question, type Side, type Step } from './explain-question.ts'
 import type { Facts } from './facts.ts'
-import { bridgedOf, portPacket, sentBack } from './firewall.ts'
-import { isSameChain, laterVerdicts, readRules, type HostVerdict } from './host-rules.ts'
+import { portPacket, sentBack } from './firewall.ts'
 import { datagramFlow, forwardedFlows, ipsecDrop, type Flow } from './ipsec.ts'
 import { unaddressedBridges } from './links.ts'
 import { hasOneRoute, isOnlyRouteMissing } from './routes.ts'
-import { changesOf, unjudgedOf, type Change } from './rule-effects.ts'
 import {
-  bridgeOf,
   hostText,
   isOwnDevice,
   networksOf,
@@ -37,94 +33,6 @@ import {
   subnetText,
   type SeenSide,
 } from './sides.ts'
-
-export interface Step {
-  /** The name of the step, such as `source`, `route` or `firewall`. */
-  readonly step: string
-  /**
-   * True if the packet passes this step, false if the packet ends at this step; undefined if the facts of this host do
-   * not show which.
-   */
-  readonly passes: boolean | undefined
-  readonly says: string
-}
-
-/**
- * The location of an address. `here`: a container of this node; `host`: this host itself; `peer`: another node;
- * `unassigned`: inside the network, but in no lease; `outside`: not in the network.
- */
-type Side =
-  | { readonly kind: 'here' | 'host' | 'unassigned' | 'outside' }
-  | { readonly kind: 'peer'; readonly peer: SeenSide }
-
-/** The direction of a packet, seen from this host: to other hosts, from other hosts, or between addresses of this host. */
-export type Direction = 'out' | 'in' | 'local'
-
-/** A packet to explain, with the facts about this host. Source and destination have the same family. */
-export interface Question {
-  readonly source: Address
-  readonly destination: Address
-  readonly status: Status
-  readonly facts: Facts
-  /** The kernel's route for the packet; undefined if the kernel finds no route or rejects the packet. */
-  readonly route: Route | undefined
-  /** The text of the policy rule that selected the route, if the route is not in the main table. */
-  readonly byRule?: string | undefined
-  readonly refused?: string | undefined
-  /**
-   * True if the packet may be an answer, which a firewall may accept although the firewall drops the first packet of a
-   * connection in this direction.
-   */
-  readonly isAnswer?: boolean
-}
-
-export function directionOf(
-  source: Address,
-  destination: Address,
-  status: Status,
-  facts: Pick<Facts, 'links'>,
-): Direction {
-  const isLocal = (address: Address): boolean => ['here', 'host'].includes(sideOf(address, status, facts).kind)
-  return isLocal(source) ? (isLocal(destination) ? 'local' : 'out') : isLocal(destination) ? 'in' : 'out'
-}
-
-/**
- * Returns true if weft can also explain the answer to a packet: one end is on this host, and the other end is on a peer.
- */
-export function hasAnswer(source: Address, destination: Address, status: Status, facts: Pick<Facts, 'links'>): boolean {
-  const kinds = [source, destination].map((address) => sideOf(address, status, facts).kind)
-  return kinds.includes('peer') && kinds.some((kind) => kind === 'here' || kind === 'host')
-}
-
-export function sideOf(address: Address, { node, config, peers }: Status, facts: Pick<Facts, 'links'>): Side {
-  const family = familyOf(address)
-  const has = (net: Net | undefined): boolean => net !== undefined && netContains(net, address)
-  if (facts.links.some(({ addresses }) => addresses[family].some((each) => each.address === address)))
-    return { kind: 'host' }
-  if (has(node ? placeIn(node, family).subnet : undefined)) return { kind: 'here' }
-  const [peer] = (peers?.list ?? [])
-    .map((each) => sideIn(each, family))
-    .filter(({ subnet }) => has(subnet))
-    .toSorted((a, b) => (b.subnet?.prefixLength ?? 0) - (a.subnet?.prefixLength ?? 0))
-  if (peer) return { kind: 'peer', peer }
-  return { kind: has(config ? networksOf(config)[family] : undefined) ? 'unassigned' : 'outside' }
-}
-
-/**
- * Returns true if an address belongs to this host, to its containers, or to a network to which the host is connected,
- * such as a network of other containers.
- */
-export function isOnHost(address: Address, status: Status, facts: Pick<Facts, 'links'>): boolean {
-  const { kind } = sideOf(address, status, facts)
-  if (kind === 'here' || kind === 'host') return true
-  const family = familyOf(address)
-  const isConnected = facts.links.some(({ addresses }) =>
-    addresses[family].some(
-      (own) => own.prefixLength > 0 && netContains(netAround(own.address, own.prefixLength), address),
-    ),
-  )
-  return kind === 'outside' && isConnected
-}
 
 export function explain(question: Question): readonly Step[] {
   const { source, destination, status, facts } = question
@@ -348,120 +256,6 @@ function leavingFlows(question: Question, from: Side): readonly Flow[] {
   const packet = { source, destination, from: entryOf(question, true), to: route?.device }
   return from.kind === 'host' ? [{ direction: 'out', ...packet }] : forwardedFlows(packet)
 }
-
-/** Returns the steps of a packet through the firewall: first the rules of iptables, then the chains of nftables. */
-function filtered(facts: Facts, packet: FilteredPacket): Step[] {
-  const family = familyOf(packet.source)
-  const rules = readRules(facts, family)
-  const firsts = rules.walk({ ...packet, state: 'new' })
-  // The two packets may pass different chains: no untracked packet passes the chains that translate addresses.
-  const verdicts = rules
-    .walk(packet)
-    .map((verdict) => ({ verdict, asFirst: firsts.find((each) => isSameChain(each, verdict)) ?? verdict }))
-  const later = laterVerdicts(rules, packet, firsts)
-  // If all chains accept the packet, only the table filter of iptables is reported.
-  const told = verdicts.filter(
-    ({ verdict, asFirst }) =>
-      !verdict.isAccepted || !asFirst.isAccepted || (verdict.table === 'filter' && !verdict.tool.includes('legacy')),
-  )
-  return [
-    ...(rules.hasIptables
-      ? []
-      : [
-          {
-            step: 'firewall',
-            passes: undefined,
-            says: `the rules of ${family === 'ipv4' ? 'iptables' : 'ip6tables'} cannot be read`,
-          },
-        ]),
-    ...told.map(({ verdict, asFirst }) => verdictStep(packet, verdict, asFirst)),
-    ...later.drops.map(({ by, tool }) => ({
-      step: 'firewall',
-      passes: false,
-      says: `${packet.chain}: all packets of a connection but the first dropped by ${programOf(tool)}${by}`,
-    })),
-    ...[...new Set(unjudgedOf([...firsts, ...later.verdicts]))].map((rule) => ({
-      step: 'firewall',
-      passes: undefined,
-      says: `${packet.chain}: perhaps dropped by ${rule}, because weft cannot evaluate a condition of this rule`,
-    })),
-  ]
-}
-
-/** Returns the words before a rule that name its program. An explanation has one family, so iptables needs no name. */
-const programOf = (tool: string): string => (tool === 'ip6tables: ' ? '' : tool)
-
-function verdictStep({ chain }: FilteredPacket, verdict: HostVerdict, asFirst: HostVerdict): Step {
-  const { isAccepted, isCertain, by, tool } = verdict
-  // True if the firewall certainly drops the packet if it is the first of a connection, but may accept it if it
-  // belongs to an existing connection.
-  const isFirstDropped = !isCertain && !asFirst.isAccepted && asFirst.isCertain
-  const unless = isFirstDropped
-    ? ', unless it answers an earlier packet in the other direction'
-    : isCertain
-      ? ''
-      : ', unless an earlier rule with a condition that weft cannot evaluate decides otherwise'
-  const says = `${chain}: ${isAccepted && !isFirstDropped ? 'accepted' : 'dropped'} by ${programOf(tool)}${isFirstDropped ? asFirst.by : by}${unless}`
-  return { step: 'firewall', passes: isCertain ? isAccepted : undefined, says }
-}
-
-/**
- * Returns the firewall's steps for a forwarded packet of a container. Unless the packet may be an answer, it is assumed
- * to be the first packet of its connection.
- */
-function forwarded(question: Question, isOutward: boolean): Step[] {
-  const { source, destination, facts, status, route, isAnswer } = question
-  const family = familyOf(source)
-  const subnet = status.node ? placeIn(status.node, family).subnet : undefined
-  const network = status.config ? networksOf(status.config)[family] : undefined
-  const isInside = [source, destination].some((address) => sideOf(address, status, facts).kind === 'peer')
-  const from = entryOf(question, isOutward)
-  const ends = { ...(from === undefined ? {} : { from }), ...(route ? { to: route.device } : {}) }
-  const bridged = bridgedAs(isOutward ? 'in' : 'out', question)
-  const state = isAnswer ? {} : ({ state: 'new' } as const)
-  const packet = { chain: 'FORWARD', protocol: 'tcp', ...state, source, destination, ...ends, ...bridged } as const
-  const changes =
-    subnet && network && isInside
-      ? changesOf(readRules(facts, family), packet, { family, network, subnet }, status)
-      : []
-  // The table nat does not see answers: the kernel translates them as the first packet of their connection.
-  const kept = isAnswer ? changes.filter(({ kind, rule }) => kind === 'hops' || /\btproxy\b/i.test(rule)) : changes
-  return [...filtered(facts, packet), ...kept.map(changeStep)]
-}
-
-/** Returns the interface on which a forwarded packet arrives at this host; undefined if weft does not know it. */
-function entryOf({ source, facts, status }: Question, isOutward: boolean): string | undefined {
-  const family = familyOf(source)
-  const subnet = status.node ? placeIn(status.node, family).subnet : undefined
-  if (isOutward) return subnet && bridgeOf(facts.links, subnet, status)
-  return sideOf(source, status, facts).kind === 'peer' ? (status.dataPath?.devices[family] ?? undefined) : undefined
-}
-
-const bridgedAs = (way: Bridged['way'], { source, facts, status }: Question): { readonly bridged?: Bridged } => {
-  const subnet = status.node ? placeIn(status.node, familyOf(source)).subnet : undefined
-  const bridged = subnet && bridgedOf({ subnet }, facts)?.(way)
-  return bridged ? { bridged } : {}
-}
-
-/** Returns one step for each firewall rule that drops bridged packets between two containers of this host. */
-function acrossBridge(question: Question): Step[] {
-  const { source, destination, facts } = question
-  const bridged = bridgedAs('through', question)
-  if (!bridged.bridged) return []
-  const packet = { chain: 'FORWARD', protocol: 'tcp', state: 'new', source, destination, ...bridged } as const
-  return filtered(facts, packet).filter(({ passes, says }) => passes !== true && says.startsWith('FORWARD'))
-}
-
-const SAYS_CHANGE: Readonly<Record<Change['kind'], string>> = {
-  diverted: 'sent to another destination by',
-  hops: 'dropped by this host or the next one, because too small a TTL or hop limit is set by',
-  source: 'gets another source address by',
-}
-const changeStep = ({ kind, rule, isLost }: Change): Step => ({
-  step: 'firewall',
-  passes: !isLost,
-  says: `FORWARD: ${SAYS_CHANGE[kind]} ${rule}${kind === 'source' ? (isLost ? ', so that the peer drops it' : ', so that the other container sees that address') : ''}`,
-})
 
 /**
  * Explains why the kernel rejects a packet. Returns undefined if forwarding is switched off in the kernel, because

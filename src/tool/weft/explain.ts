@@ -12,14 +12,14 @@ import { FAMILIES, familyOf, formatAddress, parseAddress, type Address } from '.
 import { placeIn, type Status } from '../../report/status.ts'
 import {
   directionOf,
-  explain,
   hasAnswer,
   isOnHost,
   sideOf,
   type Direction,
   type Question,
   type Step,
-} from '../doctor/explain.ts'
+} from '../doctor/explain-question.ts'
+import { explain } from '../doctor/explain.ts'
 import { gatherFacts, type Facts } from '../doctor/facts.ts'
 import { ruleFor } from '../doctor/kernel-routes.ts'
 import { bridgeOf } from '../doctor/sides.ts'

@@ -5,7 +5,8 @@ import type { IpsecPolicy, Route } from '../../../../src/host/kernel.ts'
 import { parseAddress, type Address } from '../../../../src/net/address.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { countPeers, type PeerStatus, type Status } from '../../../../src/report/status.ts'
-import { directionOf, explain, hasAnswer, isOnHost, sideOf } from '../../../../src/tool/doctor/explain.ts'
+import { directionOf, hasAnswer, isOnHost, sideOf } from '../../../../src/tool/doctor/explain-question.ts'
+import { explain } from '../../../../src/tool/doctor/explain.ts'
 import type { Facts } from '../../../../src/tool/doctor/facts.ts'
 import {
   dualPeer,
