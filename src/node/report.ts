@@ -14,6 +14,7 @@ import {
   formatNet,
   listed,
   netText,
+  onlyOf,
   primary,
   type Addresses,
   type ByFamily,
@@ -119,7 +120,7 @@ export function snapshotOf(node: Node, peers = peersSeen(node)): Snapshot {
   const { lease, view, ownership, threads, following, manager, options } = node
   return {
     at: performance.now(),
-    subnet: lease.subnet,
+    subnet: usedSubnet(node),
     isOpen: ownership.dataPath !== undefined,
     lacking: ownership.dataPath?.lacking ?? {},
     gone: ownership.dataPath?.gone() ?? {},
@@ -202,6 +203,7 @@ export async function reportOf(node: Node): Promise<NodeReport> {
   const snapshot = snapshotOf(node, countOf(node, list))
   const { at, comparedAt } = snapshot
   const { lease, following } = node
+  const { subnet } = snapshot
   const trouble = troubleInFull(snapshot)
   return {
     ...stateOf(snapshot),
@@ -218,9 +220,9 @@ export async function reportOf(node: Node): Promise<NodeReport> {
     },
     node: {
       hostname: hostname(),
-      subnet: netText(lease.subnet),
+      subnet: netText(subnet),
       publicIp: addressText(node.attrs.publicIp),
-      ...ipv6Of(lease.subnet, node.attrs.publicIp),
+      ...ipv6Of(subnet, node.attrs.publicIp),
       externalInterface: (node.backend.external ?? node.external)?.name ?? null,
       twin: node.duplicate ?? null,
     },
@@ -237,6 +239,12 @@ export async function reportOf(node: Node): Promise<NodeReport> {
     subnetFileWritten: node.isReady,
   }
 }
+
+/**
+ * Returns the node's subnet of each family of the network configuration. In Kubernetes a lease may have the subnet of
+ * another family too, because a node has a podCIDR of each family of the cluster.
+ */
+const usedSubnet = ({ config, lease }: Node): Nets => onlyOf(familiesOf(config), lease.subnet)
 
 const ipv6Of = ({ ipv6: subnet }: Nets, { ipv6: publicIp }: Addresses) => ({
   ipv6Subnet: subnet ? formatNet(subnet) : null,

@@ -196,7 +196,11 @@ describe('weft by its manifest', { timeout: 10 * MINUTE }, () => {
   it('lets pods, Services and DNS work', async () => {
     await cluster.kubectl('-n', 'kube-system', 'rollout', 'status', 'deployment/coredns', '--timeout=5m')
     await everythingTalks()
-    for (const pod of await weftPods()) await soon(async () => expect(await weft(pod, 'status')).toMatch(/working/))
+    for (const pod of await weftPods()) {
+      await soon(async () => expect(await weft(pod, 'status')).toMatch(/working/))
+      // The nodes have podCIDRs of both families, but weft's network has IPv4 alone.
+      expect(await weft(pod, 'status')).not.toContain('fd00:')
+    }
   })
 })
 

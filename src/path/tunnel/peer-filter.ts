@@ -34,7 +34,9 @@ import {
  * Returns why the address that the lease publishes in this family cannot belong to another host; undefined if it can.
  */
 export function unusableReason({ attrs }: Lease, own: OwnLease, family: Family): string | undefined {
-  const address = attrs.publicIp[family] ?? (family === 'ipv4' ? 0 : 0n)
+  const address = attrs.publicIp[family]
+  // In Kubernetes this is usual while weftd restarts on one node after the other to add a family to the network.
+  if (address === undefined) return `its node publishes no ${FAMILY_NAMES[family]} address`
   if (!isOneHost(address)) return `${formatAddress(address)} is not the address of a host`
   if (isOfOneNode(attrs, own.attrs) || address === own.attrs.publicIp[family])
     return `${formatAddress(address)} is this node's own address`

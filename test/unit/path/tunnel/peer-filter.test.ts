@@ -176,7 +176,7 @@ it('accepts no peer without an IPv4 subnet or IPv4 address', () => {
   expect([lines, filter.unusable().size]).toEqual([
     [
       'Lease subnet of IPv6 is not used: its subnet is not within the network 10.5.0.0/16',
-      'Lease address of IPv6 is not used: 0.0.0.0 is not the address of a host',
+      'Lease address of IPv6 is not used: its node publishes no IPv4 address',
     ],
     2,
   ])
