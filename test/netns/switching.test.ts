@@ -4,8 +4,10 @@ import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterEach, expect, it } from 'vitest'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
-import { createLab, packageRoot, whyNoVxlan, type Lab } from '../../lab/lab.ts'
+import { createLab, packageRoot, whyNoVxlan, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
+import { reach } from '../../lab/measure.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
+import { pinging } from '../support/pinging.ts'
 import { HOST_GW, switchOnAndOff, VXLAN } from '../support/switching.ts'
 
 needs(HOSTS, ...ETCD, 'ping')
@@ -84,6 +86,41 @@ it.for(KINDS)('loses no ping and no IPv4 subnet, with leases in %s and %s', asyn
       return [...subnets, ...[value?.PublicIP, value?.PublicIPv6].filter((each) => typeof each === 'string')]
     },
   })
+})
+
+const TAKEN_OVER = [
+  { Type: 'udp' },
+  { Type: 'wireguard' },
+  { Type: 'wireguard', Mode: 'separate' },
+  { Type: 'vxlan', DataPath: 'userspace' },
+  { Type: 'host-gw' },
+]
+it.each(TAKEN_OVER)('loses no ping if a second weftd takes over and adds IPv6: %j', async (Backend) => {
+  lab = await createLab({ hosts: 2, families: ['ipv4', 'ipv6'] })
+  const { args } = await STORES.directory()
+  const configure = (more: object): void =>
+    writeFileSync(join(lab.folder, 'leases/config'), JSON.stringify({ Network: '10.5.0.0/16', Backend, ...more }))
+  const start = async (host: Host): Promise<Daemon> => {
+    const daemon = host.startDaemon({ args, env: { WIREGUARD_KEY_FILE: join(lab.folder, `${host.name}-key`) } })
+    await daemon.line(/flannel is ready/)
+    return daemon
+  }
+  configure({})
+  await Promise.all(lab.hosts.map(start))
+  const old = (await Promise.all(lab.hosts.map((host) => host.startPod()))) as [Pod, Pod]
+  await reach(old[0].namespace, old[1].address)
+  configure({ EnableIPv6: true, IPv6Network: 'fd00:5::/48' })
+  const pings = pinging(...old, { everyS: 0.01 })
+  for (const host of lab.hosts) {
+    const before = host.subnetEnv()['FLANNEL_SUBNET']
+    await start(host)
+    expect(host.subnetEnv()['FLANNEL_SUBNET']).toBe(before)
+  }
+  const fresh = (await Promise.all(lab.hosts.map((host) => host.startPod()))) as [Pod, Pod]
+  await reach(fresh[0].namespace, fresh[1].ipv6 ?? '')
+  const { sent, lost, errors } = await pings.stop()
+  expect(sent).toBeGreaterThan(0)
+  expect({ lost, errors }).toEqual({ lost: 0, errors: 0 })
 })
 
 interface Lease {

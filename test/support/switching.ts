@@ -23,8 +23,8 @@ interface Switched {
   /** Writes the network configuration, which a daemon reads at its start. */
   readonly configure: (config: object) => Promise<void> | void
   /**
-   * Does what this cluster requires of an operator before a node can have IPv6; resolves when all daemons have noticed. The other nodes may
-   * consider the node gone meanwhile.
+   * Does what this cluster requires of an operator before IPv6 is added to the configuration; resolves when all daemons have noticed. The
+   * other nodes may consider the node gone meanwhile.
    */
   readonly prepare?: (host: Host, daemons: readonly Daemon[]) => Promise<void>
   readonly start: (host: Host) => Daemon
@@ -80,12 +80,13 @@ export async function switchOnAndOff(cluster: Switched): Promise<void> {
     await ready(daemons[at])
   }
 
+  for (const host of hosts) {
+    await prepare?.(host, daemons)
+    await allReach(old, ipv4Of)
+  }
   await configure({ ...ipv4, EnableIPv6: true, IPv6Network: 'fd00:5::/48' })
   const fresh: Pod[] = []
   for (const [at, host] of hosts.entries()) {
-    await prepare?.(host, daemons)
-    await allReach(old, ipv4Of)
-    await allReach(fresh, ipv6Of)
     await withoutLoss(old, [...fresh], async () => {
       await restart(at)
       const subnets = subnetsOf(host)
