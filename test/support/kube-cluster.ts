@@ -401,7 +401,7 @@ async function controlPlane({ lab, authority, server, kubectl, config }: PlanePa
         'service-cluster-ip-range': SERVICES,
         'authorization-mode': 'Node,RBAC',
         'enable-admission-plugins': 'NodeRestriction',
-        'allow-privileged': 'true', // as kubeadm sets it; `kubectl debug --profile=sysadmin` needs it
+        'allow-privileged': 'true', // as kubeadm sets it
         'shutdown-delay-duration': '0s',
       }),
       async () => {
