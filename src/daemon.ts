@@ -49,7 +49,7 @@ import { keepSubnetEnv, publish as publishSubnet } from './node/loops/subnet-env
 import { watchThreads } from './node/loops/threads.ts'
 import { chooseUnderlays } from './node/loops/underlays.ts'
 import { canForward, joinNetwork, type NewNode, type NodeParts } from './node/node.ts'
-import { warnOfRoutesLeft } from './node/old-routes.ts'
+import { pastNetworks, warnOfRoutesLeft } from './node/old-routes.ts'
 import { goesOnWith, isFor, openNode } from './node/open.ts'
 import { ownAddresses } from './node/own-addresses.ts'
 import { daemonStatusOf, reportOf, reportWaiting, snapshotOf } from './node/report.ts'
@@ -164,7 +164,6 @@ async function startNode(
       waiter,
     )
     await observed(warnOfForwarding(families, kernel, waiter.log), node)
-    await observed(warnOfRoutesLeft(previous.network, config, external, node), node)
     const made = isFor(node, { config, external })
       ? node.backend
       : await createBackend(config, external, options.engine, log, attrsBefore(manager, log), handover, kernel)
@@ -178,7 +177,7 @@ async function startNode(
       readSysctl: getSysctl,
       giveBackMemory: addon.giveBackMemory,
       next: nextFor(node, configText, handover.free),
-      leftovers: { earlier: previous.subnet, run },
+      leftovers: { earlier: previous.subnet, past: pastNetworks(previous.network, config), run },
       firewall: firewallFor(config, node, previous, handover.free),
       health,
     }
@@ -252,6 +251,8 @@ export async function runNode(
   let isUseless = false
   try {
     await clearLeftovers(node)
+    if (node.leftovers && node.external)
+      await observed(warnOfRoutesLeft(node.leftovers.past, node.external, node), node)
     await raiseOrLate(node, forwardsAlready)
     await publishSubnet(node)
     handover.settle()

@@ -123,6 +123,13 @@ export const netsOf = (nets: readonly Net[]): Nets => ({
   ipv4: nets.find(isIpv4Net),
   ipv6: nets.find((net): net is Ipv6Net => !isIpv4Net(net)),
 })
+/** Returns true if `all` has each network of `some`. */
+export const netsInclude = (all: Nets, some: Nets): boolean =>
+  FAMILIES.every((family) => {
+    const [one, other] = [all[family], some[family]]
+    return other === undefined || (one !== undefined && netKey(one) === netKey(other))
+  })
+
 /** Returns true if the IPv4 networks of `a` and `b` overlap, or their IPv6 networks overlap. */
 export function netsOverlap(a: Nets, b: Nets): boolean {
   if (a.ipv4 && b.ipv4 && ipv4NetsOverlap(a.ipv4, b.ipv4)) return true

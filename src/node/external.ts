@@ -7,7 +7,7 @@ import { pause, type Bell } from '../host/bell.ts'
 import { chooseExternalInterface, chooseForSome, type Earlier } from '../host/choose-interface.ts'
 import { resumeExternal, seeExternal, type ExternalInterface } from '../host/external-interface.ts'
 import type { HostKernel } from '../host/kernel.ts'
-import { FAMILIES, familiesOf, formatAddress, listed, type Family } from '../net/address.ts'
+import { FAMILIES, familiesOf, formatAddress, listed, onlyOf, type Family } from '../net/address.ts'
 import { interfaceWishes, type NodeOptions } from '../options.ts'
 import { waitFor, type Waiter } from './exit-or-wait.ts'
 import { canForward, type NewNode } from './node.ts'
@@ -157,10 +157,18 @@ async function asBefore(
   found?: ExternalInterface,
 ): Promise<ExternalInterface | 'gone' | undefined> {
   if (!before || !families.every((family) => before.families?.includes(family))) return undefined
-  const { now, gone } = await seeExternal(kernel, before)
+  const { now, gone } = await seeExternal(kernel, inFamilies(before, families))
   if (found && (found.name !== now.name || !isDeepStrictEqual(namedIn(found), namedIn(now)))) return undefined
   return familiesOf(now.address).every((family) => gone[family] !== undefined) ? 'gone' : now
 }
+
+/** Returns the interface without its addresses of other families, such as one that the network no longer has. */
+const inFamilies = (external: ExternalInterface, families: readonly Family[]): ExternalInterface => ({
+  ...external,
+  families,
+  address: onlyOf(families, external.address),
+  publicIp: onlyOf(families, external.publicIp),
+})
 
 /** Returns the properties of an interface that the operator's flags set: the pattern and the given addresses. */
 const namedIn = ({ named, pattern, address, publicIp }: ExternalInterface) => [

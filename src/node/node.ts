@@ -79,11 +79,17 @@ interface Membership {
    */
   readonly firewall?: { readonly rules: Firewall; readonly resyncMs: number; readonly free?: Promise<void> } | undefined
   /**
-   * The facts about an earlier run that the search for other backends' leftovers needs; without them weftd does not
-   * search. `others` lists the other daemons of this host.
+   * The facts about an earlier run that the search for leftovers needs; without them weftd does not search. `earlier`
+   * has the subnets of the earlier run, `past` its networks that do not overlap this node's networks. `others` lists the
+   * other daemons of this host.
    */
   readonly leftovers?:
-    | { readonly earlier: Nets; readonly run: Run; readonly others?: () => Promise<readonly OtherDaemon[]> }
+    | {
+        readonly earlier: Nets
+        readonly past: Nets
+        readonly run: Run
+        readonly others?: () => Promise<readonly OtherDaemon[]>
+      }
     | undefined
   /** Opens a socket for echo requests. If left out, the node sends no probes. */
   readonly openEcho?: OpenEcho

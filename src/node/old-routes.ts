@@ -9,19 +9,22 @@ import type { NewNode } from './node.ts'
 /** The maximum number of routes that one log line names. */
 const NAMED = 5
 
+/** Returns those networks of an earlier run that do not overlap the network, such as that of a family switched off. */
+export function pastNetworks(previous: Nets, config: NetworkConfig): Nets {
+  const now: Nets = { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network }
+  return netsOf(listed(previous).filter((network) => !netsOverlap(netsOf([network]), now)))
+}
+
 /**
- * Warns of routes to peers in an earlier network of this node, such as the network of a family that was switched off.
- * weftd does not remove these routes, because it cannot distinguish them from an operator's.
+ * Warns of routes to peers in networks of an earlier run. weftd does not remove these routes, because it cannot
+ * distinguish them from an operator's. It removes only those whose peers have leases still (leftovers.ts).
  */
 export async function warnOfRoutesLeft(
-  previous: Nets,
-  config: NetworkConfig,
+  past: Nets,
   { name }: Pick<ExternalInterface, 'name'>,
   { kernel, log }: Pick<NewNode, 'kernel' | 'log'>,
 ): Promise<void> {
-  const now: Nets = { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network }
-  for (const network of listed(previous)) {
-    if (netsOverlap(netsOf([network]), now)) continue
+  for (const network of listed(past)) {
     const routes = await kernel.routes({ family: familyOf(network), within: network }).catch((error: unknown) => {
       if (!isWeftError(error)) throw error
       return [] // a kernel without the family has no routes

@@ -273,6 +273,11 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     await expect(renew()).rejects.toMatchObject({ code: 'LEASE_LOST', message: 'node "node1" has 10.5.7.0/24 now' })
     expect((await obtain(manager, lease.attrs)).key).toBe('10.5.7.0-24')
     expect(await api.admin.events()).toContainEqual(expect.objectContaining({ reason: 'PodCIDRChanged' }))
+    await api.admin.removeNode('node1')
+    await api.admin.addNode('node1', '10.5.7.0/24,fd00:5:0:7::/64')
+    expect((await obtain(manager, lease.attrs)).key).toBe('10.5.7.0-24&fd00:5:0:7::-64')
+    const message = expect.stringMatching(/fd00:5:0:7::\/64: pods keep their addresses$/) as string
+    expect(await api.admin.events()).toContainEqual(expect.objectContaining({ message }))
   })
 
   it.each([3, 50])('shows each of %i nodes that start simultaneously all others', async (count) => {

@@ -149,9 +149,7 @@ it.each(['native', 'dgram'])(
       expect(stdout).toContain('Destination Net Unreachable')
     })
 
-    const before = performance.now()
     expect(await daemons[0]!.stop()).toBe(0)
-    if (process.env['WEFT_LONG']) expect(performance.now() - before).toBeLessThan(1_000)
     for (const flood of floods) {
       expect(flood.exitCode).toBeNull()
       flood.kill()

@@ -6,6 +6,8 @@ import { afterEach, expect, it } from 'vitest'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { createLab, packageRoot, whyNoVxlan, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
+import { eventually } from '../support/event.ts'
+import { statusOf } from '../support/hosts.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
 import { pinging } from '../support/pinging.ts'
 import { HOST_GW, switchOnAndOff, VXLAN } from '../support/switching.ts'
@@ -95,7 +97,7 @@ const TAKEN_OVER = [
   { Type: 'vxlan', DataPath: 'userspace' },
   { Type: 'host-gw' },
 ]
-it.each(TAKEN_OVER)('loses no ping if a second weftd takes over and adds IPv6: %j', async (Backend) => {
+it.each(TAKEN_OVER)('loses no ping if a second weftd takes over and adds or removes IPv6: %j', async (Backend) => {
   lab = await createLab({ hosts: 2, families: ['ipv4', 'ipv6'] })
   const { args } = await STORES.directory()
   const configure = (more: object): void =>
@@ -106,21 +108,39 @@ it.each(TAKEN_OVER)('loses no ping if a second weftd takes over and adds IPv6: %
     return daemon
   }
   configure({})
-  await Promise.all(lab.hosts.map(start))
+  let running = await Promise.all(lab.hosts.map(start))
+  /** Replaces each weftd, as an update by surge in Kubernetes. */
+  const replaceAll = async (): Promise<void> => {
+    const before = running
+    running = []
+    for (const [at, host] of lab.hosts.entries()) {
+      running.push(await start(host))
+      await before[at]!.stop()
+    }
+  }
   const old = (await Promise.all(lab.hosts.map((host) => host.startPod()))) as [Pod, Pod]
   await reach(old[0].namespace, old[1].address)
   configure({ EnableIPv6: true, IPv6Network: 'fd00:5::/48' })
   const pings = pinging(...old, { everyS: 0.01 })
-  for (const host of lab.hosts) {
-    const before = host.subnetEnv()['FLANNEL_SUBNET']
-    await start(host)
-    expect(host.subnetEnv()['FLANNEL_SUBNET']).toBe(before)
-  }
+  const subnets = lab.hosts.map((host) => host.subnetEnv()['FLANNEL_SUBNET'])
+  await replaceAll()
   const fresh = (await Promise.all(lab.hosts.map((host) => host.startPod()))) as [Pod, Pod]
   await reach(fresh[0].namespace, fresh[1].ipv6 ?? '')
+  configure({})
+  await replaceAll()
+  expect(lab.hosts.map((host) => host.subnetEnv()['FLANNEL_SUBNET'])).toEqual(subnets)
   const { sent, lost, errors } = await pings.stop()
   expect(sent).toBeGreaterThan(0)
   expect({ lost, errors }).toEqual({ lost: 0, errors: 0 })
+  for (const [at, host] of lab.hosts.entries()) {
+    await eventually(async () =>
+      expect((await statusOf(host)).node).toMatchObject({ ipv6Subnet: null, publicIpv6: null }),
+    )
+    // The bridge of the containers keeps its addresses.
+    const left = 'ip -6 route show root fd00:5::/48 | grep -v "dev cni0"; ip -6 route show type unreachable'
+    await eventually(async () => expect((await host.run(['sh', '-c', left])).stdout).toBe(''))
+    expect(running[at]!.lines.join('\n')).not.toMatch(/^[WE]\d.*(?:device|route)/m)
+  }
 })
 
 interface Lease {

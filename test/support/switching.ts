@@ -118,8 +118,7 @@ export async function switchOnAndOff(cluster: Switched): Promise<void> {
   for (const [at, host] of hosts.entries()) {
     expect(subnetsOf(host)).toEqual(before[at])
     await eventually(async () => expect(await published(host)).toEqual([before[at]![0], host.address]))
-    // The IPv6 device stays, as with flannel, and is not used any more.
-    await host.run(['ip', 'link', 'del', 'flannel-v6.1'])
+    await eventually(async () => expect(await host.output(['ip', '-br', 'link'])).not.toContain('flannel-v6'))
   }
   await allReach([...old, ...fresh], ipv4Of)
 }

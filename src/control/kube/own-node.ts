@@ -13,6 +13,7 @@ import {
   formatAddress,
   formatNet,
   netContains,
+  netsInclude,
   netsText,
   type Address,
   type Addresses,
@@ -180,11 +181,10 @@ export class OwnNode {
       await this.#publish(node, attrs, signal)
       if (this.#held && this.#held.key !== found.key) {
         const [from, to] = [this.#held.subnet, found.subnet].map(netsText)
-        await this.#tell(
-          'PodCIDRChanged',
-          `The pod CIDR changed from ${from} to ${to}: pods of the old one must be started again`,
-          signal,
-        )
+        const effect = netsInclude(found.subnet, this.#held.subnet)
+          ? 'pods keep their addresses'
+          : 'pods of the old one must be started again'
+        await this.#tell('PodCIDRChanged', `The pod CIDR changed from ${from} to ${to}: ${effect}`, signal)
       }
       this.#held = found
       return leaseFrom(node, found, attrs)

@@ -252,7 +252,7 @@ function noteDiverted(node: Node, diverted: ReadonlyMap<string, string>): void {
 
 async function findInTable(
   node: Node,
-  { earlier, run, others = othersOf(node.options) }: Leftovers,
+  { earlier, past, run, others = othersOf(node.options) }: Leftovers,
 ): Promise<{ readonly found: Found; readonly surroundings: Surroundings }> {
   const { backend, config, kernel, lease, ownership, view } = node
   const host = { kernel, run }
@@ -260,6 +260,7 @@ async function findInTable(
     networks: { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network },
     subnets: lease.subnet,
     earlier,
+    past,
     ownDevices: [...(backend.devices ?? []), ...presentDevices(ownership.dataPath)],
     routesToHosts: backend.routesToHosts === true,
     routesByOthers: backend.routesByOthers === true,

@@ -46,6 +46,8 @@ export interface Surroundings {
   readonly subnets: Nets
   /** The subnets that this host had in earlier runs of weftd or flanneld. */
   readonly earlier: Nets
+  /** The networks of earlier runs that do not overlap `networks`, such as that of a family that was switched off. */
+  readonly past?: Nets
   /** The names or name patterns of the devices that this node's data path has or may have. */
   readonly ownDevices: readonly string[]
   /**
@@ -162,6 +164,10 @@ export async function findLeftovers(
     const addresses = givenTo(link)
     const via = all.filter(({ route }) => route.device === name)
     if (!isOfThisNode(addresses, via, sides, surroundings)) continue
+    // A device of a family that the network no longer has is not in the way. weftd removes the device when the process,
+    // such as the weftd from which this weftd took over, no longer uses it.
+    if (inUse && addresses.length > 0 && addresses.every((address) => networks[familyOf(address)] === undefined))
+      continue
     const owner = inUse ? undefined : ownerOf(addresses, networks, await (running ??= others()))
     if (inUse) held.push({ device: name, by: 'a process forwards through it' })
     else if (owner) held.push({ device: name, by: `${owner.name} runs (pid ${owner.pid})` })
@@ -182,13 +188,16 @@ export async function findLeftovers(
     if (owner) held.push({ device: 'the IPsec policies', by: `${owner.name} runs (pid ${owner.pid})` })
     else leftovers.push(...blocking)
   }
+  const past = await findPast({ kernel, run }, here)
+  if (past.leftovers.length > 0 && !ownerOf([], surroundings.past ?? {}, await (running ??= others())))
+    leftovers.push(...past.leftovers)
   const bypasses: Bypass[] = []
-  let needsLeases = false
+  let { needsLeases } = past
   for (const side of sides) {
     for (const { family, route } of all) {
       if (family !== side.family || isOwn(route.device) || toRemove.has(route.device)) continue
       const kind = kindOf(route, side, here)
-      const words = `${route.destination}${route.gateway === undefined ? '' : ` via ${route.gateway}`} to ${route.device}`
+      const words = routeWords(route)
       if (kind === 'left') {
         const change = deletionOf(route, family)
         const owner = routeOwnerOf(route, side, await (running ??= others()))
@@ -200,6 +209,37 @@ export async function findLeftovers(
   }
   return { leftovers, held, bypasses, needsLeases }
 }
+
+/**
+ * Finds what blocks packets of the networks that this node had in earlier runs, and the routes to hosts that certainly
+ * are those of a backend. warnOfRoutesLeft logs all other routes.
+ */
+async function findPast(
+  host: HostAccess,
+  here: Surroundings & Pick<Devices, 'bridges'>,
+): Promise<Pick<Found, 'leftovers' | 'needsLeases'>> {
+  const { past = {} } = here
+  const leftovers: Leftover[] = []
+  let needsLeases = false
+  for (const network of listed(past)) {
+    const family = familyOf(network)
+    const routes = await host.kernel.routes({ family, within: network }).catch((error: unknown) => {
+      if (!isWeftError(error)) throw error
+      return [] // a kernel without the family has no routes
+    })
+    leftovers.push(...(await findBlockingIpsec(host, [network], routes)))
+    const side = sideOf(family, { ...here, networks: past, subnets: {} })
+    for (const route of routes) {
+      const kind = kindOf(route, side, { ...here, routesToHosts: false })
+      if (kind === 'left') leftovers.push({ what: `the route ${routeWords(route)}`, change: deletionOf(route, family) })
+      needsLeases ||= kind === 'unknown' || kind === 'peers'
+    }
+  }
+  return { leftovers, needsLeases }
+}
+
+const routeWords = ({ destination, gateway, device }: Route): string =>
+  `${destination}${gateway === undefined ? '' : ` via ${gateway}`} to ${device}`
 
 const firstAddresses = ({ subnets, earlier }: Surroundings): ReadonlySet<AddressKey> =>
   new Set([...listed(subnets), ...listed(earlier)].map(({ address }) => addressKey(address)))

@@ -66,6 +66,7 @@ export async function removeRemains(
   if (running.length > 0 && !dryRun) throw refusal
 
   const forFile = { 'subnet-file': file }
+  const isThere = existsSync(file)
   const env = parseEnv(await readIfThere(file))
   const networks = netsOf(env, ['FLANNEL_NETWORK', 'FLANNEL_IPV6_NETWORK'])
   const subnets = netsOf(env, ['FLANNEL_SUBNET', 'FLANNEL_IPV6_SUBNET'])
@@ -107,6 +108,8 @@ export async function removeRemains(
     if (each.stays.length > 0) isClean = false
   }
   for (const where of iptables.unseen) warn(`rules may stay: ${where}`)
+  if (!isThere && remains.length > 0)
+    warn(`there is no ${file}: files beside it, and routes that only this file identifies, may stay`)
   if (remains.length === 0) say('Nothing of flannel or weft is left on this host.')
   if (running.length > 0) throw refusal
   return isClean

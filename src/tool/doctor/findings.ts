@@ -446,7 +446,7 @@ export const FINDINGS = {
     level: 'warning',
     means:
       'a bridge of containers has a larger MTU than the data path: this host fragments long packets, or refuses them if they forbid fragmentation',
-    fix: 'give Docker or CNI the MTU of subnet.env (`weft docker-opts`), and restart the containers',
+    fix: 'give Docker the MTU of subnet.env (`weft docker-opts`) and restart the containers; in Kubernetes delete the pods of this node, so that CNI gives new pods this MTU',
   },
   'bridge-elsewhere': {
     check: 'containers',

@@ -13,7 +13,7 @@ import { parseIpv4 } from '../../../src/net/ipv4.ts'
 import { waitForInterface } from '../../../src/node/external.ts'
 import { findConfig } from '../../../src/node/loops/config.ts'
 import { warnOfForwarding } from '../../../src/node/loops/forwarding.ts'
-import { warnOfRoutesLeft } from '../../../src/node/old-routes.ts'
+import { pastNetworks, warnOfRoutesLeft } from '../../../src/node/old-routes.ts'
 import { refuseToMove } from '../../../src/node/same-network.ts'
 import { checkOptions, FLAGS } from '../../../src/options.ts'
 import { ModelKernel } from '../../support/model-kernel.ts'
@@ -266,15 +266,8 @@ describe('routes of an earlier run', () => {
     for (const route of routes) kernel.addRoute('ipv6', route)
     kernel.readError = readError
     const config = parseNetworkConfig(JSON.stringify({ Network: '10.5.0.0/16', ...now }))
-    await warnOfRoutesLeft(
-      netsOf(before.split(' ').map((each) => parseNet(each)!)),
-      config,
-      { name: 'eth0' },
-      {
-        kernel,
-        log,
-      },
-    )
+    const previous = netsOf(before.split(' ').map((each) => parseNet(each)!))
+    await warnOfRoutesLeft(pastNetworks(previous, config), { name: 'eth0' }, { kernel, log })
     return warnings
   }
   const to = (third: number) => ({ destination: `fd00:5:0:${third}::/64`, gateway: 'fd77::2', device: 'eth0' })

@@ -48,7 +48,7 @@ beforeEach(() => {
   }
 })
 const noPrograms = (): Promise<never> => Promise.reject(new Error('no program may be started'))
-const leftovers = { earlier: {}, run: noPrograms, others: async () => [] }
+const leftovers = { earlier: {}, past: {}, run: noPrograms, others: async () => [] }
 const sealed = { ...backend, devices: ['fake0'], isSealed: true }
 const VXLAN: VxlanSettings = {
   vni: 1,

@@ -238,15 +238,16 @@ describe.each([
     const routesToHosts = to.routes === 'hosts' || to.routes === 'none'
     for (const route of old.routes) {
       const isReplaced = own.includes(route.dev) || wanted.routes.some(({ dst }) => dst === route.dst)
-      // If the network no longer has a family, no lease shows which node a route of that family led to: warnOfRoutesLeft only logs such routes.
-      const isOfOther =
-        !(now as readonly Family[]).includes(route.dst.includes(':') ? 'ipv6' : 'ipv4') && from.routes === 'hosts'
-      if (!isReplaced && !isOfOther && !(routesToHosts && from.routes === 'hosts')) host.routes.push(route)
+      if (!isReplaced && !(routesToHosts && from.routes === 'hosts')) host.routes.push(route)
     }
     const about = surroundings({
       networks: onlyOf(now, NETWORKS),
       subnets: onlyOf(now, OWN),
       earlier: OWN,
+      past: onlyOf(
+        FAMILIES.filter((family) => !(now as readonly Family[]).includes(family)),
+        NETWORKS,
+      ),
       ownDevices: own,
       routesToHosts,
     })
