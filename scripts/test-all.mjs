@@ -33,9 +33,9 @@ const MINUTES = {
   'image:test': 6,
   'test:broken': 15,
   'test:vm': 45,
-  'release:test': 18,
-  'test:stubborn': 30,
-  'test:soak': 90,
+  'release:test': 40,
+  'test:stubborn': 70,
+  'test:soak': 120,
   'test:mutants': 120,
 }
 

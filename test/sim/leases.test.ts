@@ -1,6 +1,6 @@
 // leases.test.ts - simulated hosts that start, crash and change their configuration simultaneously. No two hosts may use overlapping
-// subnets of either family, and a host that switches one family keeps the subnet of the other. It runs 2,000 seeds, or 100,000 with `npm
-// run test:soak`. WEFT_SEED=… repeats one seed.
+// subnets of either family, and a host that switches one family keeps the subnet of the other. It runs 2,000 seeds, and more in `npm
+// run test:soak` (seeds.ts). WEFT_SEED=… repeats one seed.
 
 import { isDeepStrictEqual } from 'node:util'
 import { expect, it } from 'vitest'
@@ -14,6 +14,7 @@ import { addressText, netsOverlap, netsText, type Nets } from '../../src/net/add
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../src/net/ipv6.ts'
 import { randomFrom, type Random } from '../support/packet-model.ts'
+import { isOneSeed, seeds, seedsLimitMs } from '../support/seeds.ts'
 import { createVirtualStore, type Connection, type Fault, type VirtualStore } from './virtual-store.ts'
 import { takeOverTime, type VirtualTime } from './virtual-time.ts'
 
@@ -223,24 +224,22 @@ const EVENTS = [
   'without IPv6',
 ]
 
-const only = process.env['WEFT_SEED']
-const SEEDS = process.env['WEFT_LONG'] === '1' ? 100_000 : 2_000
+const SEEDS = 2_000
 
 it(
   'gives no two nodes overlapping subnets, and a switch of one family keeps the subnet of the other',
   async ({ annotate }) => {
     const first = Math.floor(Date.now() / 1000) % 1_000_000
-    const seeds = only === undefined ? Array.from({ length: SEEDS }, (_, index) => first + index) : [Number(only)]
     const total = new Map<string, number>()
-    for (const [index, seed] of seeds.entries()) {
-      if (index > 0 && index % 10_000 === 0)
-        await annotate(`${(100 * index) / SEEDS}%, ${index} of ${SEEDS} seeds`, 'step')
+    let ran = 0
+    for await (const seed of seeds(first, SEEDS, annotate)) {
+      ran++
       const { violations, counts } = await simulate(seed)
       for (const [what, number] of counts) total.set(what, (total.get(what) ?? 0) + number)
       expect(violations).toEqual([])
     }
-    if (only !== undefined) return
-    for (const what of EVENTS) expect(total.get(what) ?? 0, what).toBeGreaterThan(seeds.length / 50)
+    if (isOneSeed) return
+    for (const what of EVENTS) expect(total.get(what) ?? 0, what).toBeGreaterThan(ran / 50)
   },
-  SEEDS * 500,
+  seedsLimitMs(SEEDS),
 )

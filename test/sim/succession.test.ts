@@ -1,10 +1,11 @@
-// succession.test.ts - runs the simulation of the hand-over between weftds for the seeds 1 to 300, or to 10,000 with
-// `npm run test:soak`. WEFT_SEED=… repeats one seed.
+// succession.test.ts - runs the simulation of the hand-over between weftds for the seeds 1 to 300, and for
+// more in `npm run test:soak` (seeds.ts). WEFT_SEED=… repeats one seed.
 
 import { expect, it, vi } from 'vitest'
 // The start imports these modules when it needs them. Here they are imported before the virtual time begins.
 // oxlint-disable-next-line no-unassigned-import -- only the import itself matters
 import '../../src/node/restart/predecessor.ts'
+import { isOneSeed, seeds, seedsLimitMs } from '../support/seeds.ts'
 import { FATES, simulateSuccession, type Fate } from './succession.ts'
 
 const world = vi.hoisted(() => ({ closeAll: (_fds: readonly number[]): void => {} }))
@@ -25,20 +26,16 @@ vi.mock('../../src/path/device/tun-device.ts', async (importOriginal) => ({
   removeIdleTun: async () => {},
 }))
 
-const only = process.env['WEFT_SEED']
-const SEEDS = process.env['WEFT_LONG'] === '1' ? 10_000 : 300
+const SEEDS = 300
 /** The events that at least one schedule must reach. */
 const REACHED = ['taken over', 'taken back', 'as last known', 'goes on', 'waits for the end']
 
 it(
   'never two that forward, never none for longer than the bound, no descriptor left, no process that does nothing',
   async ({ annotate }) => {
-    const seeds = only === undefined ? Array.from({ length: SEEDS }, (_, index) => index + 1) : [Number(only)]
     const struck = new Set<Fate>()
     const reached = new Set<string>()
-    for (const [index, seed] of seeds.entries()) {
-      if (index > 0 && index % 1_000 === 0)
-        await annotate(`${(100 * index) / SEEDS}%, ${index} of ${SEEDS} schedules`, 'step')
+    for await (const seed of seeds(1, SEEDS, annotate)) {
       const outcome = await simulateSuccession(seed, (closeAll) => (world.closeAll = closeAll))
       for (const fate of outcome.struck) struck.add(fate)
       for (const each of outcome.reached) reached.add(each)
@@ -46,9 +43,9 @@ it(
         expect.fail(`WEFT_SEED=${seed}\n${outcome.violations.join('\n')}\n\n${outcome.log.join('\n')}`)
     }
     // Each fate must occur with at least one seed, unless a single seed is repeated.
-    if (only !== undefined) return
+    if (isOneSeed) return
     expect(FATES.filter((fate) => !struck.has(fate))).toEqual([])
     expect(REACHED.filter((each) => !reached.has(each))).toEqual([])
   },
-  SEEDS * 5_000,
+  seedsLimitMs(SEEDS),
 )
