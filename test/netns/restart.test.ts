@@ -277,11 +277,13 @@ it("forwards again if a successor with another backend dies before it is ready, 
   // The successor has opened its data path by then, and waits for the rules because iptables hangs.
   const folder = join(lab.folder, 'no-iptables')
   mkdirSync(folder)
-  writeFileSync(join(folder, 'iptables'), '#!/bin/sh\nexec sleep 600\n', { mode: 0o755 })
+  for (const name of ['iptables', 'iptables-save', 'iptables-restore', 'nft'])
+    writeFileSync(join(folder, name), '#!/bin/sh\nexec sleep 600\n', { mode: 0o755 })
   const env = { PATH: `${folder}:${process.env['PATH']}` }
   const next = a.startDaemon({ args: ['--lease-dir', leases()], env })
   await eventually(async () => expect(await a.output(['ip', 'route', 'show', '10.5.0.0/16'])).toContain('flannel.1'))
   await next.stop('SIGKILL')
+  expect(next.lines.join('\n')).not.toContain('flannel is ready')
   await daemons[0].line(/went away; forwarding again/)
   await reach(pods[0].namespace, pods[1].address)
   expect([await device(a), await device(a, 'flannel.1')]).toEqual([true, false])

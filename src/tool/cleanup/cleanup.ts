@@ -71,11 +71,12 @@ export async function removeRemains(
   const networks = netsOf(env, ['FLANNEL_NETWORK', 'FLANNEL_IPV6_NETWORK'])
   const subnets = netsOf(env, ['FLANNEL_SUBNET', 'FLANNEL_IPV6_SUBNET'])
   const iptables = await findIptablesRemains(run, kernel, networks, true)
+  const devices = await findDeviceRemains(kernel, subnets)
   const published = await findPublishedRoute(lastKnownFile(forFile))
   const remains = [
     ...published,
     ...(await findKernelWayRemains(kernel)),
-    ...(await findDeviceRemains(kernel, subnets)),
+    ...devices,
     ...(await findHostRouteRemains(kernel, networks, subnets)),
     ...(await findBlackholeRemains(kernel, subnets)),
     ...(await findCharonRemains(networks)),
@@ -108,7 +109,7 @@ export async function removeRemains(
     if (each.stays.length > 0) isClean = false
   }
   for (const where of iptables.unseen) warn(`rules may stay: ${where}`)
-  if (!isThere && remains.length > 0)
+  if (!isThere && devices.length > 0)
     warn(`there is no ${file}: files beside it, and routes that only this file identifies, may stay`)
   if (remains.length === 0) say('Nothing of flannel or weft is left on this host.')
   if (running.length > 0) throw refusal
