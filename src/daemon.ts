@@ -35,7 +35,7 @@ import { warnOfForwarding, watchForwarding } from './node/loops/forwarding.ts'
 import { giveBack } from './node/loops/give-back.ts'
 import { keepLastKnown } from './node/loops/last-known.ts'
 import { amended, attrsBefore, keepLease, obtainLease } from './node/loops/lease.ts'
-import { clearEarlier, clearLeftovers, earlierAttrs } from './node/loops/leftovers.ts'
+import { clearEarlier, clearLeftovers, clearPast, earlierAttrs } from './node/loops/leftovers.ts'
 import { keepMemory } from './node/loops/memory.ts'
 import { keepNames } from './node/loops/names.ts'
 import { searchPaths } from './node/loops/path-search.ts'
@@ -251,6 +251,7 @@ export async function runNode(
   let isUseless = false
   try {
     await clearLeftovers(node)
+    await observed(clearPast(node), node)
     if (node.leftovers && node.external)
       await observed(warnOfRoutesLeft(node.leftovers.past, node.external, node), node)
     await raiseOrLate(node, forwardsAlready)

@@ -162,7 +162,7 @@ async function asBefore(
   return familiesOf(now.address).every((family) => gone[family] !== undefined) ? 'gone' : now
 }
 
-/** Returns the interface without its addresses of other families, such as one that the network no longer has. */
+/** Returns the interface with only its addresses of the given families. */
 const inFamilies = (external: ExternalInterface, families: readonly Family[]): ExternalInterface => ({
   ...external,
   families,

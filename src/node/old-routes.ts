@@ -16,8 +16,8 @@ export function pastNetworks(previous: Nets, config: NetworkConfig): Nets {
 }
 
 /**
- * Warns of routes to peers in networks of an earlier run. weftd does not remove these routes, because it cannot
- * distinguish them from an operator's. It removes only those whose peers have leases still (leftovers.ts).
+ * Warns of routes to peers in networks of an earlier run. weftd removes a route only if its peer still has a lease
+ * (leftovers.ts). weftd cannot distinguish the other routes from an operator's routes, so it only logs them.
  */
 export async function warnOfRoutesLeft(
   past: Nets,

@@ -94,11 +94,12 @@ export interface Kind {
   readonly reserved?: number
   /**
    * The packets from peers that this host's firewall must accept: UDP to the port in the option `option` (by default
-   * `port`), or an IP protocol by its name in /etc/protocols.
+   * `port`), or an IP protocol by its name in /etc/protocols. `isOneWay` is true if the packets in the other direction
+   * have other ports, so that connection tracking takes each packet for the first one of a connection.
    */
   readonly outside?:
-    | { readonly protocol: 'udp'; readonly option: string; readonly port: number }
-    | { readonly protocol: 'ipencap' | 'esp' }
+    | { readonly protocol: 'udp'; readonly option: string; readonly port: number; readonly isOneWay?: true }
+    | { readonly protocol: 'ipencap' | 'esp'; readonly isOneWay?: undefined }
   /**
    * The routes to peers in the kernel: `network` is one route for the whole network, `peers` one route for each peer,
    * and `none` no route.
@@ -310,7 +311,8 @@ export const KINDS = {
     },
     ofWindows: ['Name', 'MacPrefix'],
     overhead: 50, // IPv4, UDP, VXLAN and the inner Ethernet header (RFC 7348 section 5)
-    outside: { protocol: 'udp', option: 'Port', port: 8472 }, // the kernel's default, which is older than the IANA port 4789
+    // The port is the kernel's default, which is older than the IANA port 4789. The source port is a hash of the packet inside.
+    outside: { protocol: 'udp', option: 'Port', port: 8472, isOneWay: true },
     routes: 'peers',
     probe: 'overlay',
     published: 'vxlan',

@@ -397,7 +397,7 @@ async function leftOn(node: KubeNode) {
 
 const DEBUG = { 'app.kubernetes.io/managed-by': 'kubectl-debug' }
 const CLEANUP = 'weft cleanup -f /host/run/flannel/subnet.env'
-/** Runs `weft cleanup` in a pod on a node. Before version 1.30 kubectl has no profile `sysadmin`, which makes this pod. */
+/** Runs `weft cleanup` in a pod on a node. kubectl before 1.30 has no profile `sysadmin`, so the test creates the privileged pod itself. */
 async function cleanUp({ name }: KubeNode): Promise<void> {
   if (minor >= 30)
     return void (await cluster.sh(`kubectl debug node/$NODE --profile=sysadmin --image=$IMAGE -- ${CLEANUP}`, {

@@ -128,6 +128,8 @@ async function addForeign(): Promise<void> {
   await here('ip', 'link', 'add', 'flannel.8', 'type', 'vxlan', 'id', '9', 'dstport', '8472', 'dev', 'lo')
   await here('ip', 'tuntap', 'add', 'flannel9', 'mode', 'tap')
   await here('ip', 'route', 'add', 'blackhole', '10.99.0.0/16')
+  await here('ip', 'route', 'add', 'unreachable', '10.98.0.0/16')
+  await here('ip', 'route', 'add', 'unreachable', 'default', 'metric', '4294967295')
 }
 
 describe('weft cleanup', () => {
@@ -214,6 +216,8 @@ describe('weft cleanup', () => {
     await here('ip', 'link', 'set', 'flannel-v6.7', 'up')
     await here('ip', '-6', 'route', 'add', 'fd00:7::/48', 'dev', 'flannel-v6.7')
     await here('ip', '-6', 'route', 'add', 'blackhole', 'fd00:5:0:1::/64', 'metric', '4294967295')
+    // subnet.env does not name a network that was removed from the configuration.
+    await here('ip', '-6', 'route', 'add', 'unreachable', 'fd00:8::/48', 'metric', '4294967295')
     writeFileSync(
       subnetFile,
       'FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.1.1/24\n' +
@@ -228,6 +232,7 @@ describe('weft cleanup', () => {
       'route fd00:7::/48 dev flannel-v6.7',
       'device flannel-v6.7 (tun)',
       'route blackhole fd00:5:0:1::/64',
+      'the unreachable route to fd00:8::/48',
       ...['iptables-nft', 'iptables-legacy', 'ip6tables-nft', 'ip6tables-legacy'].flatMap((tool) => [
         ...rulesOf(tool.startsWith('ip6') ? asIpv6(CURRENT) : CURRENT, tool),
         `${tool} nat: -N FLANNEL-POSTRTG`,

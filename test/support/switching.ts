@@ -23,7 +23,7 @@ interface Switched {
   /** Writes the network configuration, which a daemon reads at its start. */
   readonly configure: (config: object) => Promise<void> | void
   /**
-   * Does what this cluster requires of an operator before IPv6 is added to the configuration; resolves when all daemons have noticed. The
+   * Prepares a host for IPv6, for example gives its Node object an IPv6 CIDR. Resolves when all daemons have seen the change. The
    * other nodes may consider the node gone meanwhile.
    */
   readonly prepare?: (host: Host, daemons: readonly Daemon[]) => Promise<void>

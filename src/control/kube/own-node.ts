@@ -15,6 +15,7 @@ import {
   netContains,
   netsInclude,
   netsText,
+  onlyOf,
   type Address,
   type Addresses,
 } from '../../net/address.ts'
@@ -181,7 +182,8 @@ export class OwnNode {
       await this.#publish(node, attrs, signal)
       if (this.#held && this.#held.key !== found.key) {
         const [from, to] = [this.#held.subnet, found.subnet].map(netsText)
-        const effect = netsInclude(found.subnet, this.#held.subnet)
+        const used = familiesOf(config)
+        const effect = netsInclude(onlyOf(used, found.subnet), onlyOf(used, this.#held.subnet))
           ? 'pods keep their addresses'
           : 'pods of the old one must be started again'
         await this.#tell('PodCIDRChanged', `The pod CIDR changed from ${from} to ${to}: ${effect}`, signal)

@@ -5,7 +5,16 @@ import { describeError, isWeftError, messageOf, WeftError } from '../../base/err
 import { formatGoDuration, formatGoTime, seldom, type Log } from '../../base/log.ts'
 import { isOfOneNode, leasesEqual, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
 import { limited } from '../../host/bell.ts'
-import { FAMILIES, netsInclude, netsText, type Addresses, type Family, type Nets } from '../../net/address.ts'
+import {
+  FAMILIES,
+  familiesOf,
+  netsInclude,
+  netsText,
+  onlyOf,
+  type Addresses,
+  type Family,
+  type Nets,
+} from '../../net/address.ts'
 import type { Backend } from '../../path/contract.ts'
 import { throwUnlessWaiting, waitFor, type Waiter } from '../exit-or-wait.ts'
 import type { Node } from '../node.ts'
@@ -287,7 +296,8 @@ async function replaceLease(node: Node, isForwarding = true): Promise<void> {
   node.lease = await obtainLease(node, node.attrs, before.subnet, isForwarding)
   node.learnt.ring()
   if (node.lease.key === before.key) return log.info(`Lease of ${netsText(before.subnet)} acquired again`)
-  if (netsInclude(node.lease.subnet, before.subnet))
+  const used = familiesOf(node.config)
+  if (netsInclude(onlyOf(used, node.lease.subnet), onlyOf(used, before.subnet)))
     log.info(`This node has ${netsText(node.lease.subnet)} now, for containers that are started from now on`)
   else
     log.warn(

@@ -5,12 +5,14 @@ import { describeError, isWeftError, messageOf, WeftError } from '../../base/err
 import { seldom, type Log } from '../../base/log.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
 import { limited } from '../../host/bell.ts'
+import { familiesOf } from '../../net/address.ts'
 import { publishersOf } from '../../path/catalog.ts'
 import { closeJoin, findPrograms, INGRESS_STAYS_MS } from '../../path/device/kernel-way-remains.ts'
 import {
   findDiverted,
   findDivertedByRules,
   findLeftovers,
+  findPast,
   otherDaemons,
   removeLeftovers,
   type Bypass,
@@ -250,32 +252,50 @@ function noteDiverted(node: Node, diverted: ReadonlyMap<string, string>): void {
   node.diverted = diverted
 }
 
+const surroundingsOf = ({ backend, config, lease, ownership, view }: Node, { earlier }: Leftovers): Surroundings => ({
+  networks: { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network },
+  subnets: lease.subnet,
+  earlier,
+  ownDevices: [...(backend.devices ?? []), ...presentDevices(ownership.dataPath)],
+  routesToHosts: backend.routesToHosts === true,
+  routesByOthers: backend.routesByOthers === true,
+  ownPolicies: backend.usesIpsec === true,
+  isSealed: backend.isSealed === true,
+  external: backend.external?.name,
+  ranges: { ipv4: config.ipv4, ipv6: config.ipv6 },
+  leases: [...view.values()], // an array, because an iterator would be exhausted after the first family
+})
+
 async function findInTable(
   node: Node,
-  { earlier, past, run, others = othersOf(node.options) }: Leftovers,
+  leftovers: Leftovers,
 ): Promise<{ readonly found: Found; readonly surroundings: Surroundings }> {
-  const { backend, config, kernel, lease, ownership, view } = node
-  const host = { kernel, run }
-  const surroundings: Surroundings = {
-    networks: { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network },
-    subnets: lease.subnet,
-    earlier,
-    past,
-    ownDevices: [...(backend.devices ?? []), ...presentDevices(ownership.dataPath)],
-    routesToHosts: backend.routesToHosts === true,
-    routesByOthers: backend.routesByOthers === true,
-    ownPolicies: backend.usesIpsec === true,
-    isSealed: backend.isSealed === true,
-    external: backend.external?.name,
-    ranges: { ipv4: config.ipv4, ipv6: config.ipv6 },
-    leases: [...view.values()], // an array, because an iterator would be exhausted after the first family
-  }
+  const { run, others = othersOf(node.options) } = leftovers
+  const host = { kernel: node.kernel, run }
+  const surroundings = surroundingsOf(node, leftovers)
   const found = await findLeftovers(host, surroundings, others)
   if (!found.needsLeases || node.following.listedAt !== undefined) return { found, surroundings }
   const listed = await listLeases(node)
   if (!listed) return { found, surroundings }
   const all = { ...surroundings, leases: listed }
   return { found: { ...(await findLeftovers(host, all, others)), needsLeases: false }, surroundings: all }
+}
+
+/**
+ * Removes what an earlier run left in networks that this node no longer has. weftd calls `clearPast` once, before the
+ * node is ready, because later another weftd may own these networks. The leftovers take no packets of this node's
+ * network, so a failure is only logged.
+ */
+export async function clearPast(node: Node): Promise<void> {
+  const { kernel, leftovers, log, ownership } = node
+  if (!leftovers || familiesOf(leftovers.past).length === 0 || ownership.state.is !== 'forwarding') return
+  const { past, run, others = othersOf(node.options) } = leftovers
+  const host = { kernel, run }
+  const leases = (node.following.listedAt === undefined ? await listLeases(node) : undefined) ?? [...node.view.values()]
+  const found = await findPast(host, past, { ...surroundingsOf(node, leftovers), leases }, others)
+  const removed = (what: string): void => log.info(`Removed ${what}, which an earlier run left`)
+  const failures = await removeLeftovers(host, found, removed, () => ownership.state.is === 'forwarding')
+  for (const [what, why] of failures) log.warn(`A leftover of an earlier run cannot be removed: ${what}: ${why}`)
 }
 
 /** Returns the present names of the data path's devices, which another program may have renamed. */

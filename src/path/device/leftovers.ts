@@ -46,8 +46,6 @@ export interface Surroundings {
   readonly subnets: Nets
   /** The subnets that this host had in earlier runs of weftd or flanneld. */
   readonly earlier: Nets
-  /** The networks of earlier runs that do not overlap `networks`, such as that of a family that was switched off. */
-  readonly past?: Nets
   /** The names or name patterns of the devices that this node's data path has or may have. */
   readonly ownDevices: readonly string[]
   /**
@@ -164,8 +162,8 @@ export async function findLeftovers(
     const addresses = givenTo(link)
     const via = all.filter(({ route }) => route.device === name)
     if (!isOfThisNode(addresses, via, sides, surroundings)) continue
-    // A device of a family that the network no longer has is not in the way. weftd removes the device when the process,
-    // such as the weftd from which this weftd took over, no longer uses it.
+    // A device of a family that the network no longer has is not in the way. A process still uses this device, such as
+    // the weftd from which this weftd took over. weftd removes the device after that process has ended.
     if (inUse && addresses.length > 0 && addresses.every((address) => networks[familyOf(address)] === undefined))
       continue
     const owner = inUse ? undefined : ownerOf(addresses, networks, await (running ??= others()))
@@ -188,11 +186,8 @@ export async function findLeftovers(
     if (owner) held.push({ device: 'the IPsec policies', by: `${owner.name} runs (pid ${owner.pid})` })
     else leftovers.push(...blocking)
   }
-  const past = await findPast({ kernel, run }, here)
-  if (past.leftovers.length > 0 && !ownerOf([], surroundings.past ?? {}, await (running ??= others())))
-    leftovers.push(...past.leftovers)
   const bypasses: Bypass[] = []
-  let { needsLeases } = past
+  let needsLeases = false
   for (const side of sides) {
     for (const { family, route } of all) {
       if (family !== side.family || isOwn(route.device) || toRemove.has(route.device)) continue
@@ -211,31 +206,31 @@ export async function findLeftovers(
 }
 
 /**
- * Finds what blocks packets of the networks that this node had in earlier runs, and the routes to hosts that certainly
- * are those of a backend. warnOfRoutesLeft logs all other routes.
+ * Finds the routes through other hosts that a backend certainly made for a network of an earlier run. Also finds what
+ * blocks unencrypted packets of that network, unless this node's backend encrypts: containers that still have addresses
+ * of that network must not send unencrypted packets. Returns nothing if another running daemon may need these objects.
  */
-async function findPast(
+export async function findPast(
   host: HostAccess,
-  here: Surroundings & Pick<Devices, 'bridges'>,
-): Promise<Pick<Found, 'leftovers' | 'needsLeases'>> {
-  const { past = {} } = here
-  const leftovers: Leftover[] = []
-  let needsLeases = false
+  past: Nets,
+  surroundings: Surroundings,
+  others: () => Promise<readonly OtherDaemon[]>,
+): Promise<readonly Leftover[]> {
+  const found: Leftover[] = []
+  const { bridges } = await listDevices(host.kernel)
+  const here = { ...surroundings, bridges, networks: past, subnets: {}, routesToHosts: false }
   for (const network of listed(past)) {
     const family = familyOf(network)
     const routes = await host.kernel.routes({ family, within: network }).catch((error: unknown) => {
       if (!isWeftError(error)) throw error
       return [] // a kernel without the family has no routes
     })
-    leftovers.push(...(await findBlockingIpsec(host, [network], routes)))
-    const side = sideOf(family, { ...here, networks: past, subnets: {} })
-    for (const route of routes) {
-      const kind = kindOf(route, side, { ...here, routesToHosts: false })
-      if (kind === 'left') leftovers.push({ what: `the route ${routeWords(route)}`, change: deletionOf(route, family) })
-      needsLeases ||= kind === 'unknown' || kind === 'peers'
-    }
+    if (!here.isSealed && !here.ownPolicies) found.push(...(await findBlockingIpsec(host, [network], routes)))
+    const side = sideOf(family, here)
+    const left = routes.filter((route) => kindOf(route, side, here) === 'left')
+    found.push(...left.map((route) => ({ what: `the route ${routeWords(route)}`, change: deletionOf(route, family) })))
   }
-  return { leftovers, needsLeases }
+  return found.length > 0 && ownerOf([], past, await others()) ? [] : found
 }
 
 const routeWords = ({ destination, gateway, device }: Route): string =>

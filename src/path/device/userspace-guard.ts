@@ -12,7 +12,7 @@
 
 import { applyChange, removeAll } from '../../host/kernel-errors.ts'
 import type { Change, HostKernel, Route } from '../../host/kernel.ts'
-import { familyOf, formatNet, isIpv4Net, type Net } from '../../net/address.ts'
+import { familyOf, formatNet, isIpv4Net, parseNet, type Net } from '../../net/address.ts'
 
 /**
  * The highest metric, so that the kernel prefers every other route, such as that of a bridge with this node's own
@@ -25,6 +25,16 @@ const PRIORITY = 219
 /** Returns true if the route is the unreachable route to the network, as `apply` makes it. */
 const isUnreachableNetwork = ({ type, destination, metric }: Route, network: Net): boolean =>
   type === 'unreachable' && destination === formatNet(network) && metric === METRIC
+
+/** Lists the unreachable routes that weft made for any network. No other program is known to use this metric. */
+export const unreachableRoutes = (routes: readonly Route[]): readonly Route[] =>
+  routes.filter(
+    ({ type, destination, metric, protocol }) =>
+      type === 'unreachable' &&
+      metric === METRIC &&
+      protocol === 'boot' &&
+      (parseNet(destination)?.prefixLength ?? 0) > 0,
+  )
 
 /** Returns the change that adds or deletes the unreachable route. */
 const routeChange = (kind: 'add route' | 'delete route', network: Net): Change => ({

@@ -21,6 +21,7 @@ import {
   findDeviceRemains,
   findHostRouteRemains,
   findIpsecRemains,
+  findUnreachableRemains,
 } from './device-remains.ts'
 import { findPublishedRoute } from './published-route.ts'
 import { findRunning } from './running.ts'
@@ -79,6 +80,7 @@ export async function removeRemains(
     ...devices,
     ...(await findHostRouteRemains(kernel, networks, subnets)),
     ...(await findBlackholeRemains(kernel, subnets)),
+    ...(await findUnreachableRemains(kernel, networks)),
     ...(await findCharonRemains(networks)),
     ...(await findIpsecRemains({ kernel, run }, networks)),
     ...iptables.remains,

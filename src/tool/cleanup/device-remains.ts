@@ -9,6 +9,7 @@ import { charonOfHost } from '../../node/choose.ts'
 import { isNamedBy, KINDS, type Kind } from '../../path/catalog.ts'
 import { findDevices, renamedAmong } from '../../path/device/flannel-devices.ts'
 import { findBlockingIpsec, removeLeftover, type HostAccess } from '../../path/device/leftovers.ts'
+import { unreachableRoutes } from '../../path/device/userspace-guard.ts'
 import type { Remains } from '../../path/remains.ts'
 
 /**
@@ -116,6 +117,22 @@ export async function findCharonRemains(networks: ReadonlySet<string>): Promise<
     if (!isWeftError(error)) throw error
     return [{ things: [], stays: [`connections of charon: ${describeError(error)}`], remove: async () => {} }]
   }
+}
+
+/**
+ * Finds the unreachable routes of the backends ipsec and wireguard to networks other than `networks` (as `ip` writes
+ * them), such as that of an IPv6 network that was removed from the configuration.
+ */
+export async function findUnreachableRemains(kernel: HostKernel, networks: ReadonlySet<string>): Promise<Remains[]> {
+  const remainsOf = async (family: Family): Promise<Remains[]> =>
+    unreachableRoutes(await kernel.routes({ family }))
+      .filter(({ destination }) => !networks.has(destination))
+      .map((route) => ({
+        things: [`the unreachable route to ${route.destination}`],
+        stays: [],
+        remove: () => removeAll(kernel, [deletionOf(route, family)]),
+      }))
+  return (await Promise.all(FAMILIES.map(remainsOf))).flat()
 }
 
 /** Finds the blackhole routes to `subnets` (as `ip` writes them) that weftd made for --ip-blackhole-route. */

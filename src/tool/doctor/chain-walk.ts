@@ -20,6 +20,8 @@ export interface FilteredPacket {
    * state.
    */
   readonly state?: 'new' | 'established' | 'untracked'
+  /** True if the answers to the packet have other ports, so that the kernel takes each packet for the first one. */
+  readonly isOneWay?: boolean
   /** True if a rule that may or may not match exempts the packet from connection tracking. */
   readonly mayBeUntracked?: boolean
   /** The mark of the packet, if the caller assumes that no rule has marked the packet. */

@@ -15,7 +15,8 @@ export function filtered(facts: Facts, packet: FilteredPacket): Step[] {
   const family = familyOf(packet.source)
   const rules = readRules(facts, family)
   const firsts = rules.walk({ ...packet, state: 'new' })
-  // The two packets may pass different chains: no untracked packet passes the chains that translate addresses.
+  // The packet and the first packet of its connection may pass different chains, because no untracked packet passes the
+  // chains that translate addresses.
   const verdicts = rules
     .walk(packet)
     .map((verdict) => ({ verdict, asFirst: firsts.find((each) => isSameChain(each, verdict)) ?? verdict }))
@@ -49,7 +50,7 @@ export function filtered(facts: Facts, packet: FilteredPacket): Step[] {
   ]
 }
 
-/** Returns the words before a rule that name its program. An explanation has one family, so iptables needs no name. */
+/** Returns the prefix that names a rule's program, except `ip6tables: `, because all rules have the packet's family. */
 const programOf = (tool: string): string => (tool === 'ip6tables: ' ? '' : tool)
 
 function verdictStep({ chain }: FilteredPacket, verdict: HostVerdict, asFirst: HostVerdict): Step {

@@ -1,4 +1,4 @@
-// explain-question.ts - describes a packet that weft explain explains, and whose the addresses of the packet are. Pure.
+// explain-question.ts - describes the packet that weft explain explains, and finds out who owns its addresses. Pure.
 
 import type { Route } from '../../host/kernel.ts'
 import { familyOf, netAround, netContains, type Address, type Net } from '../../net/address.ts'

@@ -251,7 +251,7 @@ function judged(
   if (news.length > 0) return news.map((verdict) => found(verdict, name, packet.state ? '' : FIRST_ALONE))
   const later = laterVerdicts(rules, packet, first)
   if (later.drops.length > 0) return later.drops.map((verdict) => found(verdict, name, LATER_ALONE))
-  const likely = first.filter(
+  const likely = [...first, ...later.likely].filter(
     (verdict) => !verdict.isAccepted && !(packet.chain === 'FORWARD' && isDeliberate(verdict, side, facts)),
   )
   return [
@@ -352,7 +352,12 @@ export function portPacket(
   const isUnsure = family === 'ipv6' && kind !== undefined && 'portV6' in kind.options
   const port = isUnsure ? undefined : portOf(type, config?.backend ?? {})
   if (!protocol || !config || !outersIn({ config }, family).includes(family)) return undefined
-  return { ...way, protocol, ...(port === undefined ? {} : { port }) }
+  return {
+    ...way,
+    protocol,
+    ...(port === undefined ? {} : { port }),
+    ...(kind?.outside?.isOneWay ? { isOneWay: true } : {}),
+  }
 }
 
 export function sentBack({ source, destination, from, ...packet }: FilteredPacket): FilteredPacket {

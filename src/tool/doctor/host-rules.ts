@@ -28,10 +28,13 @@ export interface HostRules {
   readonly walk: (packet: FilteredPacket) => readonly HostVerdict[]
 }
 
-/** The verdicts about the later packets of a connection. `drops` are those that certainly drop only later packets. */
+/** The verdicts about the later packets of a connection. */
 interface LaterVerdicts {
   readonly verdicts: readonly HostVerdict[]
+  /** The verdicts that certainly drop the later packets, of chains that accept the first packet. */
   readonly drops: readonly HostVerdict[]
+  /** The verdicts that may drop the later packets, of chains that accept the first packet. */
+  readonly likely: readonly HostVerdict[]
 }
 
 /**
@@ -39,14 +42,16 @@ interface LaterVerdicts {
  * `firsts` are the verdicts about the first packet.
  */
 export function laterVerdicts(rules: HostRules, packet: FilteredPacket, firsts: readonly HostVerdict[]): LaterVerdicts {
+  if (packet.isOneWay) return { verdicts: [], drops: [], likely: [] }
   const verdicts = rules.walk({ ...packet, state: 'established' })
-  const drops = verdicts.filter(
-    (verdict) =>
-      !verdict.isAccepted &&
-      verdict.isCertain &&
-      firsts.every((first) => first.isAccepted || !isSameChain(first, verdict)),
+  const later = verdicts.filter(
+    (verdict) => !verdict.isAccepted && firsts.every((first) => first.isAccepted || !isSameChain(first, verdict)),
   )
-  return { verdicts, drops }
+  return {
+    verdicts,
+    drops: later.filter(({ isCertain }) => isCertain),
+    likely: later.filter(({ isCertain }) => !isCertain),
+  }
 }
 
 /** Returns true if two verdicts are those of the same chain about two packets. */

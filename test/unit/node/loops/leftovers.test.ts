@@ -131,6 +131,50 @@ describe('what another backend left', () => {
     expect(store.entries.get('10.5.0.64-26')?.value).toBe(ours)
   })
 
+  describe('in a network that this node no longer has', () => {
+    const past = { ipv4: { address: parseAddress('10.9.0.0') as number, prefixLength: 16 } }
+    const unreachable = 'unreachable 10.9.0.0/16'
+    const addPast = (): void =>
+      kernel.addRoute('ipv4', { destination: '10.9.0.0/16', type: 'unreachable', metric: 0xff_ff_ff_ff })
+    const hasPast = (): boolean => kernel.routesAsText().some((text) => text.startsWith(unreachable))
+
+    it('is removed once, before the node is ready', async () => {
+      addPast()
+      const doubt = createBell()
+      start({ backend, leftovers: { ...leftovers, past } }, doubt)
+      await ready()
+      expect(hasPast()).toBe(false)
+      // Later the network may be that of another weftd.
+      addPast()
+      doubt.ring()
+      await vi.advanceTimersByTimeAsync(60_000)
+      expect(hasPast()).toBe(true)
+    })
+
+    it('stays if another daemon runs there, or if the backend encrypts', async () => {
+      addPast()
+      const others = async () => [{ name: 'weftd', pid: 7, networks: past }]
+      start({ backend, leftovers: { ...leftovers, past, others } })
+      await ready()
+      expect(hasPast()).toBe(true)
+      restart()
+      start({ backend: sealed, leftovers: { ...leftovers, past } })
+      await ready()
+      expect(hasPast()).toBe(true)
+    })
+
+    it('does not keep the node from being ready if the kernel does not remove it', async () => {
+      addPast()
+      kernel.refuses = (words) => (words.includes('route del') ? 'EBUSY' : undefined)
+      start({ backend, leftovers: { ...leftovers, past } })
+      await ready()
+      expect([trouble(), readiness()]).toEqual([undefined, true])
+      expect(lines).toContainEqual(
+        expect.stringMatching(/^W A leftover of an earlier run cannot be removed: the unreachable route to 10\.9/),
+      )
+    })
+  })
+
   it('is searched again while the node runs', async () => {
     const doubt = createBell()
     start({ backend: sealed, leftovers }, doubt)

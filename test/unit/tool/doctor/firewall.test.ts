@@ -27,7 +27,7 @@ describe('the packet of a peer to the port', () => {
     ['udp', { Port: 9000 }, { ...way, protocol: 'udp', port: 9000 }],
     ['udp', { port: 0 }, { ...way, protocol: 'udp', port: 8285 }],
     ['udp', { port: '9000' }, { ...way, protocol: 'udp', port: 8285 }],
-    ['vxlan', { listenport: 9000 }, { ...way, protocol: 'udp', port: 8472 }],
+    ['vxlan', { listenport: 9000 }, { ...way, protocol: 'udp', port: 8472, isOneWay: true }],
     ['wireguard', { ListenPort: 9000, port: 1 }, { ...way, protocol: 'udp', port: 9000 }],
     ['wireguard', {}, { ...way, protocol: 'udp', port: 51_820 }],
     ['ipip', {}, { ...way, protocol: 'ipencap' }],
@@ -450,6 +450,22 @@ describe('rules that accept only answers', () => {
     ])
     // The kernel translates the later packets of a connection as the first one, and asks no rules about them.
     expect(found({ nft: nft('ct state established drop').replace('type filter', 'type nat') })).toEqual([])
+  })
+
+  it('may drop the later packets of a connection by a condition that weft cannot evaluate', () => {
+    const iptables = `-P FORWARD DROP
+-A FORWARD -m conntrack --ctstate NEW -j ACCEPT
+-A FORWARD -m set --match-set friends src -j ACCEPT`
+    expect(found({ iptables })).toEqual(['iptables-drops: -P FORWARD DROP'])
+  })
+
+  it('accept vxlan, whose datagrams are always the first of a connection', () => {
+    const iptables = (port: number) =>
+      `-P INPUT DROP\n-A INPUT -p udp -m udp --dport ${port} -m conntrack --ctstate NEW -j ACCEPT`
+    const names = (type: string, port: number) =>
+      found({ iptables: iptables(port), ...silently(), status: withBackend(type) })?.map((each) => each.split(':')[0])
+    expect(names('udp', 8285)).toContain('port-dropped')
+    expect(names('vxlan', 8472)).not.toContain('port-dropped')
   })
 
   it('are uncertain if a mark may make them accept more', () => {
