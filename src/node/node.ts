@@ -79,8 +79,9 @@ interface Membership {
    */
   readonly firewall?: { readonly rules: Firewall; readonly resyncMs: number; readonly free?: Promise<void> } | undefined
   /**
-   * The facts about an earlier run that the search for leftovers needs; without them weftd does not search. `earlier` has the subnets of the earlier run. `past` has those networks of the earlier run that do not overlap this
-   * node's networks. `others` lists the other daemons of this host.
+   * The facts about an earlier run that the search for leftovers needs; without them weftd does not search. `earlier`
+   * has the subnets of the earlier run. `past` has those networks of the earlier run that do not overlap this node's
+   * networks. `others` lists the other daemons of this host.
    */
   readonly leftovers?:
     | {

@@ -36,7 +36,10 @@ export function filtered(facts: Facts, packet: FilteredPacket): Step[] {
             says: `the rules of ${family === 'ipv4' ? 'iptables' : 'ip6tables'} cannot be read`,
           },
         ]),
-    ...told.map(({ verdict, asFirst }) => verdictStep(packet, verdict, asFirst)),
+    ...told.map(({ verdict, asFirst }) => {
+      const asLater = later.verdicts.find((each) => isSameChain(each, verdict))
+      return verdictStep(packet, verdict, asFirst, asLater)
+    }),
     ...later.drops.map(({ by, tool }) => ({
       step: 'firewall',
       passes: false,
@@ -53,18 +56,26 @@ export function filtered(facts: Facts, packet: FilteredPacket): Step[] {
 /** Returns the prefix that names a rule's program, except `ip6tables: `, because all rules have the packet's family. */
 const programOf = (tool: string): string => (tool === 'ip6tables: ' ? '' : tool)
 
-function verdictStep({ chain }: FilteredPacket, verdict: HostVerdict, asFirst: HostVerdict): Step {
+function verdictStep(
+  { chain }: FilteredPacket,
+  verdict: HostVerdict,
+  asFirst: HostVerdict,
+  asLater?: HostVerdict,
+): Step {
   const { isAccepted, isCertain, by, tool } = verdict
   // True if the firewall certainly drops the packet if it is the first of a connection, but may accept it if it
   // belongs to an existing connection.
   const isFirstDropped = !isCertain && !asFirst.isAccepted && asFirst.isCertain
-  const unless = isFirstDropped
-    ? ', unless it answers an earlier packet in the other direction'
-    : isCertain
-      ? ''
-      : ', unless an earlier rule with a condition that weft cannot evaluate decides otherwise'
+  const isEachDropped = isFirstDropped && asLater?.isAccepted === false && asLater.isCertain
+  const unless = isEachDropped
+    ? ''
+    : isFirstDropped
+      ? ', unless it answers an earlier packet in the other direction'
+      : isCertain
+        ? ''
+        : ', unless an earlier rule with a condition that weft cannot evaluate decides otherwise'
   const says = `${chain}: ${isAccepted && !isFirstDropped ? 'accepted' : 'dropped'} by ${programOf(tool)}${isFirstDropped ? asFirst.by : by}${unless}`
-  return { step: 'firewall', passes: isCertain ? isAccepted : undefined, says }
+  return { step: 'firewall', passes: isEachDropped ? false : isCertain ? isAccepted : undefined, says }
 }
 
 /**

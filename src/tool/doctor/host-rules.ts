@@ -45,7 +45,10 @@ export function laterVerdicts(rules: HostRules, packet: FilteredPacket, firsts: 
   if (packet.isOneWay) return { verdicts: [], drops: [], likely: [] }
   const verdicts = rules.walk({ ...packet, state: 'established' })
   const later = verdicts.filter(
-    (verdict) => !verdict.isAccepted && firsts.every((first) => first.isAccepted || !isSameChain(first, verdict)),
+    (verdict) =>
+      !verdict.isAccepted &&
+      !isBeforeTracking(verdict) &&
+      firsts.every((first) => first.isAccepted || !isSameChain(first, verdict)),
   )
   return {
     verdicts,
@@ -53,6 +56,13 @@ export function laterVerdicts(rules: HostRules, packet: FilteredPacket, firsts: 
     likely: later.filter(({ isCertain }) => !isCertain),
   }
 }
+
+/**
+ * Returns true if a chain sees packets before connection tracking, so that no packet is established there: the table
+ * raw of iptables, and in nftables the hook ingress and priorities up to -200 (NF_IP_PRI_CONNTRACK).
+ */
+const isBeforeTracking = ({ table, hook, base }: HostVerdict): boolean =>
+  table === 'raw' || hook === 'ingress' || /priority (?:raw\b|-(?:[2-9]|[1-9]\d)\d\d\b)/.test(base?.head ?? '')
 
 /** Returns true if two verdicts are those of the same chain about two packets. */
 export const isSameChain = (one: HostVerdict, other: HostVerdict): boolean =>

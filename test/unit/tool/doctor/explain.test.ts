@@ -660,6 +660,16 @@ it.each([false, true])(
   },
 )
 
+it('says of an answer that rules drop each packet of a connection', () => {
+  const [first, later] = ['NEW', 'ESTABLISHED'].map((state) => `-A FORWARD -m conntrack --ctstate ${state} -j DROP`)
+  const facts = { ...sound, iptables: `-P FORWARD ACCEPT\n${first}\n${later}` }
+  const [source, destination] = [ip('10.5.2.2'), ip('10.5.1.2')]
+  const steps = explain({ source, destination, status, facts, route: by('cni0'), isAnswer: true })
+  expect(steps.filter(({ passes }) => passes === false).map(({ says: text }) => text)).toEqual([
+    `FORWARD: dropped by ${first}`,
+  ])
+})
+
 it('knows the direction of a packet, and whether weft can explain the answer', () => {
   const about = (source: string, destination: string) => {
     const ends = [ip(source), ip(destination), status, sound] as const

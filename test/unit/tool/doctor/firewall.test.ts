@@ -448,6 +448,11 @@ describe('rules that accept only answers', () => {
     expect(found({ nft: nft('ct state established ip version 4 counter packets 3 bytes 9 drop') })).toEqual([
       expect.stringMatching(/^rule-unjudged: .* \(3 packets\)$/) as string,
     ])
+    for (const priority of ['raw', '-300', '-200', '-1000'])
+      expect(
+        found({ nft: nft('ct state established drop').replace('priority filter', `priority ${priority}`) }),
+      ).toEqual([])
+    expect(found({ nft: nft('ct state established drop').replace('priority filter', 'priority -150') })).toHaveLength(1)
     // The kernel translates the later packets of a connection as the first one, and asks no rules about them.
     expect(found({ nft: nft('ct state established drop').replace('type filter', 'type nat') })).toEqual([])
   })
