@@ -1,11 +1,13 @@
-// vitest.config.ts - the projects, which run one after another: first `unit`, whose tests run in one process, then `system`, whose tests use
-// hosts, stores and programs. The projects of the container image, the release, the page and others exist only if the environment names them.
+// vitest.config.ts - the projects: first `unit` and `unit-alone`, then `system`, whose tests use hosts, stores and programs. In `unit` many
+// test files share a process; in the other projects each file has its own. The projects of the container image, the release, the page and
+// others exist only if the environment names them.
 
 import { defineConfig } from 'vitest/config'
 import { PATIENCE } from './lab/command.ts'
 import { usableCores } from './scripts/forecast.mjs'
 import { isStepAlone } from './test/support/long-step.ts'
-import { filesOf } from './test/support/selection.ts'
+import { needsOwnProcess } from './test/support/own-process.ts'
+import { filesOf, onlyOf, testFilesIn } from './test/support/selection.ts'
 
 /** The limits for a test that hangs. Waits inside a test have their own limit of a minute (test/support/event.ts). */
 const LIMITS = { testTimeout: 300_000 * PATIENCE, hookTimeout: 300_000 * PATIENCE }
@@ -14,6 +16,11 @@ const LIMITS = { testTimeout: 300_000 * PATIENCE, hookTimeout: 300_000 * PATIENC
 const isLong = ['LONG', 'IMAGE', 'KUBELET', 'CLUSTER', 'PAGE', 'RELEASE', 'BROKEN'].some(
   (name) => process.env[`WEFT_${name}`],
 )
+
+/** All tests that need no hosts and no stores. */
+const unitFiles = [...testFilesIn('test/unit', true), ...filesOf(['test/sim', 'test'])]
+// The choice of tests within a file is a setting of the process (selection-runner.ts).
+const alone = unitFiles.filter((file) => needsOwnProcess(file) || onlyOf(file) !== undefined)
 
 export default defineConfig({
   test: {
@@ -34,9 +41,15 @@ export default defineConfig({
         extends: true,
         test: {
           name: 'unit',
-          include: ['test/unit/**/*.test.ts', ...filesOf(['test/sim', 'test'])],
+          include: unitFiles.filter((file) => !alone.includes(file)),
+          // A process for each file would take more CPU time than most of these tests.
+          isolate: false,
           maxWorkers: '100%',
         },
+      },
+      {
+        extends: true,
+        test: { name: 'unit-alone', include: alone, maxWorkers: '100%' },
       },
       {
         extends: true,

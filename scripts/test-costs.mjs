@@ -82,9 +82,16 @@ function measure(file, isPart) {
     process.exitCode = 1
     return undefined
   }
-  const lines = readFileSync(costs, 'utf8').trim().split('\n')
+  // Several test files may share a process, and each line has the CPU seconds of its process up to then.
+  const cpuOf = new Map(
+    readFileSync(costs, 'utf8')
+      .trim()
+      .split('\n')
+      .map((line) => JSON.parse(line))
+      .map(({ pid, cpu }) => [pid, cpu]),
+  )
   return {
-    cpu: lines.reduce((sum, line) => sum + JSON.parse(line).cpu, 0),
+    cpu: [...cpuOf.values()].reduce((sum, cpu) => sum + cpu, 0),
     seconds: (performance.now() - began) / 1000,
     functions: isPart ? new Set() : calledFunctions(coverage),
   }

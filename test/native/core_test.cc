@@ -761,12 +761,12 @@ static void test_paged_map() {
   }
 }
 
-/// A look-up must take few probes, regardless of the number of peers and of the bits in which their prefixes differ.
-static void test_peer_spread() {
+/// For up to `most` peers, a look-up must take few probes, regardless of the bits in which their prefixes differ.
+static void test_peer_spread(uint32_t most) {
   for (const uint8_t version : {uint8_t{4}, uint8_t{6}}) {
     for (const uint8_t bits : {uint8_t{20}, uint8_t{24}, uint8_t{28}, uint8_t{56}, uint8_t{64}, uint8_t{96}}) {
       if (version == 4 && bits > 32) continue;
-      for (const uint32_t count : {100u, 4000u, 60000u}) {
+      for (const uint32_t count : {100u, 4000u, most}) {
         for (const uint32_t stride : {1u, 3u, 256u}) {
           if (bits == 20 && uint64_t{count} * stride >= 1u << 20) continue;
           Bytes records;
@@ -3468,7 +3468,8 @@ int main(int argc, char** argv) {
   test_for_link();
   test_peers();
   test_paged_map();
-  test_peer_spread();
+  // 60,000 peers take 8 s with sanitizers.
+  test_peer_spread(rounds < 8 ? 15'000 : 60'000);
   test_peer_changes();
   test_peer_rounds();
   test_peer_table_stays();

@@ -250,13 +250,12 @@ struct Host {
   }
   /// Receives all messages that have arrived at a socket.
   static std::vector<Bytes> drain(int fd) {
+    static Bytes bytes(1 << 17);
     std::vector<Bytes> all;
     for (;;) {
-      Bytes bytes(1 << 17);
       const ssize_t got = recv(fd, bytes.data(), bytes.size(), 0);
       if (got < 0) return all;
-      bytes.resize(static_cast<size_t>(got));
-      all.push_back(std::move(bytes));
+      all.emplace_back(bytes.begin(), bytes.begin() + got);
     }
   }
 

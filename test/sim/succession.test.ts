@@ -1,4 +1,4 @@
-// succession.test.ts - runs the simulation of the hand-over between weftds for the seeds 1 to 300, and for
+// succession.test.ts - runs the simulation of the hand-over between weftds for the seeds 1 to 120, and for
 // more in `npm run test:soak` (seeds.ts). WEFT_SEED=… repeats one seed.
 
 import { expect, it, vi } from 'vitest'
@@ -26,7 +26,7 @@ vi.mock('../../src/path/device/tun-device.ts', async (importOriginal) => ({
   removeIdleTun: async () => {},
 }))
 
-const SEEDS = 300
+const SEEDS = 120
 /** The events that at least one schedule must reach. */
 const REACHED = ['taken over', 'taken back', 'as last known', 'goes on', 'waits for the end']
 
@@ -35,7 +35,7 @@ it(
   async ({ annotate }) => {
     const struck = new Set<Fate>()
     const reached = new Set<string>()
-    for await (const seed of seeds(1, SEEDS, annotate)) {
+    for await (const seed of seeds(1, { least: SEEDS, annotate })) {
       const outcome = await simulateSuccession(seed, (closeAll) => (world.closeAll = closeAll))
       for (const fate of outcome.struck) struck.add(fate)
       for (const each of outcome.reached) reached.add(each)

@@ -1,4 +1,4 @@
-// record-cost.ts - with WEFT_COSTS=FILE, appends one line of JSON per test file: its CPU seconds and its duration.
+// record-cost.ts - with WEFT_COSTS=FILE, appends one line of JSON per test file: its duration, and the CPU seconds of its process up to then.
 //
 // scripts/test-costs.mjs turns these lines into the table of test/selection.json.
 

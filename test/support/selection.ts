@@ -1,7 +1,7 @@
 // selection.ts - the choice of tests for `npm test`, from test/selection.json; scripts/test-costs.mjs describes that file.
 
-import { readFileSync } from 'node:fs'
-import { dirname } from 'node:path'
+import { readdirSync, readFileSync } from 'node:fs'
+import { dirname, join } from 'node:path'
 
 /** One line of test/selection.json. */
 interface Selected {
@@ -20,11 +20,19 @@ export const IS_SELECTION = process.env['WEFT_SELECTION'] === '1'
 
 const chosen = SELECTION.filter((entry) => entry.in === 'test')
 
+const isTestFile = (path: string): boolean => path.endsWith('.test.ts')
+
+/** Lists the test files of a folder; with `recursive` those of its folders too. */
+export const testFilesIn = (folder: string, recursive = false): string[] =>
+  readdirSync(folder, { recursive, encoding: 'utf8' })
+    .filter((name) => isTestFile(name))
+    .map((name) => join(folder, name))
+
 /** Lists the test files of these folders that run: in `npm test` the chosen files, otherwise all. */
 export const filesOf = (folders: readonly string[]): string[] =>
   IS_SELECTION
-    ? chosen.map(({ file }) => `test/${file}`).filter((file) => folders.includes(dirname(file)))
-    : folders.map((folder) => `${folder}/*.test.ts`)
+    ? chosen.map(({ file }) => `test/${file}`).filter((file) => isTestFile(file) && folders.includes(dirname(file)))
+    : folders.flatMap((folder) => testFilesIn(folder))
 
 /** Returns the pattern of the tests that run in this file; undefined if all of them run. */
 export function onlyOf(file: string): RegExp | undefined {

@@ -223,8 +223,8 @@ function run(seed: number): number {
 
 describe('two nodes', () => {
   it.each([
-    { by: 'X25519', isFake: false, seeds: seedsOf(LONG ? 2_000 : 100) },
-    { by: 'what stands for it', isFake: true, seeds: seedsOf(LONG ? 100_000 : 600) },
+    { by: 'X25519', isFake: false, seeds: seedsOf(LONG ? 2_000 : 40) },
+    { by: 'what stands for it', isFake: true, seeds: seedsOf(LONG ? 100_000 : 300) },
   ])(
     'exchange packets again after each of $seeds.length schedules of trouble, with $by',
     async ({ isFake, seeds }) => {

@@ -19,10 +19,10 @@ import {
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
-import { execute, type Finished } from '../../../lab/command.ts'
-import { packageRoot } from '../../../lab/lab.ts'
-import { find, KINDS, NEEDS } from '../../../scripts/machine.mjs'
-import { TASKS } from '../../../scripts/tasks.mjs'
+import { execute, type Finished } from '../lab/command.ts'
+import { packageRoot } from '../lab/lab.ts'
+import { find, KINDS, NEEDS } from '../scripts/machine.mjs'
+import { TASKS } from '../scripts/tasks.mjs'
 
 const NODE = process.execPath
 const { scripts } = JSON.parse(readFileSync(join(packageRoot, 'package.json'), 'utf8')) as {

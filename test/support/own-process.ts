@@ -1,0 +1,27 @@
+// own-process.ts - finds the test files that must run in a process of their own.
+
+import { readFileSync } from 'node:fs'
+import { dirname, join } from 'node:path'
+
+/**
+ * Matches code that replaces modules, timers or functions (vitest's `vi`), or changes the environment, the working directory or the
+ * signal handlers of its process. Other test files in the same process would notice that.
+ */
+const CHANGE =
+  /\bvi\b|\bglobalThis\b|\bprocess\.(?:env(?:\.\w+|\[[^\]]+\]) =[^=]|chdir|on\(|once\(|exitCode =|umask)|\bdelete process\b/
+
+/** Matches an import of another file of test/. */
+const IMPORT = /from '(\.{1,2}\/[^']*\.ts)'/g
+
+/** Returns true if the file, or a file of test/ that it imports, changes its process (CHANGE). */
+export function needsOwnProcess(file: string, seen: Set<string> = new Set()): boolean {
+  if (seen.has(file)) return false
+  seen.add(file)
+  const text = readFileSync(file, 'utf8')
+  return (
+    CHANGE.test(text) ||
+    [...text.matchAll(IMPORT)]
+      .map(([, path]) => join(dirname(file), path!))
+      .some((path) => path.startsWith('test/') && needsOwnProcess(path, seen))
+  )
+}
