@@ -1,4 +1,4 @@
-// vitest.config.ts - the projects: first `unit` and `unit-alone`, then `system`, whose tests use hosts, stores and programs. In `unit` many
+// vitest.config.ts - the projects: `unit` and `unit-alone`, and after them `system`, whose tests use hosts, stores and programs. In `unit` many
 // test files share a process; in the other projects each file has its own. The projects of the container image, the release, the page and
 // others exist only if the environment names them.
 
@@ -17,9 +17,11 @@ const isLong = ['LONG', 'IMAGE', 'KUBELET', 'CLUSTER', 'PAGE', 'RELEASE', 'BROKE
   (name) => process.env[`WEFT_${name}`],
 )
 
-/** All tests that need no hosts and no stores. */
+const SETUP = ['./test/support/record-cost.ts', './test/support/report-failure.ts']
+
+/** The test files that need no hosts and no stores. */
 const unitFiles = [...testFilesIn('test/unit', true), ...filesOf(['test/sim', 'test'])]
-// The choice of tests within a file is a setting of the process (selection-runner.ts).
+// selection-runner.ts sets the pattern of test names for its whole process, so a file with `only` must not share its process.
 const alone = unitFiles.filter((file) => needsOwnProcess(file) || onlyOf(file) !== undefined)
 
 export default defineConfig({
@@ -33,7 +35,7 @@ export default defineConfig({
     onConsoleLog: (content) => !isStepAlone(content),
     passWithNoTests: false,
     runner: './test/support/selection-runner.ts',
-    setupFiles: ['./test/support/record-cost.ts', './test/support/report-failure.ts'],
+    setupFiles: SETUP,
     expect: { poll: { timeout: 60_000 * PATIENCE, interval: 50 } },
     ...LIMITS,
     projects: [
@@ -42,8 +44,9 @@ export default defineConfig({
         test: {
           name: 'unit',
           include: unitFiles.filter((file) => !alone.includes(file)),
-          // A process for each file would take more CPU time than most of these tests.
+          // To start a process takes more CPU time than the tests of most of these files.
           isolate: false,
+          setupFiles: [...SETUP, './test/support/same-process.ts'],
           maxWorkers: '100%',
         },
       },

@@ -16,7 +16,8 @@
 // - why: the reason for the choice, if the figures do not show it; set by hand.
 //
 // A file without a line gets a line with `in` "whole". Run the script on a quiet machine. It runs the files one after
-// another, each in its own vitest, and has the same prerequisites as `npm run test:whole`. WEFT_COSTS makes
+// another, each in its own vitest, and has the same prerequisites as `npm run test:whole`. The figures of 2026-11-27 for
+// `npm test` are those of one run of `npm test` with WEFT_COSTS, in which the files ran beside each other. WEFT_COSTS makes
 // test/support/record-cost.ts write the CPU seconds to a file, and NODE_V8_COVERAGE makes Node.js record which
 // functions are called.
 
@@ -82,7 +83,8 @@ function measure(file, isPart) {
     process.exitCode = 1
     return undefined
   }
-  // Several test files may share a process, and each line has the CPU seconds of its process up to then.
+  // Test files may share a process. Each line has the CPU seconds of its process since the start of the process, so only
+  // the last line of a process counts.
   const cpuOf = new Map(
     readFileSync(costs, 'utf8')
       .trim()

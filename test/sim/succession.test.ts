@@ -35,7 +35,7 @@ it(
   async ({ annotate }) => {
     const struck = new Set<Fate>()
     const reached = new Set<string>()
-    for await (const seed of seeds(1, { least: SEEDS, annotate })) {
+    for await (const seed of seeds(1, { count: SEEDS, annotate })) {
       const outcome = await simulateSuccession(seed, (closeAll) => (world.closeAll = closeAll))
       for (const fate of outcome.struck) struck.add(fate)
       for (const each of outcome.reached) reached.add(each)

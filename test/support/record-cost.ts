@@ -1,4 +1,5 @@
-// record-cost.ts - with WEFT_COSTS=FILE, appends one line of JSON per test file: its duration, and the CPU seconds of its process up to then.
+// record-cost.ts - with WEFT_COSTS=FILE, appends one line of JSON per test file: its duration, and the CPU seconds that its
+// process had used when the file ended.
 //
 // scripts/test-costs.mjs turns these lines into the table of test/selection.json.
 

@@ -12,35 +12,34 @@ const SEED_MS = 5_000
 /** The steps in which a long simulation reports its progress, in percent. */
 const STEP = 10
 
-/** Returns the time limit in ms of a simulation with at least `least` seeds. */
-export const seedsLimitMs = (least: number): number => MINUTES * 60_000 + least * SEED_MS
+/** Returns the time limit in ms of a simulation with `count` seeds. */
+export const seedsLimitMs = (count: number): number => MINUTES * 60_000 + count * SEED_MS
 
 /** The options of `seeds`. */
 interface SeedOptions {
   /** The number of seeds. */
-  readonly least: number
+  readonly count: number
   readonly annotate: TestContext['annotate']
-  /** Asked before each further seed. If it returns true, `npm test` runs no further seeds. */
+  /** `seeds` calls this function before each seed. If the function returns true, `seeds` ends, except with WEFT_LONG=1. */
   readonly isEnough?: () => boolean
 }
 
 /**
- * Yields `least` seeds from `first` on. With WEFT_LONG=1 (`npm run test:soak`) it yields further seeds for WEFT_SOAK_MINUTES minutes, 20 by
- * default, and reports how many.
+ * Yields `count` seeds from `first` on, or fewer if `isEnough` returns true. With WEFT_LONG=1 (`npm run test:soak`) it yields further seeds
+ * for WEFT_SOAK_MINUTES minutes, 20 by default, and reports how many.
  */
 export async function* seeds(
   first: number,
-  { least, annotate, isEnough = () => false }: SeedOptions,
+  { count, annotate, isEnough = () => false }: SeedOptions,
 ): AsyncGenerator<number, void> {
   if (only !== undefined) return yield Number(only)
   const began = performance.now()
   const passed = (): number => (MINUTES === 0 ? 100 : (performance.now() - began) / (MINUTES * 600))
-  let count = 0
-  for (let told = STEP; count < least || passed() < 100; count++) {
+  for (let [ran, told] = [0, STEP]; ran < count || passed() < 100; ran++) {
     if (MINUTES === 0 && isEnough()) return
-    yield first + count
+    yield first + ran
     if (MINUTES > 0 && told <= 100 && passed() >= told) {
-      await annotate(`${told}%, ${count + 1} seeds`, 'step')
+      await annotate(`${told}%, ${ran + 1} seeds`, 'step')
       told += STEP
     }
   }

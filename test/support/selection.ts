@@ -22,7 +22,7 @@ const chosen = SELECTION.filter((entry) => entry.in === 'test')
 
 const isTestFile = (path: string): boolean => path.endsWith('.test.ts')
 
-/** Lists the test files of a folder; with `recursive` those of its folders too. */
+/** Lists the test files of a folder; with `recursive` also the test files of its subfolders. */
 export const testFilesIn = (folder: string, recursive = false): string[] =>
   readdirSync(folder, { recursive, encoding: 'utf8' })
     .filter((name) => isTestFile(name))

@@ -112,7 +112,10 @@ const TROUBLES: readonly [string, (response: ServerResponse, socket: Socket) => 
   ['hangs behind the head', (response) => response.writeHead(200).flushHeaders(), 'silent', /no answer within/],
   [
     'sends a byte now and then',
-    (response) => void setInterval(() => response.write(' '), 50).unref(),
+    (response) => {
+      const timer = setInterval(() => response.write(' '), 50)
+      response.once('close', () => clearInterval(timer))
+    },
     'silent',
     /no answer within/,
   ],
