@@ -2,13 +2,16 @@
 
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
+import { WeftError } from '../../../src/base/errors.ts'
 import {
   applyEnvironment,
   describeFlags,
+  flagHint,
   HelpWanted,
   nameIn,
   parseFlags,
   parseGoInt,
+  unknownVariables,
 } from '../../../src/base/go-flags.ts'
 import { Secret } from '../../../src/base/secret.ts'
 import { FLAGS } from '../../../src/options.ts'
@@ -136,6 +139,47 @@ describe('Go flags', () => {
         '  -zero seconds\n    \tno number',
       ].join('\n'),
     )
+  })
+})
+
+describe('flagHint', () => {
+  const hint = (error: unknown): Promise<string> => flagHint(error, FLAGS)
+  const errorOf = (...args: string[]): unknown => {
+    try {
+      return parse(...args)
+    } catch (error) {
+      return error
+    }
+  }
+
+  it('names the flag that an unknown flag resembles', async () => {
+    expect(await hint(errorOf('-ifaec', 'eth0'))).toBe('; did you mean --iface?')
+    expect(await hint(errorOf('--subnet-fille=x'))).toBe('; did you mean --subnet-file?')
+    expect(await hint(errorOf('--nothing-like-it'))).toBe('')
+  })
+
+  it('is empty for any other error', async () => {
+    expect(await hint(errorOf('-iface'))).toBe('')
+    expect(await hint(new Error('flag provided but not defined: -ifaec'))).toBe('')
+    expect(await hint(new WeftError('ifaec: flag provided but not defined: -'))).toBe('')
+    expect(await hint('flag provided but not defined: -ifaec')).toBe('')
+  })
+})
+
+describe('unknownVariables', () => {
+  it('lists the variables with the prefix that set no flag', () => {
+    const environment = {
+      FLANNELD_IFACE: 'eth0',
+      FLANNELD_SUBNET_FILE: '/x',
+      FLANNELD_SUBNETFILE: '/x',
+      FLANNELD_EMPTY: '',
+      FLANNELD: 'x',
+      FLANNELDX: 'x',
+      MY_FLANNELD_: 'x',
+      HOME: '/root',
+      MISSING: undefined,
+    }
+    expect(unknownVariables(FLAGS, 'FLANNELD', environment)).toEqual(['FLANNELD_SUBNETFILE'])
   })
 })
 
