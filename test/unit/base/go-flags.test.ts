@@ -161,7 +161,7 @@ describe('flagHint', () => {
   it('is empty for any other error', async () => {
     expect(await hint(errorOf('-iface'))).toBe('')
     expect(await hint(new Error('flag provided but not defined: -ifaec'))).toBe('')
-    expect(await hint(new WeftError('ifaec: flag provided but not defined: -'))).toBe('')
+    expect(await hint(new WeftError('USAGE', 'ifaec: flag provided but not defined: -'))).toBe('')
     expect(await hint('flag provided but not defined: -ifaec')).toBe('')
   })
 })
