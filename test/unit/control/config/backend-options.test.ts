@@ -72,6 +72,7 @@ describe('options', () => {
     [{ list: [] }, 'List is []', 'give it x'],
     [{ list: ['x', 'y'] }, 'List is ["x","y"]', 'give it x'],
     [{ list: 'y' }, 'List is "y"', 'give it x'],
+    [{ list: [['x1']] }, 'List is [["x1"]]', 'give it x'],
     [{ body: [] }, 'Body is []', 'give it a body'],
     [{ head: 'x' }, 'Head is "x"', 'give it an object'],
   ])('refuses %j', (backend, message, remedy) => {
@@ -139,5 +140,17 @@ describe('the settings of a backend', () => {
     ['wireguard', { listenportv6: -1 }, 'ListenPortV6 is -1'],
   ] as const)('%s, of %j: refused', (type, backend, message) => {
     expect(() => readSettings(type, backend)).toThrow(`Backend.${message}`)
+  })
+
+  it('refuse a PSK of ipsec that is too short, in the words of flanneld and with a remedy', () => {
+    const refused = {
+      code: 'CONFIG',
+      message: 'config error, password is too short',
+      remedy: 'Backend.PSK: give it at least 96 characters, for example of `openssl rand -hex 48`',
+    }
+    for (const psk of [undefined, '', 'p'.repeat(95), new Secret('p'.repeat(95))])
+      expect(() => readSettings('ipsec', { psk })).toThrow(expect.objectContaining(refused))
+    expect(readSettings('ipsec', { psk: 'p'.repeat(96) }).psk.reveal()).toBe('p'.repeat(96))
+    expect(readSettings('ipsec', { psk: 'p'.repeat(97) }).psk.reveal()).toBe('p'.repeat(97))
   })
 })

@@ -22,6 +22,8 @@ describe('unknown keys', () => {
     ['{"Netwrok":"10.5.0.0/16"}', '"Netwrok", which nothing reads; did you mean Network?'],
     ['{"Network":"","Port":1}', '"Port", which nothing reads; it belongs into Backend'],
     ['{"Network":"","Colour":1}', '"Colour", which nothing reads'],
+    [`{"${'x'.repeat(60)}":1}`, `"${'x'.repeat(60)}", which nothing reads`],
+    [`{"${'x'.repeat(61)}":1}`, `"${'x'.repeat(60)}...", which nothing reads`],
     [`{"${'x'.repeat(1000)}":1}`, `"${'x'.repeat(60)}...", which nothing reads`],
   ])('%s', (text, says) => expect(unknownKeys(text)).toEqual([`the network configuration has ${says}`]))
 
@@ -43,6 +45,11 @@ describe('unknown keys', () => {
     for (const text of ['', '[]', 'null', '1', '{"Network":', '{"Backend":1}', '{"Backend":null}']) {
       expect(unknownKeys(text)).toEqual([])
     }
+  })
+  it('are reported for a Backend that other keys follow', () => {
+    expect(unknownKeys('{"Backend":{"Type":"udp","Prot":1},"Network":"10.5.0.0/16"}')).toEqual([
+      'Backend has "Prot", which udp does not read; did you mean Port?',
+    ])
   })
   it('are reported for the last Backend, which is the one that counts', () => {
     expect(unknownKeys('{"backend":{"Type":"udp","Prot":1},"Backend":{"Type":"udp"}}')).toEqual([])

@@ -3,7 +3,12 @@
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
-import { ipv4For, parseNetworkConfig, requireFamily } from '../../../../src/control/config/network-config.ts'
+import {
+  carryIpv4Alone,
+  ipv4For,
+  parseNetworkConfig,
+  requireFamily,
+} from '../../../../src/control/config/network-config.ts'
 import { pickSubnet } from '../../../../src/control/lease/allocate.ts'
 import { formatNet } from '../../../../src/net/address.ts'
 import { formatIpv4, formatIpv4Net, ipv4Net, ipv4NetContains, parseIpv4Net } from '../../../../src/net/ipv4.ts'
@@ -160,6 +165,14 @@ describe('network configuration', () => {
         formatNet(parseNetworkConfig(`{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"${net}"}`).ipv6!.network),
       ).toBe(net),
   )
+
+  it.each([
+    ['224.0.0.0/3', '{"Network":"224.0.0.0/3"}'],
+    ['fe80::/9', '{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fe80::/9"}'],
+  ])('accepts %s, because only a part of it is a range that hosts cannot have', (net, text) => {
+    const { ipv4, ipv6 } = parseNetworkConfig(text)
+    expect(formatNet((ipv4 ?? ipv6)!.network)).toBe(net)
+  })
 
   it('needs no range if the subnets are given', () => {
     const text = '{"Network":"10.5.0.0/29","SubnetLen":31,"SubnetMin":"10.9.0.0"}'
@@ -332,5 +345,18 @@ describe('an address family', () => {
         remedy: 'set "EnableIPv4": true, or take udp, vxlan, host-gw or wireguard, which carry IPv6',
       }),
     )
+  })
+
+  it('is named in a warning if the network has it and the backend does not carry it', () => {
+    const warningsOf = (text: string) => {
+      const warnings: string[] = []
+      carryIpv4Alone('the ipip backend', parseNetworkConfig(text), { warn: (line) => void warnings.push(line) })
+      return warnings
+    }
+    expect(warningsOf(`{${ipv4},${ipv6}}`)).toEqual([
+      'the ipip backend carries IPv4 alone: nothing carries fc00::/48 to other hosts; udp, vxlan, host-gw or wireguard would',
+    ])
+    expect(warningsOf(`{${ipv4}}`)).toEqual([])
+    expect(() => warningsOf(`{"EnableIPv4":false,${ipv6}}`)).toThrow('the ipip backend needs IPv4')
   })
 })

@@ -10,8 +10,20 @@ const LONG = 'only for tests. '.repeat(6)
 const config = (backend: object, head: object = {}) =>
   parseNetworkConfig(JSON.stringify({ Network: '10.5.0.0/16', ...head, Backend: backend }))
 
+/** A `Backend` object of the type `http`, whose requests have texts, objects and secrets. */
+const http = (more: object) => ({ Type: 'http', PutURL: 'http://switch/', ...more })
+
 it.each<[string, object, object, readonly string[], readonly string[], number]>([
   ['nothing', { Type: 'udp' }, { Type: 'udp', Port: 0 }, ['', ''], [], 0],
+  ['nothing beside a key', { Type: 'wireguard', PSK: KEY }, { Type: 'wireguard', PSK: KEY }, ['wireguard'], [], 0],
+  [
+    'nothing beside objects',
+    http({ PutBody: { routes: ['a', null, { token: 'b' }] }, Headers: { 'X-Auth-Token': 'c' } }),
+    http({ PutBody: { routes: ['a', null, { token: 'b' }] }, Headers: { 'X-Auth-Token': 'c' } }),
+    ['http'],
+    [],
+    0,
+  ],
   [
     'the backend',
     { Type: 'udp', Port: 9 },
@@ -41,6 +53,14 @@ it.each<[string, object, object, readonly string[], readonly string[], number]>(
     { Type: 'udp' },
     { Type: 'vxlan' },
     ['', 'vxlan', ''],
+    ['Backend.Type: udp -> vxlan'],
+    2,
+  ],
+  [
+    'the backend, while a node has neither the old nor the new one',
+    { Type: 'udp' },
+    { Type: 'vxlan' },
+    ['', 'vxlan', 'ipip'],
     ['Backend.Type: udp -> vxlan'],
     2,
   ],
@@ -110,6 +130,54 @@ it.each<[string, object, object, readonly string[], readonly string[], number]>(
     ['Backend.PSK: <hidden> -> none'],
     1,
   ],
+  [
+    'a text from none',
+    http({}),
+    http({ ListURL: 'http://switch/list' }),
+    ['http'],
+    ['Backend.ListURL: none -> http://switch/list'],
+    0,
+  ],
+  [
+    'a list from none',
+    { Type: 'aws-vpc' },
+    { Type: 'aws-vpc', RouteTableID: 'rtb-1' },
+    [''],
+    ['Backend.RouteTableID: none -> ["rtb-1"]'],
+    0,
+  ],
+  [
+    'a list',
+    { Type: 'aws-vpc', RouteTableID: ['rtb-1'] },
+    { Type: 'aws-vpc', RouteTableID: ['rtb-1', 'rtb-2'] },
+    [''],
+    ['Backend.RouteTableID: ["rtb-1"] -> ["rtb-1","rtb-2"]'],
+    0,
+  ],
+  [
+    'a null in an object',
+    http({ PutBody: { id: null } }),
+    http({ PutBody: { id: 1 } }),
+    ['http'],
+    ['Backend.PutBody: {"id":null} -> {"id":1}'],
+    0,
+  ],
+  [
+    'an empty list in an object to an empty object',
+    http({ PutBody: { routes: [] } }),
+    http({ PutBody: { routes: {} } }),
+    ['http'],
+    ['Backend.PutBody: {"routes":[]} -> {"routes":{}}'],
+    0,
+  ],
+  [
+    'a secret in an object',
+    http({ Headers: { 'X-Auth-Token': 'a' } }),
+    http({ Headers: { 'X-Auth-Token': 'b' } }),
+    ['http'],
+    ['Backend.Headers: {"X-Auth-Token":"<hidden>"} -> {"X-Auth-Token":"<hidden>"}'],
+    0,
+  ],
 ])('plans a change of %s', (_what, before, after, published, changes, cut) => {
   expect(planOf(config(before), config(after), published)).toMatchObject({ changes, cut })
 })
@@ -174,4 +242,18 @@ it('considers that the IPv6 header is longer', () => {
   expect(planOf(config({ Type: 'vxlan' }), config({ Type: 'vxlan' }, dual), ['vxlan']).effects).toEqual([
     expect.stringContaining('from 1450 to 1430 bytes'),
   ])
+})
+
+it('plans a change from and to a backend type that weft does not know', () => {
+  const [unknown, vxlan] = [config({ Type: 'vxlna', VNI: 7 }), config({ Type: 'vxlan', VNI: 7 })]
+  expect(planOf(unknown, vxlan, ['', 'vxlan'])).toEqual({
+    changes: ['Backend.Type: vxlna -> vxlan', 'Backend.VNI: 1 -> 7'],
+    cut: 1,
+    effects: ['firewalls between the nodes must accept UDP port 8472 before weftd restarts'],
+  })
+  expect(planOf(vxlan, unknown, ['', 'vxlan'])).toEqual({
+    changes: ['Backend.Type: vxlan -> vxlna'],
+    cut: 2,
+    effects: [],
+  })
 })
