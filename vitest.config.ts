@@ -17,8 +17,6 @@ const isLong = ['LONG', 'IMAGE', 'KUBELET', 'CLUSTER', 'PAGE', 'RELEASE', 'BROKE
   (name) => process.env[`WEFT_${name}`],
 )
 
-const SETUP = ['./test/support/record-cost.ts', './test/support/report-failure.ts']
-
 /** The test files that need no hosts and no stores. */
 const unitFiles = [...testFilesIn('test/unit', true), ...filesOf(['test/sim', 'test'])]
 // selection-runner.ts sets the pattern of test names for its whole process, so a file with `only` must not share its process.
@@ -35,7 +33,7 @@ export default defineConfig({
     onConsoleLog: (content) => !isStepAlone(content),
     passWithNoTests: false,
     runner: './test/support/selection-runner.ts',
-    setupFiles: SETUP,
+    setupFiles: ['./test/support/record-cost.ts', './test/support/report-failure.ts'],
     expect: { poll: { timeout: 60_000 * PATIENCE, interval: 50 } },
     ...LIMITS,
     projects: [
@@ -46,7 +44,7 @@ export default defineConfig({
           include: unitFiles.filter((file) => !alone.includes(file)),
           // To start a process takes more CPU time than the tests of most of these files.
           isolate: false,
-          setupFiles: [...SETUP, './test/support/same-process.ts'],
+          setupFiles: ['./test/support/same-process.ts'], // in addition to those of all projects
           maxWorkers: '100%',
         },
       },

@@ -1,8 +1,10 @@
 // selection.test.ts - test/selection.json says for every test file whether `npm test` runs it.
 
-import { readdirSync } from 'node:fs'
+import { mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { expect, it } from 'vitest'
+import { needsOwnProcess } from './support/own-process.ts'
 import { SELECTION } from './support/selection.ts'
 
 const files = ['', 'sim', 'native', 'store', 'kube', 'netns'].flatMap((folder) =>
@@ -23,4 +25,33 @@ it('has a figure for each file, and "test" or "whole"', () => {
     expect(entry).toMatchObject({ in: expect.stringMatching(/^(test|whole)$/), cpu: expect.any(Number) })
     if (entry.only !== undefined) expect(() => new RegExp(entry.only!)).not.toThrow()
   }
+})
+
+it('gives a process of its own to each file that changes its process, and to no other', () => {
+  const folder = mkdtempSync(join(tmpdir(), 'weft-own-process-'))
+  const file = join(folder, 'x.test.ts')
+  const decide = (code: string): boolean => {
+    writeFileSync(file, code)
+    return needsOwnProcess(file)
+  }
+  const changes = [
+    'vi.useFakeTimers()',
+    'Math.random = () => 0',
+    "process.env['A'] = '1'",
+    "process.env.A ??= '1'",
+    'Object.assign(process.env, {})',
+    "delete process.env['A']",
+    "process.chdir('/')",
+    "process.on('SIGTERM', end)",
+    'Array.prototype.at = at',
+  ]
+  try {
+    expect(changes.filter((code) => !decide(code))).toEqual([])
+    const reads = "const home = process.env['HOME']\nif (process.exitCode === 1) expect(Math.random()).toBe(1)"
+    expect(decide(reads)).toBe(false)
+  } finally {
+    rmSync(folder, { recursive: true })
+  }
+  expect(needsOwnProcess('test/unit/node/loops/lease.test.ts')).toBe(true) // test/support/node-rig.ts has virtual time
+  expect(needsOwnProcess('test/unit/net/nets.test.ts')).toBe(false)
 })

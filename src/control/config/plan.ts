@@ -79,8 +79,8 @@ export function planOf(before: NetworkConfig, after: NetworkConfig, published: r
 const USUAL_MTU = 1500
 
 /**
- * Returns the MTU of the containers if the external interface's MTU is USUAL_MTU; undefined if the backend does not
- * reduce the MTU.
+ * Returns the MTU of the containers if the external interface's MTU is USUAL_MTU; undefined if weft does not know the
+ * type of the backend.
  */
 function mtuOf({ backendType: type, backend, ...config }: NetworkConfig): number | undefined {
   if (!isBackendType(type)) return undefined
