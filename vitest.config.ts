@@ -5,6 +5,7 @@
 import { defineConfig } from 'vitest/config'
 import { PATIENCE } from './lab/command.ts'
 import { usableCores } from './scripts/forecast.mjs'
+import LongestFirst from './test/support/longest-first.ts'
 import { isStepAlone } from './test/support/long-step.ts'
 import { needsOwnProcess } from './test/support/own-process.ts'
 import { filesOf, onlyOf, testFilesIn } from './test/support/selection.ts'
@@ -35,6 +36,7 @@ export default defineConfig({
     runner: './test/support/selection-runner.ts',
     setupFiles: ['./test/support/record-cost.ts', './test/support/report-failure.ts'],
     expect: { poll: { timeout: 60_000 * PATIENCE, interval: 50 } },
+    sequence: { sequencer: LongestFirst },
     ...LIMITS,
     projects: [
       {

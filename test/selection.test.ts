@@ -4,6 +4,8 @@ import { mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { expect, it } from 'vitest'
+import type { TestSpecification, Vitest } from 'vitest/node'
+import LongestFirst from './support/longest-first.ts'
 import { needsOwnProcess } from './support/own-process.ts'
 import { SELECTION } from './support/selection.ts'
 
@@ -54,4 +56,19 @@ it('gives a process of its own to each file that changes its process, and to no 
   }
   expect(needsOwnProcess('test/unit/node/loops/lease.test.ts')).toBe(true) // test/support/node-rig.ts has virtual time
   expect(needsOwnProcess('test/unit/net/nets.test.ts')).toBe(false)
+})
+
+it('starts the longest files of a project first', async () => {
+  const [unit, system] = [0, 1].map((groupOrder) => ({ name: `${groupOrder}`, config: { sequence: { groupOrder } } }))
+  const inProject = (project: unknown, files: readonly string[]): TestSpecification[] =>
+    files.map((file) => ({ project, moduleId: join('/w/test', file) }) as TestSpecification)
+  const [long, short, unknown] = ['native/core.test.ts', 'native/echo.test.ts', 'unit/net/nets.test.ts'] as const
+  const context = {
+    config: { root: '/w' },
+    cache: { getFileTestResults: () => undefined, getFileStats: () => ({ size: 1 }) },
+  }
+  const order = new LongestFirst(context as unknown as Vitest)
+  const files = [...inProject(system, [short, long]), ...inProject(unit, [unknown, short, long])]
+  const sorted = await order.sort(files)
+  expect(sorted).toEqual([...inProject(unit, [long, short, unknown]), ...inProject(system, [long, short])])
 })

@@ -11,6 +11,8 @@ interface Selected {
   readonly in: 'test' | 'whole'
   /** The tests that `npm test` runs, as a regular expression for their names with those of the suites around them; all if missing. */
   readonly only?: string
+  /** The duration in seconds of the tests that `npm test` runs in this file. */
+  readonly seconds?: number
 }
 
 export const SELECTION = JSON.parse(readFileSync('test/selection.json', 'utf8')) as readonly Selected[]
