@@ -7,7 +7,7 @@ import { type Expected, type Store, type StoreChange, type StoreEntry } from '..
  * The lifetime of a key in ms. It is shorter than in other stores, because virtual time costs real time: a node checks
  * its parts every few virtual seconds.
  */
-export const LEASE_TTL_MS = 3 * 3_600_000
+export const LEASE_TTL_MS = 2 * 3_600_000
 
 export interface MemoryStore extends Store {
   /** The entries of the store by key. */
