@@ -34,17 +34,22 @@ const DEVICES = {
 }
 
 /**
- * Returns the CPU seconds of a fixed computation: the shortest time of five, so that a short disturbance does not
- * matter.
+ * Runs a fixed computation five times. Returns the CPU seconds of the fastest run, so that a short disturbance does not
+ * matter, and the mean number of other threads that could run after each of the five runs (proc(5), fourth field of
+ * /proc/loadavg).
  */
 function calibrate() {
   const rounds = Array.from({ length: 5 }, () => {
     const before = process.cpuUsage()
     Array.from({ length: 100_000 }, (_, index) => String((index * 7_919) % 100_003)).sort()
     const { user, system } = process.cpuUsage(before)
-    return (user + system) / 1e6
+    const running = Number.parseInt(read('/proc/loadavg').split(' ')[3] ?? '', 10)
+    return { seconds: (user + system) / 1e6, others: Math.max(0, (running || 1) - 1) }
   })
-  return Math.min(...rounds)
+  return {
+    seconds: Math.min(...rounds.map(({ seconds }) => seconds)),
+    others: rounds.reduce((sum, { others }) => sum + others, 0) / rounds.length,
+  }
 }
 
 /**
@@ -144,10 +149,12 @@ export function forecast(root, isWhole) {
   const mayInstall = process.getuid?.() === 0 && find('apt-get') !== undefined
   const missing = missingFor(['test'], false).filter((need) => !mayInstall || need.package === undefined)
   const noHosts = whyNoHosts()
+  const { seconds, others } = calibrate()
   return forecastLine(costs, {
-    slowness: calibrate() / REFERENCE_SECONDS,
+    slowness: seconds / REFERENCE_SECONDS,
     cores: usableCores(),
-    load: loadavg()[0] ?? 0,
+    // The load of the last minute includes the set-up that has just ended.
+    load: Math.min(others, loadavg()[0] ?? 0),
     isSetUp,
     hasHosts: noHosts === undefined,
     lacks: [
