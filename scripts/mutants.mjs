@@ -23,11 +23,6 @@ const knownPath = join(root, 'test/mutants.json')
 process.chdir(root)
 
 /**
- * Areas of the code whose unit tests are not at the same paths as the source files, each with the paths of its tests in
- * test/unit/.
- */
-const TESTS = { net: ['net/nets'] }
-/**
  * Folders of src/ whose code contains many sentences for users. Stryker does not change sentences in these areas,
  * because no test checks their wording.
  */
@@ -81,16 +76,27 @@ const isOver = () => performance.now() >= endsAt
 /** @typedef {import('./mutants-score.mjs').Mutant} Mutant */
 
 /**
+ * Returns the unit tests that run for each mutant of an area: the tests of the same names as the files, or, if a file
+ * has no test of its name, all tests of the area's folder. Other tests would take too long for each mutant.
+ * @param {string} area @param {string[]} own The area's files in src/.
+ */
+function testsOf(area, own) {
+  const named = own.map((file) => file.replace(/^src\/(.*)\.ts$/, 'test/unit/$1.test.ts'))
+  if (named.every((file) => existsSync(file))) return named
+  const tests = join('test/unit', area)
+  return readdirSync(tests)
+    .filter((file) => file.endsWith('.test.ts'))
+    .map((file) => join(tests, file))
+}
+
+/**
  * Tests the mutants (small mistakes) of a folder of src/ with Stryker.
  * @param {string} area
  * @returns {Promise<Mutant[]>}
  */
 async function tryTypescript(area) {
   const own = files.filter((file) => areaOf(file) === area).map((file) => `src/${file}`)
-  // Run only the unit tests of the area, because other tests may start processes, which takes too long for each mutant.
-  const tests = (TESTS[area] ?? own.map((file) => file.slice('src/'.length, -'.ts'.length))).map(
-    (name) => `test/unit/${name}.test.ts`,
-  )
+  const tests = testsOf(area, own)
   let done = 0
   /** @type {ReturnType<typeof createProgress> | undefined} */
   let progress
