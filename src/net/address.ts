@@ -136,6 +136,13 @@ export function netsOverlap(a: Nets, b: Nets): boolean {
   return a.ipv6 !== undefined && b.ipv6 !== undefined && ipv6NetsOverlap(a.ipv6, b.ipv6)
 }
 
+/** Returns true if the network `net` equals `whole` or is a part of it. */
+export const isPartOf = (net: Net, whole: Net): boolean =>
+  net.prefixLength >= whole.prefixLength && netContains(whole, net.address)
+
+/** Returns true if one of the two networks is a part of the other. */
+export const isPartOfEither = (a: Net, b: Net): boolean => isPartOf(a, b) || isPartOf(b, a)
+
 /**
  * Returns true for an IPv6 address that contains an IPv4 address (RFC 4291 section 2.5.5) and that programs print with
  * dots, such as ::192.0.2.1. Returns false for ::2, which programs print without dots.

@@ -115,7 +115,7 @@ export function createIpsecBackend({
     // First make the kernel block unencrypted packets. Then remove the blocking policies or routes that an earlier run
     // left for the other carrier (kernel or charon), because they would block all packets.
     await guard.block()
-    await (isUserland ? removePolicies(run, formatNet(network)) : removeUserspaceGuard(kernel, network))
+    await (isUserland ? removePolicies(run, network) : removeUserspaceGuard(kernel, network))
     await connections.open(signal)
     const filter = createFilter(TYPE, { lease, network, log })
     return new IpsecPath({ filter, guard, connections, isUserspace: isUserland, log })

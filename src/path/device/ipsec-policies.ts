@@ -9,7 +9,7 @@ import type { Log } from '../../base/log.ts'
 import { runBatch } from '../../host/batch.ts'
 import { isRefusal, type Run } from '../../host/command.ts'
 import type { Watched } from '../../host/events.ts'
-import { netContains, parseNet, type Net } from '../../net/address.ts'
+import { isPartOf, isPartOfEither, parseNet, type Net } from '../../net/address.ts'
 import { IPSEC_ALLOW_PRIORITY, IPSEC_BLOCK_PRIORITY, IPSEC_REQUEST_ID } from '../catalog.ts'
 
 /** The two ends of a tunnel, as texts: the subnet and the host address of this node and of the peer. */
@@ -178,9 +178,22 @@ function wordsOf(text: string): string | undefined {
   return `action ${text.includes(' action block ') ? 'block' : 'allow'} priority ${priority}`
 }
 
+/**
+ * Returns true if the source or the destination of the policy overlaps one of the networks. A wider source or
+ * destination is that of a policy that weftd made before the network became narrower.
+ */
+export function concerns(selector: string, networks: readonly Net[]): boolean {
+  const [, source = '', , destination = ''] = selector.split(' ')
+  return [source, destination].some((text) => {
+    const net = parseNet(text)
+    if (net === undefined || net.prefixLength === 0) return false // 0.0.0.0/0 names no network
+    return networks.some((network) => isPartOfEither(net, network))
+  })
+}
+
 /** Removes the policies of weftd and flanneld for the network. */
-export async function removePolicies(run: Run, network: string): Promise<void> {
-  const selectors = [...(await listPolicies(run)).keys()].filter((selector) => isFor(selector, network))
+export async function removePolicies(run: Run, network: Net): Promise<void> {
+  const selectors = [...(await listPolicies(run)).keys()].filter((selector) => concerns(selector, [network]))
   await runBatch(
     run,
     selectors.map((selector) => `xfrm policy delete ${selector}`),
@@ -199,6 +212,3 @@ function isFor(selector: string, network: string): boolean {
     return net !== undefined && whole !== undefined && isPartOf(net, whole)
   })
 }
-
-const isPartOf = (net: Net, whole: Net): boolean =>
-  net.prefixLength >= whole.prefixLength && netContains(whole, net.address)

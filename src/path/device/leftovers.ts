@@ -20,6 +20,7 @@ import {
   familiesOf,
   familyOf,
   formatNet,
+  isPartOf,
   listed,
   netContains,
   netKey,
@@ -36,7 +37,7 @@ import {
 } from '../../net/address.ts'
 import { isNamedBy } from '../catalog.ts'
 import { listDevices, renamedAmong, typesOf, type Devices } from './flannel-devices.ts'
-import { listPolicies } from './ipsec-policies.ts'
+import { concerns, listPolicies } from './ipsec-policies.ts'
 import { guardRemovals } from './userspace-guard.ts'
 
 /** The facts by which `findLeftovers` distinguishes leftovers from routes and devices that are in use. */
@@ -252,23 +253,17 @@ function renamedOf(links: readonly Link[], surroundings: Surroundings): Devices[
 
 /**
  * Finds the IPsec policies, the routing rules and the unreachable routes of the backends ipsec and wireguard for the
- * given networks. `routes` has the routes among which the unreachable routes are found. The policies, the rules and the
- * unreachable routes drop packets of every other backend.
+ * given networks, also if the network was wider or narrower when the backend made them. `routes` has the routes among
+ * which the unreachable routes are found. The policies, the rules and the unreachable routes drop packets of every
+ * other backend.
  */
 export async function findBlockingIpsec(
   { kernel, run }: HostAccess,
   networks: readonly Net[],
   routes: readonly Route[],
 ): Promise<readonly Leftover[]> {
-  const isOurs = (text: string): boolean => {
-    const net = parseNet(text)
-    return net !== undefined && networks.some((network) => isPartOf(net, network))
-  }
   const selectors = (await kernel.hasIpsecPolicies()) ? [...(await listPolicies(run)).keys()] : []
-  const blocking = selectors.filter((selector) => {
-    const [, source = '', , destination = ''] = selector.split(' ')
-    return isOurs(source) || isOurs(destination)
-  })
+  const blocking = selectors.filter((selector) => concerns(selector, networks))
   const guards = await Promise.all(networks.map((network) => guardRemovals(kernel, network, routes)))
   return [...blocking.map((selector) => ({ what: `the IPsec policy ${selector}`, selector })), ...guards.flat()]
 }
@@ -464,9 +459,6 @@ async function sendersOf(
   const bridges = (await kernel.links()).filter(isInside)
   return [{}, ...bridges.slice(0, MAX_BRIDGES).map((iif) => ({ from: container, iif }))]
 }
-
-const isPartOf = (net: Net, of: Net): boolean =>
-  familyOf(net) === familyOf(of) && net.prefixLength >= of.prefixLength && netContains(of, net.address)
 
 type RouteKind = 'right' | 'left' | 'own' | 'peers' | 'unknown'
 

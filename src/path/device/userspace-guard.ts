@@ -12,7 +12,7 @@
 
 import { applyChange, removeAll } from '../../host/kernel-errors.ts'
 import type { Change, HostKernel, Route } from '../../host/kernel.ts'
-import { familyOf, formatNet, isIpv4Net, parseNet, type Net } from '../../net/address.ts'
+import { familyOf, formatNet, isIpv4Net, isPartOf, isPartOfEither, netKey, parseNet, type Net } from '../../net/address.ts'
 
 /**
  * The highest metric, so that the kernel prefers every other route, such as that of a bridge with this node's own
@@ -36,6 +36,9 @@ export const unreachableRoutes = (routes: readonly Route[]): readonly Route[] =>
       (parseNet(destination)?.prefixLength ?? 0) > 0,
   )
 
+const unreachableNets = (routes: readonly Route[]): readonly Net[] =>
+  unreachableRoutes(routes).flatMap(({ destination }) => parseNet(destination) ?? [])
+
 /** Returns the change that adds or deletes the unreachable route. */
 const routeChange = (kind: 'add route' | 'delete route', network: Net): Change => ({
   kind,
@@ -57,29 +60,40 @@ const ruleChange = (kind: 'add rule' | 'delete rule', network: Net, device: stri
   action: 'blackhole',
 })
 
+/** A rule of UserspaceGuard, which drops packets within the network `whole` that come from the device. */
+interface GuardRule {
+  readonly device: string
+  readonly whole: Net
+}
+
 /**
- * Lists the devices whose packets within the network a rule of UserspaceGuard drops. The list is empty on a kernel
- * without policy routing.
+ * Lists the rules of UserspaceGuard for networks that overlap the given network. The list is empty on a kernel without
+ * policy routing.
  */
-async function ruleDevices(kernel: HostKernel, network: Net): Promise<readonly string[]> {
-  const whole = formatNet(network)
-  const isWhole = (net: Net | undefined): boolean => net !== undefined && formatNet(net) === whole
+async function guardRules(kernel: HostKernel, network: Net): Promise<readonly GuardRule[]> {
   const rules = (await kernel.rules(familyOf(network))) ?? []
   return rules.flatMap(({ priority, from, to, iif, action }) => {
-    const isOurs = priority === PRIORITY && action === 'blackhole' && isWhole(from) && isWhole(to)
-    return isOurs && iif !== undefined ? [iif] : []
+    if (priority !== PRIORITY || action !== 'blackhole' || !from || !to || iif === undefined) return []
+    const isOurs = formatNet(from) === formatNet(to) && from.prefixLength > 0 && isPartOfEither(from, network)
+    return isOurs ? [{ device: iif, whole: from }] : []
   })
 }
 
 /**
  * Makes the unreachable route to the network if it is missing. Returns true if it was missing. Any other route to the
- * network has precedence.
+ * network has precedence. Removes the unreachable route to a part of the network, which weftd made while the network was
+ * narrower, because the kernel prefers it to the data path's route to the network.
  */
 export async function keepUnreachable(kernel: HostKernel, network: Net): Promise<boolean> {
   const routes = await kernel.routes({ family: familyOf(network), within: network })
-  if (routes.some((route) => isUnreachableNetwork(route, network))) return false
-  await applyChange(kernel, routeChange('add route', network))
-  return true
+  const isMissing = !routes.some((route) => isUnreachableNetwork(route, network))
+  if (isMissing) await applyChange(kernel, routeChange('add route', network))
+  const narrower = unreachableNets(routes).filter((net) => netKey(net) !== netKey(network))
+  await removeAll(
+    kernel,
+    narrower.map((net) => routeChange('delete route', net)),
+  )
+  return isMissing
 }
 
 export class UserspaceGuard {
@@ -116,7 +130,8 @@ export class UserspaceGuard {
     if (await keepUnreachable(this.#kernel, this.#network))
       repaired.push(`the unreachable route to ${formatNet(this.#network)} was gone`)
     const wanted = this.#device()
-    const there = await ruleDevices(this.#kernel, this.#network)
+    const rules = await guardRules(this.#kernel, this.#network)
+    const there = rules.filter(({ whole }) => netKey(whole) === netKey(this.#network)).map(({ device }) => device)
     if (!there.includes(wanted)) {
       await applyChange(this.#kernel, ruleChange('add rule', this.#network, wanted))
       repaired.push(`the rule for unencrypted packets from ${wanted} was gone`)
@@ -137,8 +152,9 @@ export class UserspaceGuard {
 }
 
 /**
- * Returns the changes that remove the rules and the unreachable route to the given network, each with a description.
- * `routes` has the host's routes. The rules are listed even if the route is missing, because an operator may have
+ * Returns the changes that remove the rules and the unreachable routes for the given network, each with a description.
+ * Also removes those for a wider or narrower network, which weftd made before the network changed. `routes` has the
+ * host's routes within the network. The rules are listed even if the route is missing, because an operator may have
  * removed only the route.
  */
 export async function guardRemovals(
@@ -147,19 +163,22 @@ export async function guardRemovals(
   routes: readonly Route[],
 ): Promise<readonly { readonly what: string; readonly change: Change }[]> {
   // The backend ipsec, which makes the rules, carries only IPv4.
-  const devices = isIpv4Net(network) ? await ruleDevices(kernel, network) : []
-  const rules = devices.map((device) => ({
-    what: `the rule for unencrypted packets from ${device}`,
-    change: ruleChange('delete rule', network, device),
-  }))
-  if (!routes.some((route) => isUnreachableNetwork(route, network))) return rules
+  const rules = isIpv4Net(network) ? await guardRules(kernel, network) : []
   return [
-    ...rules,
-    { what: `the unreachable route to ${formatNet(network)}`, change: routeChange('delete route', network) },
+    ...rules.map(({ device, whole }) => ({
+      what: `the rule for unencrypted packets from ${device}`,
+      change: ruleChange('delete rule', whole, device),
+    })),
+    ...unreachableNets(routes)
+      .filter((net) => isPartOf(net, network))
+      .map((net) => ({
+        what: `the unreachable route to ${formatNet(net)}`,
+        change: routeChange('delete route', net),
+      })),
   ]
 }
 
-/** Removes the rules and the unreachable route to the given network, if the host has them. */
+/** Removes the rules and the unreachable routes for the given network, if the host has them. */
 export async function removeUserspaceGuard(kernel: HostKernel, network: Net): Promise<void> {
   const routes = await kernel.routes({ family: familyOf(network), within: network })
   const removals = await guardRemovals(kernel, network, routes)

@@ -3,6 +3,7 @@
 import { beforeEach, expect, it } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
 import type { Run } from '../../../../src/host/command.ts'
+import { parseNet } from '../../../../src/net/address.ts'
 import { IpsecPolicies, listPolicies, removePolicies } from '../../../../src/path/device/ipsec-policies.ts'
 
 const OWN = { subnet: '10.5.1.0/24', host: '192.0.2.1' }
@@ -120,8 +121,16 @@ it('removes only the policies of this node when charon carries the packets', asy
   await policies().apply([PEER])
   const flannel = 'src 10.77.1.0/24 dst 10.77.2.0/24 dir out'
   kernel.set(flannel, 'tmpl src 192.0.2.1 dst 192.0.2.9 proto esp reqid 11 mode tunnel')
-  await removePolicies(run, NETWORK)
+  await removePolicies(run, parseNet(NETWORK)!)
   expect([...kernel.keys()]).toEqual([flannel])
+})
+
+it('removes the policies that block a wider network, which this network was once', async () => {
+  await policies().apply([PEER])
+  const own = [...kernel.keys()].filter((selector) => /src 0\.0\.0\.0\/0 dst 10\.5\.0\.0\/16 dir out/.test(selector))
+  expect(own).toHaveLength(1)
+  await removePolicies(run, parseNet('10.5.0.0/17')!)
+  expect([...kernel.keys()]).toEqual([])
 })
 
 it('lists nothing if the kernel has no IPsec', async () => {

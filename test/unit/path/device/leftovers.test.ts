@@ -583,6 +583,31 @@ describe('a route', () => {
     expect((await findLeftovers(host.access, surroundings({}), NOBODY)).leftovers).toEqual([])
   })
 
+  it.each(['10.4.0.0/15', '10.5.0.0/17'])(
+    'that ipsec or wireguard left as unreachable, and all else that drops packets, is removed if the network was %s',
+    async (before) => {
+      const host = new FakeHost()
+      host.routes.push({ type: 'unreachable', dst: before, dev: '', metric: 0xffffffff })
+      const whole = parseNet(before)!
+      host.kernel.addRule('ipv4', { priority: 219, from: whole, to: whole, iif: 'eth0', action: 'blackhole' })
+      host.kernel.hasPolicies = true
+      host.policies = [
+        String.raw`src 0.0.0.0/0 dst ${before} \ dir out action block priority 2003134068 ptype main \ `,
+        String.raw`src 0.0.0.0/0 dst 10.77.0.0/16 \ dir out action block priority 2003134068 ptype main \ `,
+      ]
+      const { leftovers } = await findLeftovers(host.access, surroundings({}), NOBODY)
+      // The kernel prefers this node's route to its network to an unreachable route to a wider network.
+      const isNarrower = whole.prefixLength > 16
+      expect(leftovers.map(({ what }) => what)).toEqual([
+        `the IPsec policy src 0.0.0.0/0 dst ${before} dir out`,
+        'the rule for unencrypted packets from eth0',
+        ...(isNarrower ? [`the unreachable route to ${before}`] : []),
+      ])
+      expect(await removeLeftovers(host.access, leftovers, () => {})).toEqual([])
+      expect((await host.kernel.rules('ipv4'))?.some(({ priority }) => priority === 219)).toBe(false)
+    },
+  )
+
   it('is judged only by the leases, which may not be known yet', async () => {
     expect(await judged(by('10.5.2.0/24', '192.0.2.2'), { leases: [] })).toEqual(['leases?'])
   })

@@ -1,7 +1,7 @@
 // userspace-guard.test.ts - the route and the rule that drop unencrypted packets while charon carries the ESP packets.
 
 import { beforeEach, describe, expect, it } from 'vitest'
-import { parseNet } from '../../../../src/net/address.ts'
+import { formatNet, parseNet } from '../../../../src/net/address.ts'
 import { removeLeftovers } from '../../../../src/path/device/leftovers.ts'
 import {
   guardRemovals,
@@ -75,6 +75,26 @@ describe('the guard', () => {
       'ip -6 route add unreachable fd00:5::/48 metric 4294967295',
       'ip -6 route del unreachable fd00:5::/48 metric 4294967295',
     ])
+  })
+
+  it('of a wider or narrower network is removed too, and a narrower unreachable route does not stay beside a new one', async () => {
+    const [wider, half] = [parseNet('10.4.0.0/15')!, parseNet('10.5.128.0/17')!]
+    const [other, all] = [parseNet('10.8.0.0/16')!, parseNet('0.0.0.0/0')!]
+    const rule = { priority: 219, iif: 'eth0', action: 'blackhole' } as const
+    for (const net of [wider, half, other, all]) {
+      kernel.act({ kind: 'add rule', family: 'ipv4', ...rule, from: net, to: net })
+      kernel.act({ kind: 'add route', destination: net, type: 'unreachable', metric: 0xffff_ffff })
+    }
+    await removeUserspaceGuard(kernel, NETWORK)
+    const left = (await kernel.rules('ipv4'))?.flatMap(({ priority, from }) => (priority === 219 && from ? [from] : []))
+    expect(left?.map(formatNet)).toEqual(['10.8.0.0/16', '0.0.0.0/0'])
+    const text = (net: string): string => `unreachable ${net} metric 4294967295`
+    expect(kernel.routesAsText()).not.toContain(text('10.5.128.0/17'))
+    kernel.act({ kind: 'add route', destination: half, type: 'unreachable', metric: 0xffff_ffff })
+    expect([await keepUnreachable(kernel, NETWORK), await keepUnreachable(kernel, NETWORK)]).toEqual([true, false])
+    expect(kernel.routesAsText().toSorted()).toEqual(
+      ['default', '10.4.0.0/15', '10.5.0.0/16', '10.8.0.0/16'].map(text).toSorted(),
+    )
   })
 
   it('is not there on a kernel without policy routing, nor for an IPv6 network', async () => {
