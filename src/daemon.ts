@@ -49,7 +49,7 @@ import { keepSubnetEnv, publish as publishSubnet } from './node/loops/subnet-env
 import { watchThreads } from './node/loops/threads.ts'
 import { chooseUnderlays } from './node/loops/underlays.ts'
 import { canForward, joinNetwork, type NewNode, type NodeParts } from './node/node.ts'
-import { pastNetworks, warnOfRoutesLeft } from './node/old-routes.ts'
+import { formerRoutes, pastNetworks, warnOfRoutesLeft } from './node/old-routes.ts'
 import { goesOnWith, isFor, openNode } from './node/open.ts'
 import { ownAddresses } from './node/own-addresses.ts'
 import { daemonStatusOf, reportOf, reportWaiting, snapshotOf } from './node/report.ts'
@@ -177,7 +177,12 @@ async function startNode(
       readSysctl: getSysctl,
       giveBackMemory: addon.giveBackMemory,
       next: nextFor(node, configText, handover.free),
-      leftovers: { earlier: previous.subnet, past: pastNetworks(previous.network, config), run },
+      leftovers: {
+        earlier: previous.subnet,
+        past: pastNetworks(previous.network, config),
+        formerRoutes: await formerRoutes(node),
+        run,
+      },
       firewall: firewallFor(config, node, previous, handover.free),
       health,
     }

@@ -80,13 +80,15 @@ interface Membership {
   readonly firewall?: { readonly rules: Firewall; readonly resyncMs: number; readonly free?: Promise<void> } | undefined
   /**
    * The facts about an earlier run that the search for leftovers needs; without them weftd does not search. `earlier`
-   * has the subnets of the earlier run. `past` has those networks of the earlier run that do not overlap this node's
-   * networks. `others` lists the other daemons of this host.
+   * has the subnets of the earlier run. `past` has those networks of the earlier run that are not a part of this node's
+   * networks. `formerRoutes` has the routes through hosts that the earlier run may have made (Surroundings). `others`
+   * lists the other daemons of this host.
    */
   readonly leftovers?:
     | {
         readonly earlier: Nets
         readonly past: Nets
+        readonly formerRoutes?: ReadonlySet<string>
         readonly run: Run
         readonly others?: () => Promise<readonly OtherDaemon[]>
       }

@@ -173,7 +173,7 @@ export async function clearEarlier(
 
 async function clear(
   parts: Pick<Node, 'backend' | 'config' | 'options' | 'manager' | 'kernel' | 'log' | 'signal'>,
-  { run, earlier, others = othersOf(parts.options) }: Leftovers,
+  { run, earlier, formerRoutes, others = othersOf(parts.options) }: Leftovers,
   lease: OwnLease,
   type: string,
 ): Promise<void> {
@@ -186,6 +186,7 @@ async function clear(
       networks: { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network },
       subnets: lease.subnet,
       earlier,
+      ...(formerRoutes ? { formerRoutes } : {}),
       ownDevices: [],
       routesToHosts: false,
       // If no backend that publishes the earlier type makes a route for each peer, other programs made the routes to
@@ -252,10 +253,14 @@ function noteDiverted(node: Node, diverted: ReadonlyMap<string, string>): void {
   node.diverted = diverted
 }
 
-const surroundingsOf = ({ backend, config, lease, ownership, view }: Node, { earlier }: Leftovers): Surroundings => ({
+const surroundingsOf = (
+  { backend, config, lease, ownership, view }: Node,
+  { earlier, formerRoutes }: Leftovers,
+): Surroundings => ({
   networks: { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network },
   subnets: lease.subnet,
   earlier,
+  ...(formerRoutes ? { formerRoutes } : {}),
   ownDevices: [...(backend.devices ?? []), ...presentDevices(ownership.dataPath)],
   routesToHosts: backend.routesToHosts === true,
   routesByOthers: backend.routesByOthers === true,

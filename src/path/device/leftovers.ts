@@ -18,7 +18,9 @@ import { deletionOf, givenTo, hasPolicyRules, USUAL_METRIC } from '../../host/li
 import {
   addressKey,
   familiesOf,
+  FAMILIES,
   familyOf,
+  formatAddress,
   formatNet,
   isPartOf,
   listed,
@@ -68,6 +70,11 @@ export interface Surroundings {
    */
   readonly ranges?: ByFamily<SubnetRange | undefined>
   readonly leases: readonly Lease[]
+  /**
+   * The routes through hosts that an earlier run may have made, as `routeWords` writes them without the interface. The
+   * lease of such a route may be gone, or may have another public IP now.
+   */
+  readonly formerRoutes?: ReadonlySet<string>
 }
 
 /** The subnets that may be leased: their prefix length, and the addresses of the first and the last subnet. */
@@ -171,7 +178,7 @@ export async function findLeftovers(
     if (inUse) held.push({ device: name, by: 'a process forwards through it' })
     else if (owner) held.push({ device: name, by: `${owner.name} runs (pid ${owner.pid})` })
     else {
-      leftovers.push({ what: `the device ${name} (${link.type})`, change: { kind: 'delete link', device: link } })
+      leftovers.push(deviceLeftover(link))
       toRemove.add(name)
     }
   }
@@ -207,9 +214,11 @@ export async function findLeftovers(
 }
 
 /**
- * Finds the routes through other hosts that a backend certainly made for a network of an earlier run. Also finds what
- * blocks unencrypted packets of that network, unless this node's backend encrypts: containers that still have addresses
- * of that network must not send unencrypted packets. Returns nothing if another running daemon may need these objects.
+ * Finds the routes through other hosts that a backend certainly made for a network of an earlier run, except those in
+ * this node's present networks. Also finds the unused devices with this host's addresses of the earlier run. Also finds
+ * what blocks unencrypted packets of the network, unless this node's backend encrypts: containers that still have
+ * addresses of that network must not send unencrypted packets. Returns nothing if another running daemon may need these
+ * objects.
  */
 export async function findPast(
   host: HostAccess,
@@ -218,8 +227,15 @@ export async function findPast(
   others: () => Promise<readonly OtherDaemon[]>,
 ): Promise<readonly Leftover[]> {
   const found: Leftover[] = []
-  const { bridges } = await listDevices(host.kernel)
-  const here = { ...surroundings, bridges, networks: past, subnets: {}, routesToHosts: false }
+  const { bridges, flannels } = await listDevices(host.kernel)
+  const here = { ...surroundings, bridges, networks: past, subnets: {}, ranges: {}, routesToHosts: false }
+  const present = listed(surroundings.networks)
+  const isPresent = ({ destination }: Route): boolean => {
+    const net = parseNet(destination)
+    return net !== undefined && present.some((network) => isPartOf(net, network))
+  }
+  const spare = surroundings.routesByOthers ? [] : flannels.filter((device) => isSpare(device, surroundings, past))
+  found.push(...spare.map(({ link }) => deviceLeftover(link)))
   for (const network of listed(past)) {
     const family = familyOf(network)
     const routes = await host.kernel.routes({ family, within: network }).catch((error: unknown) => {
@@ -228,11 +244,40 @@ export async function findPast(
     })
     if (!here.isSealed && !here.ownPolicies) found.push(...(await findBlockingIpsec(host, [network], routes)))
     const side = sideOf(family, here)
-    const left = routes.filter((route) => kindOf(route, side, here) === 'left')
+    const left = routes.filter((route) => !isPresent(route) && kindOf(route, side, here) === 'left')
     found.push(...left.map((route) => ({ what: `the route ${routeWords(route)}`, change: deletionOf(route, family) })))
   }
   return found.length > 0 && ownerOf([], past, await others()) ? [] : found
 }
+
+/**
+ * Returns true for a device that no process uses, and whose only addresses are those of this host's earlier subnets in
+ * the networks `past`. The backend did not go on with the device, for example because the backend has a new TUN.
+ */
+function isSpare({ link, inUse }: Devices['flannels'][number], { subnets, earlier }: Surroundings, past: Nets): boolean {
+  const addresses = givenTo(link)
+  const isEarlier = (address: Address): boolean => {
+    const [network, before, now] = [past, earlier, subnets].map((nets) => nets[familyOf(address)])
+    return network !== undefined && before?.address === address && now?.address !== address
+  }
+  return !inUse && addresses.length > 0 && addresses.every(isEarlier)
+}
+
+const deviceLeftover = (link: Link): Leftover => ({
+  what: `the device ${link.name} (${link.type})`,
+  change: { kind: 'delete link', device: link },
+})
+
+/** Returns the route through the host of each lease, as `routeWords` writes it without the interface. */
+export const routesThroughHosts = (leases: readonly Lease[]): ReadonlySet<string> =>
+  new Set(
+    leases.flatMap(({ subnet, attrs: { publicIp } }) =>
+      FAMILIES.flatMap((family) => {
+        const [net, host] = [subnet[family], publicIp[family]]
+        return net && host !== undefined ? [`${formatNet(net)} via ${formatAddress(host)}`] : []
+      }),
+    ),
+  )
 
 const routeWords = ({ destination, gateway, device }: Route): string =>
   `${destination}${gateway === undefined ? '' : ` via ${gateway}`} to ${device}`
@@ -496,18 +541,19 @@ function kindOf(route: Route, side: Side, here: Surroundings & Pick<Devices, 'br
     return isMadeByHand && isLikeOurs && (isWhollyAway || isToHost) ? 'left' : 'own'
   }
   if (here.routesToHosts) return 'right'
-  const isLikeOurs = isSubnetOf(side, net) || mayBeLeased(net, side, here.ranges?.[family])
-  if (isToHost && isLikeOurs && isMadeByHand && !isWhole) return 'left'
+  const isLikeOurs = isSubnetOf(side, net) || mayBeLeased(net, subnet ?? here.earlier[family], here.ranges?.[family])
+  const isFormer = here.formerRoutes?.has(`${route.destination} via ${route.gateway}`) === true
+  if (((isToHost && isLikeOurs) || isFormer) && isMadeByHand && !isWhole) return 'left'
   if (peers.some((peer) => netsOverlap(netsOf([peer]), netsOf([net])))) return 'peers'
   return route.gateway === undefined ? 'right' : 'unknown'
 }
 
 /**
- * Returns true if `net` could be the subnet of a node whose lease is gone. An operator may use other parts of the
- * network for other purposes.
+ * Returns true if `net` could be the subnet of a node whose lease is gone. `own` is a subnet of this node. An operator
+ * may use other parts of the network for other purposes.
  */
-function mayBeLeased(net: Net, { subnet }: Side, range: SubnetRange | undefined): boolean {
-  if (net.prefixLength !== subnet?.prefixLength) return false
+function mayBeLeased(net: Net, own: Net | undefined, range: SubnetRange | undefined): boolean {
+  if (net.prefixLength !== own?.prefixLength) return false
   return !range || range.subnetLength === 0 || (net.address >= range.subnetMin && net.address <= range.subnetMax)
 }
 

@@ -1,10 +1,15 @@
 // external.test.ts - the facts that a start waits for, in virtual time, and its warnings, on a host whose answers come from tables.
 
+import { mkdtempSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { EVENT_MS } from '../../../lab/lab.ts'
 import { WeftError } from '../../../src/base/errors.ts'
 import { parseFlags } from '../../../src/base/go-flags.ts'
 import { parseNetworkConfig } from '../../../src/control/config/network-config.ts'
+import { decodeLease } from '../../../src/control/lease/decode.ts'
+import type { Lease } from '../../../src/control/lease/lease.ts'
 import type { SubnetManager } from '../../../src/control/lease/subnet-manager.ts'
 import { createBell } from '../../../src/host/bell.ts'
 import { AddressHold, type ExternalInterface } from '../../../src/host/external-interface.ts'
@@ -13,9 +18,10 @@ import { parseIpv4 } from '../../../src/net/ipv4.ts'
 import { waitForInterface } from '../../../src/node/external.ts'
 import { findConfig } from '../../../src/node/loops/config.ts'
 import { warnOfForwarding } from '../../../src/node/loops/forwarding.ts'
-import { pastNetworks, warnOfRoutesLeft } from '../../../src/node/old-routes.ts'
+import { formerRoutes, pastNetworks, warnOfRoutesLeft } from '../../../src/node/old-routes.ts'
+import { lastKnownFile, writeLastKnown } from '../../../src/node/restart/last-known.ts'
 import { refuseToMove } from '../../../src/node/same-network.ts'
-import { checkOptions, FLAGS } from '../../../src/options.ts'
+import { checkOptions, FLAGS, type NodeOptions } from '../../../src/options.ts'
 import { ModelKernel } from '../../support/model-kernel.ts'
 
 let kernel = new ModelKernel()
@@ -254,6 +260,27 @@ describe('the network configuration', () => {
 })
 
 describe('routes of an earlier run', () => {
+  it('through hosts are known by its leases in the file of the last known state, whatever its store was', async () => {
+    const folder = mkdtempSync(join(tmpdir(), 'weft-former-'))
+    try {
+      const parts = { known: undefined, options: { 'subnet-file': join(folder, 'subnet.env') } as NodeOptions, log }
+      expect(await formerRoutes(parts)).toEqual(new Set())
+      const lease = (key: string, attrs: string): Lease => decodeLease(key, attrs)
+      const leases = [
+        lease('10.5.2.0-24', '{"PublicIP":"192.0.2.2","BackendType":"host-gw"}'),
+        lease('10.5.3.0-24&fd00:5:0:3::-64', '{"PublicIP":"192.0.2.3","PublicIPv6":"fd77::3","BackendType":"host-gw"}'),
+      ]
+      const known = { store: 'another', config: '{}', lease: leases[0]!, expiresAt: undefined, tunNames: [] }
+      await writeLastKnown(lastKnownFile(parts.options), { ...known, leases })
+      expect(await formerRoutes(parts)).toEqual(
+        new Set(['10.5.2.0/24 via 192.0.2.2', '10.5.3.0/24 via 192.0.2.3', 'fd00:5:0:3::/64 via fd77::3']),
+      )
+      expect(await formerRoutes({ ...parts, known: { ...known, leases: [] } })).toEqual(new Set())
+    } finally {
+      rmSync(folder, { recursive: true })
+    }
+  })
+
   const left = async (
     before: string,
     now: object,
@@ -267,7 +294,7 @@ describe('routes of an earlier run', () => {
     kernel.readError = readError
     const config = parseNetworkConfig(JSON.stringify({ Network: '10.5.0.0/16', ...now }))
     const previous = netsOf(before.split(' ').map((each) => parseNet(each)!))
-    await warnOfRoutesLeft(pastNetworks(previous, config), { name: 'eth0' }, { kernel, log })
+    await warnOfRoutesLeft(pastNetworks(previous, config), { name: 'eth0' }, { config, kernel, log })
     return warnings
   }
   const to = (third: number) => ({ destination: `fd00:5:0:${third}::/64`, gateway: 'fd77::2', device: 'eth0' })
@@ -283,6 +310,13 @@ describe('routes of an earlier run', () => {
     ])
     const [line] = await left('fd00:5::/48', {}, [1, 2, 3, 4, 5, 6].map(to))
     expect(line).toMatch(/fd00:5:0:5::\/64 via fd77::2, \.\.\. \(6\); remove/)
+  })
+
+  it('are reported if the network became narrower, except those within the network', async () => {
+    const now = { EnableIPv6: true, IPv6Network: 'fd00:5::/57' }
+    expect(await left('10.5.0.0/16 fd00:5::/48', now, [to(1), to(8001)])).toEqual([
+      expect.stringMatching(/^Routes into fd00:5::\/48 remain, .*: fd00:5:0:8001::\/64 via fd77::2; remove/),
+    ])
   })
 
   it('are not reported if the kernel no longer has the family', async () => {

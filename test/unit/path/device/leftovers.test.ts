@@ -33,6 +33,7 @@ import {
   otherDaemons,
   removeKernelDevice,
   removeLeftovers,
+  routesThroughHosts,
   type HostAccess,
   type OtherDaemon,
   type Surroundings,
@@ -607,6 +608,65 @@ describe('a route', () => {
       expect((await host.kernel.rules('ipv4'))?.some(({ priority }) => priority === 219)).toBe(false)
     },
   )
+
+  it('is removed if the earlier run made it for a lease that is gone or has another public IP now', async () => {
+    const former = [
+      { ...peer(2), attrs: { ...peer(2).attrs, publicIp: byFamily([parseAddress('192.0.2.99')!]) } },
+      peer(8),
+    ]
+    const part = { formerRoutes: routesThroughHosts(former) }
+    const moved = by('10.5.2.0/24', '192.0.2.99')
+    expect(await judged(moved)).toEqual(['peers', 'leases?'])
+    expect(await judged(moved, part)).toEqual(['ip route del 10.5.2.0/24 via 192.0.2.99 dev eth0'])
+    expect(await judged(by('10.5.2.0/24', '192.0.2.98'), part)).toEqual(['peers', 'leases?'])
+    expect(await judged(by('10.5.2.0/24', '192.0.2.99', { protocol: 'static' }), part)).toEqual(['peers', 'leases?'])
+    expect(await judged(by('fd00:5:0:8::/64', '2001:db8::8', { metric: 1024 }), part)).toEqual([
+      'ip -6 route del fd00:5:0:8::/64 via 2001:db8::8 dev eth0 metric 1024',
+    ])
+    expect(await judged(moved, { ...part, routesToHosts: true })).toEqual([])
+  })
+
+  describe('in a network of the earlier run', () => {
+    const past = netsOf([parseNet('10.4.0.0/15')!])
+    const earlier = netsOf([parseNet('10.4.1.0/24')!])
+    const about = (part: Partial<Surroundings> = {}): Surroundings => surroundings({ earlier, ...part })
+    const whats = async (host: FakeHost, part: Partial<Surroundings> = {}, others = NOBODY): Promise<string[]> =>
+      (await findPast(host.access, past, about(part), others)).map(({ what }) => what)
+
+    it('is removed although its lease is gone, but not in the present network nor another part', async () => {
+      const host = new FakeHost()
+      host.routes.push(
+        by('10.4.2.0/24', '192.0.2.2'),
+        by('10.5.2.0/24', '192.0.2.2'),
+        by('10.4.2.0/25', '192.0.2.2'),
+        by('10.4.3.0/24', '192.0.2.99'),
+        by('10.4.1.0/24', '192.0.2.99'),
+      )
+      const ranges = { ipv4: { subnetLength: 24, subnetMin: 0x0a050000, subnetMax: 0x0a05ff00 } }
+      for (const part of [{}, { ranges }, { routesToHosts: true }])
+        expect(await whats(host, part)).toEqual(['the route 10.4.2.0/24 via 192.0.2.2 to eth0'])
+      const formerRoutes = new Set(['10.4.3.0/24 via 192.0.2.99'])
+      expect(await whats(host, { formerRoutes })).toContain('the route 10.4.3.0/24 via 192.0.2.99 to eth0')
+    })
+
+    it('leads to an unused device of this host, which is removed too', async () => {
+      const tun = (name: string, ...addresses: string[]) => ({ name, kind: 'tun', addresses })
+      const host = new FakeHost()
+      host.links.push(
+        tun('flannel0', '10.4.1.0'),
+        tun('flannel1', '10.5.1.0'),
+        tun('flannel2', '10.4.7.0'),
+        { ...tun('flannel3', '10.4.1.0'), inUse: true },
+        tun('flannel4', '10.4.1.0', '10.5.1.0'),
+        tun('flannel5'),
+      )
+      const part = { ownDevices: ['flannel%d'] }
+      expect(await whats(host, part)).toEqual(['the device flannel0 (tun)'])
+      expect(await whats(host, { ...part, routesByOthers: true })).toEqual([])
+      expect(await whats(host, part, async () => [{ name: 'weftd', pid: 7, networks: past }])).toEqual([])
+      expect(await whats(host, { ...part, subnets: earlier })).toEqual([])
+    })
+  })
 
   it('is judged only by the leases, which may not be known yet', async () => {
     expect(await judged(by('10.5.2.0/24', '192.0.2.2'), { leases: [] })).toEqual(['leases?'])
