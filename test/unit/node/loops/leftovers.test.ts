@@ -325,6 +325,25 @@ describe('the eBPF programs of an earlier run', () => {
     expect(warnings.map((line) => line.split(': ')[1])).toEqual(named)
   })
 
+  it.each([
+    ['weftd', 0],
+    ['flanneld', 1],
+  ])('on the external interface may be those of a running %s of another network', async (name, detached) => {
+    vi.spyOn(addon, 'listFilters').mockImplementation(async ({ isEgress }) => (isEgress ? [] : OWN))
+    const detach = vi.spyOn(addon, 'detachProgram').mockResolvedValue(undefined)
+    kernel.addLink({ name: 'weft-join', type: 'veth' })
+    const others = async () => [{ name, pid: 7, networks: netsOf([parseNet('10.9.0.0/16')!]) }]
+    const node = nodeWith([{ key: '10.5.0.64-26', subnet: {}, attrs: { publicIp: {}, backendType: '' } }], {
+      backend: { ...sealed, external: { name: 'eth0', index: 7 } },
+      config,
+      leftovers: { ...leftovers, others },
+      log: { info: () => {}, warn: () => {}, error: () => {}, v: () => false },
+    })
+    await clearLeftovers(node)
+    expect(detach).toHaveBeenCalledTimes(detached)
+    expect(kernel.peek('weft-join') === undefined).toBe(detached > 0)
+  })
+
   it('stay if a successor takes over while the kernel lists them, because they may be those of the successor', async () => {
     const dataPath = { carrier: () => ({}) }
     const lending = { state: { is: 'forwarding' }, dataPath }
