@@ -4,7 +4,7 @@
 
 import { applyChanges } from '../../host/kernel-errors.ts'
 import type { Change, HostKernel } from '../../host/kernel.ts'
-import { familyOf, formatNet, parseNet, type Net } from '../../net/address.ts'
+import { familyOf, formatNet, isPartOf, parseNet, type Net } from '../../net/address.ts'
 
 /**
  * The highest metric, so that the kernel prefers every other route to the subnet. flanneld sets no metric, which has
@@ -17,18 +17,22 @@ const METRIC = 0xffffffff
 
 interface Blackhole {
   /**
-   * Sets the blackhole route for `subnet` unless `subnet` is undefined, and removes the route for an earlier subnet.
-   * Returns a description of each repair.
+   * Sets the blackhole route for `subnet` unless `subnet` is undefined, and removes the routes for earlier subnets: each
+   * in the network, and at the first call that for `earlier`. Returns a description of each repair.
    */
   ensure(subnet: Net | undefined): Promise<readonly string[]>
 }
 
-export function createBlackhole(kernel: HostKernel, network: Net): Blackhole {
+/** `earlier` is the subnet of an earlier run, which may be outside the network. */
+export function createBlackhole(kernel: HostKernel, network: Net, earlier?: Net): Blackhole {
+  const family = familyOf(network)
+  let outside = earlier && !isPartOf(earlier, network) ? [earlier] : []
   let made = ''
   return {
     async ensure(subnet) {
       const wanted = subnet ? formatNet(subnet) : ''
-      const routes = await kernel.routes({ family: familyOf(network), within: network })
+      const routes = [...(await kernel.routes({ family, within: network }))]
+      if (outside.length > 0) routes.push(...(await kernel.routes({ family, exactly: outside })))
       const ours = routes.filter(({ type, metric }) => type === 'blackhole' && metric === METRIC)
       const changeOf = (kind: 'add route' | 'delete route', destination: Net): Change => ({
         kind,
@@ -42,6 +46,7 @@ export function createBlackhole(kernel: HostKernel, network: Net): Blackhole {
         ...old.map((destination) => changeOf('delete route', destination)),
         ...(isMissing ? [changeOf('add route', subnet)] : []),
       ])
+      outside = []
       const repaired = isMissing && made === wanted ? [`the blackhole route of ${wanted} was gone`] : []
       made = wanted
       return repaired

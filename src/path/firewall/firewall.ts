@@ -22,32 +22,40 @@ export function createFirewall(
   options: FirewallOptions & { readonly blackhole: boolean },
 ): Firewall {
   const rules = tool === 'nftables' ? createNftables(options) : createIptables(options)
-  return options.blackhole ? withBlackhole(rules, options) : rules
+  return withBlackhole(rules, options)
 }
 
 /**
- * Returns a firewall that also sets the blackhole route. If the route cannot be set at the start, only logs the
- * failure.
+ * Returns a firewall that also sets the blackhole route. If the option `blackhole` is off, the firewall only removes at
+ * the start the blackhole routes of earlier runs, because their subnets may be those of other nodes now. If a route
+ * cannot be set or removed at the start, only logs the failure.
  */
-function withBlackhole(rules: Firewall, options: FirewallOptions): Firewall {
-  const { kernel, log } = options
-  const routes = partsOf(options).map(({ network, wishFor }) => {
-    const blackhole = createBlackhole(kernel, network)
+function withBlackhole(rules: Firewall, options: FirewallOptions & { readonly blackhole: boolean }): Firewall {
+  const { blackhole: isWanted, kernel, log, previous } = options
+  const routes = partsOf(options).map(({ family, network, wishFor }) => {
+    const blackhole = createBlackhole(kernel, network, previous.subnet[family])
     return (nets: Nets) => () => {
       const { isOn, subnet } = wishFor(nets)
+      if (!isWanted) return prefixed('Failed to remove blackhole route, ', blackhole.ensure(undefined))
       return prefixed('Failed to setup blackhole route, ', blackhole.ensure(isOn ? subnet : undefined))
     }
   })
   const ensureRoutes = (subnet: Nets): Promise<Ensured> => ensureEach(routes.map((route) => route(subnet)))
+  let isToLook = isWanted
   return {
-    ...(rules.check ? { check: () => rules.check?.() ?? Promise.resolve() } : {}),
-    lookAgain: () => rules.lookAgain?.(),
+    ...rules,
+    lookAgain() {
+      rules.lookAgain?.()
+      isToLook = true
+    },
     async raise(subnet) {
       await rules.raise(subnet)
       const { failures } = await ensureRoutes(subnet)
       for (const failure of failures) log.error(describeError(failure))
     },
     async ensure(subnet) {
+      if (!isToLook) return rules.ensure(subnet)
+      isToLook = isWanted
       const both = await Promise.all([rules.ensure(subnet), ensureRoutes(subnet)])
       return { repaired: both.flatMap(({ repaired }) => repaired), failures: both.flatMap(({ failures }) => failures) }
     },
