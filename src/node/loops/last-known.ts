@@ -38,8 +38,10 @@ async function write(
   if (!next || !dataPath) return
   const { tunNames } = dataPath
   // If the kernel carries the packets, it forwards without weftd, so the next process needs no last known state. But if
-  // the backend published a route, `weft cleanup` needs the file of the last known state.
-  const isForCleanup = tunNames === undefined && backend.withdraw !== undefined
+  // the backend published a route, `weft cleanup` needs the file of the last known state. If the backend made routes
+  // through hosts, the file shows the next process which routes weftd made.
+  const isPublishing = backend.withdraw !== undefined
+  const isForCleanup = tunNames === undefined && (isPublishing || backend.routesToHosts === true)
   if (tunNames === undefined && !isForCleanup) return removeLastKnown(next.lastKnown)
   const { store, config, wishes } = next
   await writeLastKnown(next.lastKnown, {
@@ -51,7 +53,7 @@ async function write(
     paths,
     subnetEnv: published ?? known?.subnetEnv,
     others: dataPath.underlays?.others(),
-    external: backend.external,
+    external: isForCleanup && !isPublishing ? undefined : backend.external,
     lease: { ...lease, attrs },
     expiresAt: lease.expiresAt,
     leases: view.values(),

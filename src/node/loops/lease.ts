@@ -3,7 +3,7 @@
 
 import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import { formatGoDuration, formatGoTime, seldom, type Log } from '../../base/log.ts'
-import { isOfOneNode, leasesEqual, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
+import { isOfOneNode, leasesEqual, type Lease, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
 import { limited } from '../../host/bell.ts'
 import {
   FAMILIES,
@@ -83,12 +83,18 @@ export const queryPatiently = <T>(
   signal: AbortSignal,
 ): Promise<T> => waitFor(what, { failure: `failed to look for ${what}: `, find: () => query(signal) }, { log, signal })
 
-/** Returns the attributes that a node with this public IP published earlier, if the store still has them. */
-export function attrsBefore(manager: Node['manager'], log: Log) {
+/**
+ * Returns the attributes that a node with this public IP published earlier, if the store still has them. If no lease has
+ * the public IP, looks for a lease with a subnet of `earlier`, the subnets that this host had in an earlier run.
+ */
+export function attrsBefore(manager: Node['manager'], log: Log, earlier: Nets = {}) {
   const find = async (publicIp: Addresses, signal: AbortSignal): Promise<LeaseAttrs | undefined> => {
     if (manager.published) return manager.published(signal)
     const { entries } = await manager.source.list(signal)
-    return entries.find(({ lease }) => lease && isOfOneNode(lease.attrs, { publicIp }))?.lease?.attrs
+    const leases = entries.flatMap(({ lease }) => lease ?? [])
+    const had = ({ subnet }: Lease): boolean =>
+      FAMILIES.some((family) => earlier[family] !== undefined && netsInclude(subnet, onlyOf([family], earlier)))
+    return (leases.find(({ attrs }) => isOfOneNode(attrs, { publicIp })) ?? leases.find(had))?.attrs
   }
   return (publicIp: Addresses, stopping: AbortSignal): Promise<LeaseAttrs | undefined> =>
     queryPatiently('an earlier lease', (signal) => find(publicIp, signal), log, stopping)

@@ -133,16 +133,17 @@ async function removePrograms(node: Node, isOurs: () => boolean): Promise<void> 
 
 /**
  * Returns the attributes of this node's present lease if the lease has a different backend type than the new backend.
- * Returns undefined if the node has no lease, or if the new backend makes its own routes. Must be called before the
- * lease is written.
+ * The lease may have another public IP, because this host's address may have changed too; the result has the present
+ * public IP. Returns undefined if the node has no lease, or if the new backend makes its own routes. Must be called
+ * before the lease is written.
  */
 export async function earlierAttrs(
-  { backend, manager, log, signal }: Pick<Node, 'backend' | 'manager' | 'log' | 'signal'>,
+  { backend, leftovers, manager, log, signal }: Pick<Node, 'backend' | 'leftovers' | 'manager' | 'log' | 'signal'>,
   { publicIp, backendType }: LeaseAttrs,
 ): Promise<LeaseAttrs | undefined> {
   if (!backend.routesByOthers) return undefined
-  const before = await attrsBefore(manager, log)(publicIp, signal)
-  return before?.backendType === backendType ? undefined : before
+  const before = await attrsBefore(manager, log, leftovers?.earlier)(publicIp, signal)
+  return before === undefined || before.backendType === backendType ? undefined : { ...before, publicIp }
 }
 
 /**

@@ -40,8 +40,8 @@ export interface LastKnown {
   /** The names of the TUN devices, which may still exist when the file is read. */
   readonly tunNames: readonly string[]
   /**
-   * True if the file is only for `weft cleanup`, because the file names a route to withdraw. No weftd forwards with
-   * such a file.
+   * True if the file only shows which routes weftd made: a published route, which `weft cleanup` withdraws, or routes
+   * through hosts, which the next weftd removes if its backend has no such routes. No weftd forwards with such a file.
    */
   readonly isForCleanup?: true
   /** The descriptions of the open data paths (open-path.ts) whose descriptors the service manager keeps. */

@@ -272,9 +272,8 @@ describe('routes of an earlier run', () => {
       ]
       const known = { store: 'another', config: '{}', lease: leases[0]!, expiresAt: undefined, tunNames: [] }
       await writeLastKnown(lastKnownFile(parts.options), { ...known, leases })
-      expect(await formerRoutes(parts)).toEqual(
-        new Set(['10.5.2.0/24 via 192.0.2.2', '10.5.3.0/24 via 192.0.2.3', 'fd00:5:0:3::/64 via fd77::3']),
-      )
+      const routes = ['10.5.2.0/24 via 192.0.2.2', '10.5.3.0/24 via 192.0.2.3', 'fd00:5:0:3::/64 via fd77::3']
+      expect(await formerRoutes(parts)).toEqual(new Set(routes))
       expect(await formerRoutes({ ...parts, known: { ...known, leases: [] } })).toEqual(new Set())
     } finally {
       rmSync(folder, { recursive: true })

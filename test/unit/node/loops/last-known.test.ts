@@ -6,6 +6,7 @@ import { parseLeaseKey } from '../../../../src/control/lease/lease.ts'
 import { createBell } from '../../../../src/host/bell.ts'
 import { keepLastKnown, writeKnown } from '../../../../src/node/loops/last-known.ts'
 import type { Node } from '../../../../src/node/node.ts'
+import { readLastKnown } from '../../../../src/node/restart/last-known.ts'
 import { installRig, inTurns, log, stopping, subnetFile } from '../../../support/node-rig.ts'
 
 installRig()
@@ -51,6 +52,18 @@ it('does not change while there is no data path, and is removed if the kernel is
   expect(existsSync(lastKnown())).toBe(false)
   stopping.abort(new Error('the test is over'))
   await keeping
+})
+
+it('has the leases of a backend that made routes through hosts, although the kernel is the carrier', async () => {
+  const node = nodeOn()
+  const lease = { key: '10.5.0.192-26', subnet: parseLeaseKey('10.5.0.192-26')!, attrs: node.attrs }
+  const external = { name: 'eth0', index: 7, mtu: 1500, address: {}, publicIp: {}, families: [] }
+  Object.assign(node, { backend: { routesToHosts: true, external }, view: new Map([[lease.key, lease]]) })
+  await writeKnown(node)
+  const known = await readLastKnown(lastKnown(), log)
+  expect(known).toMatchObject({ isForCleanup: true, tunNames: [], leases: [{ key: '10.5.0.192-26' }] })
+  // The next process may choose another external interface, because no open socket uses this one.
+  expect(known?.external).toBeUndefined()
 })
 
 it('is not written while a successor owns the data path, because the successor writes its own', async () => {

@@ -131,6 +131,16 @@ describe('what another backend left', () => {
     expect(store.entries.get('10.5.0.64-26')?.value).toBe(ours)
   })
 
+  it('is removed for a backend without routes of its own also if the public IP changed together with the backend', async () => {
+    store.put('10.5.0.64-26', '{"PublicIP":"192.0.2.77","PublicIPv6":null,"BackendType":"host-gw"}')
+    store.put('10.5.0.192-26', value('192.0.2.2'))
+    addRouteToPeer()
+    const earlier = netsOf([parseNet('10.5.0.64/26')!])
+    start({ backend: { ...backend, routesByOthers: true }, leftovers: { ...leftovers, earlier } })
+    await ready()
+    expect(hasRouteToPeer()).toBe(false)
+  })
+
   describe('in a network that this node no longer has', () => {
     const past = { ipv4: { address: parseAddress('10.9.0.0') as number, prefixLength: 16 } }
     const unreachable = 'unreachable 10.9.0.0/16'
