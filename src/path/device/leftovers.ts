@@ -545,7 +545,10 @@ function kindOf(route: Route, side: Side, here: Surroundings & Pick<Devices, 'br
   const isFormer = here.formerRoutes?.has(`${route.destination} via ${route.gateway}`) === true
   if (((isToHost && isLikeOurs) || isFormer) && isMadeByHand && !isWhole) return 'left'
   if (peers.some((peer) => netsOverlap(netsOf([peer]), netsOf([net])))) return 'peers'
-  return route.gateway === undefined ? 'right' : 'unknown'
+  // A route without a gateway leads to containers or virtual machines of this host, unless its device is the external
+  // interface.
+  const isLocal = route.gateway === undefined && !route.isMultipath && route.device !== here.external
+  return isLocal ? 'right' : 'unknown'
 }
 
 /**

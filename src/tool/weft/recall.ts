@@ -96,11 +96,11 @@ function recallPath(config: NetworkConfig, { known, links }: Remains): RecalledP
     known?.tunNames[0] ??
     links.find(({ name }) => kind?.devices.some(([, pattern]) => isNamedBy(pattern, name)))?.name ??
     null
-  // A weftd that carries the packets itself writes the file of its last known state. So if the file is missing, the
-  // kernel carried the packets. The exception is a backend that has only TUN devices, whose packets the kernel never
-  // carries.
+  // A weftd that carries the packets itself writes the file of its last known state. So if the file is missing, or only
+  // shows the routes that weftd made, the kernel carried the packets. The exception is a backend that has only TUN
+  // devices, whose packets the kernel never carries.
   const isOurs = kind !== undefined && kind.devices.length > 0 && kind.devices.every(([type]) => type === 'tun')
-  const isKernel = known === undefined && !isOurs
+  const isKernel = (known === undefined || known.isForCleanup === true) && !isOurs
   const engine = kind?.routes === 'none' || !kind ? 'none' : isKernel ? 'kernel' : 'native'
   const isUp = engine === 'kernel' && (device !== null || kind?.devices.length === 0)
   return { config, kind, engine, device, isUp }

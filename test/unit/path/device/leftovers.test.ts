@@ -53,6 +53,7 @@ interface FakeRoute {
   readonly gateway?: string
   readonly protocol?: string
   readonly metric?: number
+  readonly isMultipath?: boolean
 }
 
 /** The settings of a device that decide whether weft or flannel made it. */
@@ -670,6 +671,9 @@ describe('a route', () => {
 
   it('is judged only by the leases, which may not be known yet', async () => {
     expect(await judged(by('10.5.2.0/24', '192.0.2.2'), { leases: [] })).toEqual(['leases?'])
+    expect(await judged({ ...by('10.5.2.0/24'), isMultipath: true }, { leases: [] })).toEqual(['leases?'])
+    expect(await judged(by('10.5.2.0/24'), { leases: [] })).toEqual(['leases?'])
+    expect(await judged(by('10.5.2.0/24', undefined, { dev: 'virbr0' }), { leases: [] })).toEqual([])
   })
 })
 

@@ -65,6 +65,14 @@ it('the reconstructed status uses the store if the kernel carries the packets', 
   expect(recall({ ...nothing, subnetEnv: env, stored: { config, leases } })!.dataPath!.open).toBe(false)
 })
 
+it('the reconstructed status shows that the kernel carried the packets if the last-known file only has the routes', () => {
+  const config = '{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}'
+  const pathWith = (isForCleanup: object) =>
+    recall({ ...nothing, known: { ...known, config, tunNames: [], ...isForCleanup } })!.dataPath
+  expect(pathWith({ isForCleanup: true })).toMatchObject({ engine: 'kernel', device: null })
+  expect(pathWith({})).toMatchObject({ engine: 'native' })
+})
+
 it('the reconstructed status uses the last-known file of a weftd that carried the packets itself', () => {
   const status = recall({ ...nothing, known: { ...known, leases: [own, lease('10.5.2.0-24', '192.0.2.2')] } })!
   expect(status.dataPath).toMatchObject({ open: false, engine: 'native', device: 'flannel7', mtu: null })
