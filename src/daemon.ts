@@ -22,7 +22,7 @@ import { HostWatch } from './host/events.ts'
 import { getSysctl } from './host/sysctl.ts'
 import { familiesOf, netText, type Nets } from './net/address.ts'
 import { networkAsking } from './node/ask-nodes.ts'
-import { createBackend, createSubnetManager } from './node/choose.ts'
+import { charonOfHost, createBackend, createSubnetManager } from './node/choose.ts'
 import { dropsReportOf } from './node/drops.ts'
 import { endNode, endUnusedNode, giveNewLeaseBack } from './node/end.ts'
 import { retry, whileForwarding } from './node/exit-or-wait.ts'
@@ -35,7 +35,7 @@ import { warnOfForwarding, watchForwarding } from './node/loops/forwarding.ts'
 import { giveBack } from './node/loops/give-back.ts'
 import { keepLastKnown } from './node/loops/last-known.ts'
 import { amended, attrsBefore, keepLease, obtainLease } from './node/loops/lease.ts'
-import { clearEarlier, clearLeftovers, clearPast, earlierAttrs } from './node/loops/leftovers.ts'
+import { clearCharon, clearEarlier, clearLeftovers, clearPast, earlierAttrs } from './node/loops/leftovers.ts'
 import { keepMemory } from './node/loops/memory.ts'
 import { keepNames } from './node/loops/names.ts'
 import { searchPaths } from './node/loops/path-search.ts'
@@ -182,6 +182,7 @@ async function startNode(
         past: pastNetworks(previous.network, config),
         formerRoutes: await formerRoutes(node),
         run,
+        charon: charonOfHost,
       },
       firewall: firewallFor(config, node, previous, handover.free),
       health,
@@ -257,6 +258,7 @@ export async function runNode(
   try {
     await clearLeftovers(node)
     await observed(clearPast(node), node)
+    await observed(clearCharon(node), node)
     if (node.leftovers && node.external)
       await observed(warnOfRoutesLeft(node.leftovers.past, node.external, node), node)
     await raiseOrLate(node, forwardsAlready)

@@ -16,7 +16,7 @@ import type { Run } from '../host/command.ts'
 import type { OpenEcho } from '../host/echo.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
 import type { HostKernel } from '../host/kernel.ts'
-import type { ByFamily, Family, Nets } from '../net/address.ts'
+import type { ByFamily, Family, Net, Nets } from '../net/address.ts'
 import type { NodeOptions } from '../options.ts'
 import type { Backend } from '../path/contract.ts'
 import type { OtherDaemon } from '../path/device/leftovers.ts'
@@ -36,6 +36,12 @@ export const RESYNC_MS = 5_000
  * family, or the firewall at the start.
  */
 export const LATE_MS = 1_000
+
+/** The functions that list and remove weftd's connections for some networks in charon, and return their names. */
+interface CharonCleaning {
+  listConnections(networks: readonly Net[], signal: AbortSignal): Promise<readonly string[]>
+  leaveCharon(networks: readonly Net[], signal: AbortSignal): Promise<readonly string[]>
+}
 
 /** The parts that a node has from the start of its process. */
 interface NodeBase {
@@ -91,6 +97,8 @@ interface Membership {
         readonly formerRoutes?: ReadonlySet<string>
         readonly run: Run
         readonly others?: () => Promise<readonly OtherDaemon[]>
+        /** Returns the functions that list and remove weftd's connections in this host's charon. */
+        readonly charon?: () => Promise<CharonCleaning>
       }
     | undefined
   /** Opens a socket for echo requests. If left out, the node sends no probes. */

@@ -5,7 +5,7 @@ import { describeError, isWeftError, messageOf, WeftError } from '../../base/err
 import { seldom, type Log } from '../../base/log.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
 import { limited } from '../../host/bell.ts'
-import { familiesOf } from '../../net/address.ts'
+import { familiesOf, listed, netsOf, netsOverlap } from '../../net/address.ts'
 import { publishersOf } from '../../path/catalog.ts'
 import { closeJoin, findPrograms, INGRESS_STAYS_MS } from '../../path/device/kernel-way-remains.ts'
 import {
@@ -27,6 +27,8 @@ import { attrsBefore } from './lease.ts'
 
 /** The time limit in ms for the store to list the leases, which a node does not know yet at its start. */
 const LIST_MS = 5_000
+/** The time limit in ms for charon to list its connections, and to remove weftd's connections. */
+const CHARON_MS = 5_000
 /** The maximum number of routes that one log line names. */
 const NAMED = 5
 
@@ -284,9 +286,9 @@ async function findInTable(
   const surroundings = surroundingsOf(node, leftovers)
   const found = await findLeftovers(host, surroundings, others)
   if (!found.needsLeases || node.following.listedAt !== undefined) return { found, surroundings }
-  const listed = await listLeases(node)
-  if (!listed) return { found, surroundings }
-  const all = { ...surroundings, leases: listed }
+  const leases = await listLeases(node)
+  if (!leases) return { found, surroundings }
+  const all = { ...surroundings, leases }
   return { found: { ...(await findLeftovers(host, all, others)), needsLeases: false }, surroundings: all }
 }
 
@@ -305,6 +307,34 @@ export async function clearPast(node: Node): Promise<void> {
   const removed = (what: string): void => log.info(`Removed ${what}, which an earlier run left`)
   const failures = await removeLeftovers(host, found, removed, () => ownership.state.is === 'forwarding')
   for (const [what, why] of failures) log.warn(`A leftover of an earlier run cannot be removed: ${what}: ${why}`)
+}
+
+/**
+ * Removes the connections that the backend ipsec of an earlier run left in a charon that runs as a service. With its
+ * plugin kernel-libipsec charon would still take packets to peers, because its routing table precedes the main table.
+ * weftd calls it once, before the node is ready. A failure is only logged, because a charon that hangs must not keep the
+ * node from being ready.
+ */
+export async function clearCharon(node: Node): Promise<void> {
+  const { backend, config, leftovers, log, ownership, signal } = node
+  if (!leftovers?.charon || backend.usesIpsec || ownership.state.is !== 'forwarding') return
+  const { ipv4 } = config // the backend ipsec carries only IPv4
+  const networks = netsOf([...(ipv4 ? [ipv4.network] : []), ...listed(leftovers.past)])
+  const nets = listed(networks)
+  const late = () => new WeftError('COMMAND', `no answer within ${CHARON_MS / 1000} s`)
+  try {
+    const { leaveCharon, listConnections } = await leftovers.charon()
+    const names = await limited(signal, CHARON_MS, late, (till) => listConnections(nets, till))
+    if (names.length === 0) return
+    const running = await (leftovers.others ?? othersOf(node.options))()
+    if (running.some((other) => other.networks === undefined || netsOverlap(other.networks, networks))) return
+    await limited(signal, CHARON_MS, late, (till) => leaveCharon(nets, till))
+    log.info(`Removed ${names.length} connections of charon, such as ${names[0]}, which another backend left`)
+  } catch (error) {
+    signal.throwIfAborted()
+    if (!isWeftError(error)) throw error
+    log.warn(`A leftover of another backend cannot be removed: the connections of charon: ${describeError(error)}`)
+  }
 }
 
 /** Returns the present names of the data path's devices, which another program may have renamed. */

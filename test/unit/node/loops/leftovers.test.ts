@@ -8,7 +8,7 @@ import type { Lease } from '../../../../src/control/lease/lease.ts'
 import { addon } from '../../../../src/host/addon.ts'
 import { createBell } from '../../../../src/host/bell.ts'
 import type { VxlanSettings } from '../../../../src/host/kernel.ts'
-import { hostNet, netsOf, parseAddress, parseNet } from '../../../../src/net/address.ts'
+import { formatNet, hostNet, netsOf, parseAddress, parseNet, type Net } from '../../../../src/net/address.ts'
 import type { Ipv4Net } from '../../../../src/net/ipv4.ts'
 import { clearLeftovers } from '../../../../src/node/loops/leftovers.ts'
 import type { Node } from '../../../../src/node/node.ts'
@@ -182,6 +182,50 @@ describe('what another backend left', () => {
       expect(lines).toContainEqual(
         expect.stringMatching(/^W A leftover of an earlier run cannot be removed: the unreachable route to 10\.9/),
       )
+    })
+  })
+
+  describe('in a charon that runs as a service', () => {
+    const NAME = '192.0.2.1-10.5.0.64/26-10.5.0.192/26-192.0.2.2'
+    let asked: string[]
+    const charonWith = (names: readonly string[], failure?: WeftError) => async () => ({
+      async listConnections(networks: readonly Net[]) {
+        asked.push(`list ${networks.map(formatNet).join()}`)
+        if (failure) throw failure
+        return names
+      },
+      async leaveCharon() {
+        asked.push('leave')
+        return names
+      },
+    })
+    beforeEach(() => void (asked = []))
+
+    it('is removed once, before the node is ready, also for a past network', async () => {
+      const past = netsOf([parseNet('fd00:9::/48')!])
+      start({ backend, leftovers: { ...leftovers, past, charon: charonWith([NAME]) } })
+      await ready()
+      expect(asked).toEqual(['list 10.5.0.0/24,fd00:9::/48', 'leave'])
+      expect(lines).toContain(`I Removed 1 connections of charon, such as ${NAME}, which another backend left`)
+    })
+
+    const flanneld = { name: 'flanneld', pid: 7, networks: undefined }
+    it.each([
+      ['with the backend ipsec', { usesIpsec: true }, [], []],
+      ['if another daemon may have made it', {}, [flanneld], ['list 10.5.0.0/24']],
+    ])('stays %s', async (_when, part, daemons, expected) => {
+      const others = async () => daemons
+      start({ backend: { ...backend, ...part }, leftovers: { ...leftovers, others, charon: charonWith([NAME]) } })
+      await ready()
+      expect(asked).toEqual(expected)
+    })
+
+    it('does not keep the node from being ready if charon refuses', async () => {
+      const charon = charonWith([], new WeftError('COMMAND', 'charon is busy'))
+      start({ backend, leftovers: { ...leftovers, charon } })
+      await ready()
+      expect(asked).toEqual(['list 10.5.0.0/24'])
+      expect(lines).toContain('W A leftover of another backend cannot be removed: the connections of charon: charon is busy')
     })
   })
 
