@@ -125,6 +125,8 @@ export interface Route {
   /** The gateway, an IPv4 or IPv6 address; undefined if the route has no gateway, or has several next hops. */
   readonly gateway: string | undefined
   readonly isMultipath?: boolean
+  /** True if the route names a next hop object (`ip nexthop`), from which the kernel takes the gateway and the device. */
+  readonly hasNextHopObject?: boolean
   /**
    * True if the kernel uses the route only for some of the packets to its destination: only for a certain TOS or, in
    * IPv6, only for packets from a certain source network. Only `HostKernel.routes` sets this member.

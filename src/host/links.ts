@@ -35,8 +35,11 @@ const DEFAULT_ROUTES: Readonly<Record<Family, Net>> = {
 
 /** Returns the change that deletes exactly this route. */
 export function deletionOf(route: Route, family: Family): Change {
-  const { destination, type, device, deviceIndex, metric, table } = route
-  const gateway = route.gateway === undefined ? undefined : parseAddress(route.gateway)
+  const { destination, type, device, metric, table } = route
+  // The kernel finds no IPv4 route with a next hop object by a gateway or a device (net/ipv4/fib_semantics.c,
+  // fib_nh_match), so leave them out. The metric distinguishes the route from others to the same destination.
+  const { gateway: via, deviceIndex } = route.hasNextHopObject ? { gateway: undefined, deviceIndex: 0 } : route
+  const gateway = via === undefined ? undefined : parseAddress(via)
   return {
     kind: 'delete route',
     destination: parseNet(destination) ?? DEFAULT_ROUTES[family],

@@ -6,6 +6,7 @@ import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { createLab, type Host, type Lab } from '../../lab/lab.ts'
 import { ruleText, wordsOf } from '../../src/host/ip-words.ts'
 import type { Change, PolicyRule, Route } from '../../src/host/kernel.ts'
+import { deletionOf } from '../../src/host/links.ts'
 import type { RuleChange } from '../../src/host/netlink/rules.ts'
 import {
   ADDRESS_BITS,
@@ -14,6 +15,7 @@ import {
   formatAddress,
   netAround,
   parseAddress,
+  parseNet,
   type Address,
   type Family,
   type Net,
@@ -73,6 +75,7 @@ interface JsonRoute {
   table?: string
   flags: string[]
   nexthops?: { dev: string }[]
+  nhid?: number
 }
 const TABLES: Readonly<Record<string, number>> = { main: 254, local: 255 }
 
@@ -87,6 +90,7 @@ async function routesOfIp(family: Family): Promise<Omit<Route, 'deviceIndex'>[]>
     protocol: route.protocol ?? 'boot',
     gateway: route.gateway ?? route.via?.host,
     ...(route.nexthops ? { isMultipath: true } : {}),
+    ...(route.nhid === undefined ? {} : { hasNextHopObject: true }),
     metric: route.metric ?? 0,
     source: route.prefsrc === undefined ? undefined : parseAddress(route.prefsrc),
     table: TABLES[route.table ?? 'main'] ?? Number(route.table),
@@ -161,7 +165,7 @@ describe('routes', () => {
     )
   })
 
-  it('with several next hops, next hop objects, metrics and lifetimes are read', async () => {
+  it('with several next hops, next hop objects, metrics and lifetimes are read, and deleted', async () => {
     const errors = await batch('ip', [
       'route add 10.6.1.0/24 nexthop via 192.168.77.2 dev eth0 nexthop via 192.168.77.3 dev eth0 weight 3',
       'route add 10.6.2.0/24 via inet6 fd77::9 dev eth0 mtu 1300',
@@ -175,9 +179,18 @@ describe('routes', () => {
       'route add fd06:1::/64 via fd77::2 dev eth0 expires 1000',
       'route append fd06:2::/64 via fd77::2 dev eth0',
       'route append fd06:2::/64 via fd77::3 dev eth0',
+      'nexthop add id 17 via fd77::7 dev eth0',
+      'route add fd06:3::/64 nhid 17',
     ])
     expect([errors, errors6]).toEqual(['', ''])
-    for (const family of FAMILIES) expect(await routesOfKernel(family)).toEqual(await routesOfIp(family))
+    for (const family of FAMILIES) {
+      expect(await routesOfKernel(family)).toEqual(await routesOfIp(family))
+      const within = family === 'ipv4' ? parseNet('10.6.0.0/16')! : parseNet('fd06:3::/64')!
+      const routes = await kernel.routes({ family, within })
+      expect(routes.filter(({ hasNextHopObject }) => hasNextHopObject)).toHaveLength(family === 'ipv4' ? 2 : 1)
+      expect(await kernel.change(routes.map((each) => deletionOf(each, family)))).toEqual(routes.map(() => undefined))
+      expect(await kernel.routes({ family, within })).toEqual([])
+    }
   })
 
   it('of packets are those of `ip route get`', async () => {

@@ -50,6 +50,7 @@ export const RTA = {
   TABLE: 15,
   MARK: 16,
   VIA: 18,
+  NH_ID: 30,
 } as const
 /** Flags of a route: the gateway is reachable on the link; the route is a copy in the routing cache. */
 const RTNH_F_ONLINK = 4
@@ -189,6 +190,7 @@ function readRoute(message: ReceivedMessage, attributes: Attributes, nameOf: Nam
     protocol: PROTOCOLS.get(message.u8(5)) ?? String(message.u8(5)),
     gateway: gateway === undefined ? undefined : formatAddress(gateway),
     ...(multipath ? { isMultipath: true } : {}),
+    ...(attributes.u32(RTA.NH_ID) ? { hasNextHopObject: true } : {}),
     metric: attributes.u32(RTA.PRIORITY) ?? 0,
     source: attributes.address(RTA.PREFSRC),
     table: tableIn(message, attributes),
