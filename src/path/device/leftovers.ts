@@ -13,7 +13,7 @@ import type { Run } from '../../host/command.ts'
 import { filesOf, identityOf, listDaemons } from '../../host/daemons.ts'
 import { MAIN_TABLE, wordsOf } from '../../host/ip-words.ts'
 import { isGone, removeAll } from '../../host/kernel-errors.ts'
-import type { Change, HostKernel, Link, Route, RouteQuery } from '../../host/kernel.ts'
+import type { Change, HostKernel, Link, LinkAddress, Route, RouteQuery } from '../../host/kernel.ts'
 import { deletionOf, givenTo, hasPolicyRules, USUAL_METRIC } from '../../host/links.ts'
 import {
   addressKey,
@@ -214,11 +214,11 @@ export async function findLeftovers(
 }
 
 /**
- * Finds the routes through other hosts that a backend certainly made for a network of an earlier run, except those in
- * this node's present networks. Also finds the unused devices with this host's addresses of the earlier run. Also finds
- * what blocks unencrypted packets of the network, unless this node's backend encrypts: containers that still have
- * addresses of that network must not send unencrypted packets. Returns nothing if another running daemon may need these
- * objects.
+ * Finds what an earlier run left for a network that is not a part of this node's present networks: routes through hosts
+ * that a backend certainly made, unused devices, and the addresses and routes of this node's own device. The kernel
+ * would choose such an address as the source of packets to peers. Also finds what blocks unencrypted packets of the
+ * network, unless this node's backend encrypts: containers that still have addresses of that network must not send
+ * unencrypted packets. Returns nothing if another running daemon may need these objects.
  */
 export async function findPast(
   host: HostAccess,
@@ -226,16 +226,19 @@ export async function findPast(
   surroundings: Surroundings,
   others: () => Promise<readonly OtherDaemon[]>,
 ): Promise<readonly Leftover[]> {
-  const found: Leftover[] = []
-  const { bridges, flannels } = await listDevices(host.kernel)
+  const { links, bridges, flannels } = await listDevices(host.kernel)
   const here = { ...surroundings, bridges, networks: past, subnets: {}, ranges: {}, routesToHosts: false }
   const present = listed(surroundings.networks)
   const isPresent = ({ destination }: Route): boolean => {
     const net = parseNet(destination)
     return net !== undefined && present.some((network) => isPartOf(net, network))
   }
-  const spare = surroundings.routesByOthers ? [] : flannels.filter((device) => isSpare(device, surroundings, past))
-  found.push(...spare.map(({ link }) => deviceLeftover(link)))
+  const isEarlier = earlierAddresses(surroundings, past)
+  const own = links.filter(({ name }) => surroundings.ownDevices.some((each) => isNamedBy(each, name)))
+  const found: Leftover[] = surroundings.routesByOthers
+    ? []
+    : [...flannels.flatMap((device) => spareDevice(device, isEarlier)), ...own.flatMap((link) => oldAddresses(link, isEarlier))]
+  const ownNames = new Set(own.map(({ name }) => name))
   for (const network of listed(past)) {
     const family = familyOf(network)
     const routes = await host.kernel.routes({ family, within: network }).catch((error: unknown) => {
@@ -244,23 +247,43 @@ export async function findPast(
     })
     if (!here.isSealed && !here.ownPolicies) found.push(...(await findBlockingIpsec(host, [network], routes)))
     const side = sideOf(family, here)
-    const left = routes.filter((route) => !isPresent(route) && kindOf(route, side, here) === 'left')
+    const left = routes.filter((route) => {
+      const isOnOwn = ownNames.has(route.device) && route.type === 'unicast' && route.protocol === 'boot'
+      return !isPresent(route) && (isOnOwn || kindOf(route, side, here) === 'left')
+    })
     found.push(...left.map((route) => ({ what: `the route ${routeWords(route)}`, change: deletionOf(route, family) })))
   }
   return found.length > 0 && ownerOf([], past, await others()) ? [] : found
 }
 
-/**
- * Returns true for a device that no process uses, and whose only addresses are those of this host's earlier subnets in
- * the networks `past`. The backend did not go on with the device, for example because the backend has a new TUN.
- */
-function isSpare({ link, inUse }: Devices['flannels'][number], { subnets, earlier }: Surroundings, past: Nets): boolean {
-  const addresses = givenTo(link)
-  const isEarlier = (address: Address): boolean => {
+type IsEarlier = (address: Address) => boolean
+
+/** Returns a function that finds out whether an address is the first address of an earlier subnet in `past`. */
+const earlierAddresses =
+  ({ subnets, earlier }: Surroundings, past: Nets): IsEarlier =>
+  (address) => {
     const [network, before, now] = [past, earlier, subnets].map((nets) => nets[familyOf(address)])
     return network !== undefined && before?.address === address && now?.address !== address
   }
-  return !inUse && addresses.length > 0 && addresses.every(isEarlier)
+
+/**
+ * Returns the device as a leftover if no process uses it and it only has addresses of earlier subnets. The backend did
+ * not go on with such a device, for example because the backend has a new TUN.
+ */
+function spareDevice({ link, inUse }: Devices['flannels'][number], isEarlier: IsEarlier): readonly Leftover[] {
+  const addresses = givenTo(link)
+  return !inUse && addresses.length > 0 && addresses.every(isEarlier) ? [deviceLeftover(link)] : []
+}
+
+/** Returns the addresses of earlier subnets that this node's own device has in addition to others. */
+function oldAddresses(link: Link, isEarlier: IsEarlier): readonly Leftover[] {
+  const addresses = FAMILIES.flatMap((family): readonly LinkAddress[] => link.addresses[family])
+  const old = addresses.filter(({ address }) => isEarlier(address))
+  if (givenTo(link).every(isEarlier)) return [] // see `spareDevice`
+  return old.map(({ address, prefixLength }) => ({
+    what: `the address ${formatAddress(address)} of ${link.name}`,
+    change: { kind: 'delete address', device: link, address, prefixLength },
+  }))
 }
 
 const deviceLeftover = (link: Link): Leftover => ({

@@ -650,6 +650,30 @@ describe('a route', () => {
       expect(await whats(host, { formerRoutes })).toContain('the route 10.4.3.0/24 via 192.0.2.99 to eth0')
     })
 
+    it('through the own device is removed with the address of the earlier subnet', async () => {
+      const host = new FakeHost()
+      host.links.push({ name: 'flannel.1', kind: 'vxlan', addresses: ['10.4.1.0', '10.5.1.0', '192.0.2.77'] })
+      const through = (dst: string, more: Partial<FakeRoute> = {}) => by(dst, dst.split('/')[0], { dev: 'flannel.1', ...more })
+      host.routes.push(
+        through('10.4.9.0/24'),
+        through('10.4.8.0/24', { protocol: 'static' }),
+        through('10.4.7.0/24', { dev: 'flannel.2' }),
+        through('10.5.2.0/24'),
+      )
+      const part = { ownDevices: ['flannel.1'], routesToHosts: true }
+      const found = await findPast(host.access, past, about(part), NOBODY)
+      expect(found.map(({ what }) => what)).toEqual([
+        'the address 10.4.1.0 of flannel.1',
+        'the route 10.4.9.0/24 via 10.4.9.0 to flannel.1',
+      ])
+      expect(await removeLeftovers(host.access, found, () => {})).toEqual([])
+      expect(await whats(host, part)).toEqual([])
+      expect(host.kernel.peek('flannel.1')?.addresses.ipv4.map(({ address }) => formatAddress(address))).toEqual([
+        '10.5.1.0',
+        '192.0.2.77',
+      ])
+    })
+
     it('leads to an unused device of this host, which is removed too', async () => {
       const tun = (name: string, ...addresses: string[]) => ({ name, kind: 'tun', addresses })
       const host = new FakeHost()
@@ -662,7 +686,7 @@ describe('a route', () => {
         tun('flannel5'),
       )
       const part = { ownDevices: ['flannel%d'] }
-      expect(await whats(host, part)).toEqual(['the device flannel0 (tun)'])
+      expect(await whats(host, part)).toEqual(['the device flannel0 (tun)', 'the address 10.4.1.0 of flannel4'])
       expect(await whats(host, { ...part, routesByOthers: true })).toEqual([])
       expect(await whats(host, part, async () => [{ name: 'weftd', pid: 7, networks: past }])).toEqual([])
       expect(await whats(host, { ...part, subnets: earlier })).toEqual([])
