@@ -39,8 +39,8 @@ export const LATE_MS = 1_000
 
 /** The functions that list and remove weftd's connections for some networks in charon, and return their names. */
 interface CharonCleaning {
-  listConnections(networks: readonly Net[], signal: AbortSignal): Promise<readonly string[]>
-  leaveCharon(networks: readonly Net[], signal: AbortSignal): Promise<readonly string[]>
+  readonly listConnections: (networks: readonly Net[], signal: AbortSignal) => Promise<readonly string[]>
+  readonly leaveCharon: (networks: readonly Net[], signal: AbortSignal) => Promise<readonly string[]>
 }
 
 /** The parts that a node has from the start of its process. */

@@ -116,7 +116,7 @@ async function removePrograms(node: Node, isOurs: () => boolean): Promise<void> 
   const removeLast = async (): Promise<void> => {
     // The program `ingress` may be that of a weftd of another network, which shares the external interface.
     const running = await (leftovers.others ?? othersOf(node.options))()
-    if (running.some(({ name }) => name.startsWith('weftd'))) return
+    if (running.some((daemon) => daemon.name.startsWith('weftd'))) return
     await remove([external])
     if (isOurs()) await closeJoin(kernel)
   }

@@ -237,7 +237,10 @@ export async function findPast(
   const own = links.filter(({ name }) => surroundings.ownDevices.some((each) => isNamedBy(each, name)))
   const found: Leftover[] = surroundings.routesByOthers
     ? []
-    : [...flannels.flatMap((device) => spareDevice(device, isEarlier)), ...own.flatMap((link) => oldAddresses(link, isEarlier))]
+    : [
+        ...flannels.flatMap((device) => spareDevice(device, isEarlier)),
+        ...own.flatMap((link) => oldAddresses(link, isEarlier)),
+      ]
   const ownNames = new Set(own.map(({ name }) => name))
   for (const network of listed(past)) {
     const family = familyOf(network)

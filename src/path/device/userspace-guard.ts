@@ -12,7 +12,16 @@
 
 import { applyChange, removeAll } from '../../host/kernel-errors.ts'
 import type { Change, HostKernel, Route } from '../../host/kernel.ts'
-import { familyOf, formatNet, isIpv4Net, isPartOf, isPartOfEither, netKey, parseNet, type Net } from '../../net/address.ts'
+import {
+  familyOf,
+  formatNet,
+  isIpv4Net,
+  isPartOf,
+  isPartOfEither,
+  netKey,
+  parseNet,
+  type Net,
+} from '../../net/address.ts'
 
 /**
  * The highest metric, so that the kernel prefers every other route, such as that of a bridge with this node's own

@@ -225,7 +225,9 @@ describe('what another backend left', () => {
       start({ backend, leftovers: { ...leftovers, charon } })
       await ready()
       expect(asked).toEqual(['list 10.5.0.0/24'])
-      expect(lines).toContain('W A leftover of another backend cannot be removed: the connections of charon: charon is busy')
+      expect(lines).toContain(
+        'W A leftover of another backend cannot be removed: the connections of charon: charon is busy',
+      )
     })
   })
 

@@ -653,7 +653,8 @@ describe('a route', () => {
     it('through the own device is removed with the address of the earlier subnet', async () => {
       const host = new FakeHost()
       host.links.push({ name: 'flannel.1', kind: 'vxlan', addresses: ['10.4.1.0', '10.5.1.0', '192.0.2.77'] })
-      const through = (dst: string, more: Partial<FakeRoute> = {}) => by(dst, dst.split('/')[0], { dev: 'flannel.1', ...more })
+      const through = (dst: string, more: Partial<FakeRoute> = {}) =>
+        by(dst, dst.split('/')[0], { dev: 'flannel.1', ...more })
       host.routes.push(
         through('10.4.9.0/24'),
         through('10.4.8.0/24', { protocol: 'static' }),

@@ -633,28 +633,31 @@ describe('the firewall', () => {
     [true, 'iptables', ['blackhole 10.42.7.0/24 metric 4294967295']],
     [false, 'iptables', []],
     [false, 'nftables', []],
-  ] as const)('with --ip-blackhole-route=%s by %s removes the routes of earlier subnets', async (blackhole, tool, own) => {
-    const host = fakeHost(MODERN)
-    const before = { network: { ipv4: parseIpv4Net('10.9.0.0/16')! }, subnet: { ipv4: parseIpv4Net('10.9.7.0/24')! } }
-    const add = (destination: string, metric: number): void =>
-      host.kernel.addRoute('ipv4', { type: 'blackhole', destination, metric })
-    for (const subnet of ['10.42.5.0/24', '10.42.7.0/24', '10.9.7.0/24', '10.9.8.0/24']) add(subnet, 4294967295)
-    add('10.42.6.0/24', 0)
-    const wish = { previous: before, masq: false, forward: false }
-    const firewall = createFirewall(tool, { ...host.options(wish), blackhole })
-    await firewall.raise(SUBNET)
-    const others = ['blackhole 10.42.6.0/24', 'blackhole 10.9.8.0/24 metric 4294967295']
-    expect(host.kernel.routesAsText().toSorted()).toEqual([...others, ...own].toSorted())
-    // Later such a route is that of another program.
-    add('10.9.7.0/24', 4294967295)
-    expect(await firewall.ensure(SUBNET)).toEqual(fine())
-    expect(host.kernel.routesAsText()).toContain('blackhole 10.9.7.0/24 metric 4294967295')
-    // The predecessor may have restored its route before it ended.
-    add('10.42.5.0/24', 4294967295)
-    firewall.lookAgain?.()
-    expect(await firewall.ensure(SUBNET)).toEqual(fine())
-    expect(host.kernel.routesAsText()).not.toContain('blackhole 10.42.5.0/24 metric 4294967295')
-  })
+  ] as const)(
+    'with --ip-blackhole-route=%s by %s removes the routes of earlier subnets',
+    async (blackhole, tool, own) => {
+      const host = fakeHost(MODERN)
+      const before = { network: { ipv4: parseIpv4Net('10.9.0.0/16')! }, subnet: { ipv4: parseIpv4Net('10.9.7.0/24')! } }
+      const add = (destination: string, metric: number): void =>
+        host.kernel.addRoute('ipv4', { type: 'blackhole', destination, metric })
+      for (const subnet of ['10.42.5.0/24', '10.42.7.0/24', '10.9.7.0/24', '10.9.8.0/24']) add(subnet, 4294967295)
+      add('10.42.6.0/24', 0)
+      const wish = { previous: before, masq: false, forward: false }
+      const firewall = createFirewall(tool, { ...host.options(wish), blackhole })
+      await firewall.raise(SUBNET)
+      const others = ['blackhole 10.42.6.0/24', 'blackhole 10.9.8.0/24 metric 4294967295']
+      expect(host.kernel.routesAsText().toSorted()).toEqual([...others, ...own].toSorted())
+      // Later such a route is that of another program.
+      add('10.9.7.0/24', 4294967295)
+      expect(await firewall.ensure(SUBNET)).toEqual(fine())
+      expect(host.kernel.routesAsText()).toContain('blackhole 10.9.7.0/24 metric 4294967295')
+      // The predecessor may have restored its route before it ended.
+      add('10.42.5.0/24', 4294967295)
+      firewall.lookAgain?.()
+      expect(await firewall.ensure(SUBNET)).toEqual(fine())
+      expect(host.kernel.routesAsText()).not.toContain('blackhole 10.42.5.0/24 metric 4294967295')
+    },
+  )
 
   it('logs if a blackhole route of an earlier run stays', async () => {
     const host = fakeHost(MODERN)
@@ -662,7 +665,9 @@ describe('the firewall', () => {
     host.kernel.refuses = () => 'ENOBUFS'
     const firewall = createFirewall('iptables', { ...host.options({ masq: false, forward: false }), blackhole: false })
     await firewall.raise(SUBNET)
-    expect(host.lines.at(-1)).toMatch(/^E Failed to remove blackhole route, the kernel refused `ip route del blackhole 10/)
+    expect(host.lines.at(-1)).toMatch(
+      /^E Failed to remove blackhole route, the kernel refused `ip route del blackhole 10/,
+    )
     expect(await firewall.ensure(SUBNET)).toEqual(fine())
   })
 
