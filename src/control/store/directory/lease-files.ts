@@ -55,6 +55,8 @@ export class LeaseFiles {
    * failed.
    */
   #prepared: Promise<void> | undefined
+  /** True after this process has made, or found, the folders once. */
+  #hadFolders = false
   #isClosed = false
   #temporaryCount = 0
   /** The files with the hosts' names (claims), as `claims` last read them. */
@@ -82,6 +84,7 @@ export class LeaseFiles {
       return await unlessAborted(signal, this.#prepare().then(what))
     } catch (error) {
       signal.throwIfAborted()
+      if (isMissing(error)) this.#prepared = undefined // somebody removed a folder: the next call looks at the folders again
       throw directoryError(error, this.#top)
     }
   }
@@ -237,9 +240,15 @@ export class LeaseFiles {
     await Promise.race([tidied, new Promise((done) => setTimeout(done, CLOSE_MS).unref())])
   }
 
-  /** Creates the missing directories and deletes stale temporary files. Later calls do nothing. */
+  /**
+   * Creates the missing directories and deletes stale temporary files. Later calls do nothing until a folder is missing.
+   * Then a directory without a configuration and without leases counts as unavailable: its file system is probably not
+   * mounted, and an empty directory in its place would look like a store that lost all leases.
+   */
   #prepare(): Promise<void> {
     this.#prepared ??= (async () => {
+      if (this.#hadFolders && !(await this.#isLeaseDirectory()))
+        throw new Error('it has neither a configuration nor leases any more')
       if (await call(() => makeFolder(this.#top))) this.#onMade(this.#top)
       for (const each of [this.#subnets, this.#temporaries, this.#claims]) await call(() => makeFolder(each))
       const present = await this.now()
@@ -253,11 +262,19 @@ export class LeaseFiles {
           if (age > STALE_TEMPORARY_MS) await unlink(path).catch(() => {})
         }
       })
+      this.#hadFolders = true
     })()
     this.#prepared.catch(() => {
       this.#prepared = undefined // the next call tries again
     })
     return this.#prepared
+  }
+
+  #isLeaseDirectory(): Promise<boolean> {
+    return call(async () => {
+      const found = await Promise.allSettled([join(this.#top, 'config'), this.#subnets].map((path) => stat(path)))
+      return found.some(({ status }) => status === 'fulfilled')
+    })
   }
 
   /**
@@ -448,6 +465,8 @@ function locked<T>(top: string, body: () => Promise<T>): Promise<T> {
   })
   return turn
 }
+
+const isMissing = (error: unknown): boolean => (error as NodeJS.ErrnoException).code === 'ENOENT'
 
 const isFull = (error: unknown): boolean => ['ENOSPC', 'EDQUOT'].includes((error as NodeJS.ErrnoException).code ?? '')
 

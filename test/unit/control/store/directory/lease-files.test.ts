@@ -1,7 +1,7 @@
 // lease-files.test.ts - makes the lease directory: reports that it was missing, and the true reason if it cannot be made.
 
 import { execFileSync } from 'node:child_process'
-import { existsSync, mkdirSync, mkdtempSync, rmSync } from 'node:fs'
+import { existsSync, mkdirSync, mkdtempSync, readdirSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, expect, it } from 'vitest'
@@ -49,4 +49,36 @@ it.skipIf(process.getuid?.() !== 0)('names a read-only file system', async () =>
   } finally {
     execFileSync('umount', [folder])
   }
+})
+
+const STOPS_NEVER = new AbortController().signal
+
+it('makes its folders again after somebody emptied a directory that has its configuration again', async () => {
+  const files = new LeaseFiles(folder, (each) => made.push(each))
+  const write = () => files.changing(STOPS_NEVER, () => files.write('10.5.1.0-24', '{}', false))
+  await write()
+  for (const name of readdirSync(folder)) rmSync(join(folder, name), { recursive: true })
+  writeFileSync(join(folder, 'config'), '{"Network":"10.5.0.0/16"}')
+  await expect(write()).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
+  expect(await write()).toMatchObject({ key: '10.5.1.0-24', value: '{}' })
+  await files.close()
+})
+
+it('makes no folder in a directory without configuration and leases, because its file system is not mounted', async () => {
+  const files = new LeaseFiles(folder)
+  const now = () => files.doing(STOPS_NEVER, () => files.now())
+  await now()
+  const away = `${folder}.away`
+  renameSync(folder, away)
+  mkdirSync(folder)
+  await expect(now()).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
+  await expect(now()).rejects.toMatchObject({
+    code: 'STORE_UNAVAILABLE',
+    message: `the lease directory ${folder} cannot be used: it has neither a configuration nor leases any more`,
+  })
+  expect(readdirSync(folder)).toEqual([])
+  rmSync(folder, { recursive: true })
+  renameSync(away, folder)
+  expect(await now()).toBeGreaterThan(0)
+  await files.close()
 })
