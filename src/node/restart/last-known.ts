@@ -5,7 +5,7 @@
 
 import { realpathSync } from 'node:fs'
 import { readFile, unlink } from 'node:fs/promises'
-import { resolve } from 'node:path'
+import { posix, resolve } from 'node:path'
 import { setImmediate } from 'node:timers/promises'
 import { messageOf } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -71,21 +71,32 @@ function realFolder(path: string): string {
   }
 }
 
+/** The name of the Kubernetes API. The two spaces are there because older versions appended a URL and a path, or nothing. */
+const KUBERNETES = 'kubernetes  '
+
 /**
  * Returns a name that identifies a store. The name has the prefix in etcd or the path of the lease directory. It does
- * not have the endpoints of etcd, which may change.
+ * not have the endpoints of etcd or the address of the Kubernetes API, which may change.
  */
-export function storeNameOf(
-  options: Pick<StoreOptions, 'lease-dir' | 'etcd-prefix' | 'kube-subnet-mgr' | 'kube-api-url' | 'kubeconfig-file'>,
-): string {
-  if (options['kube-subnet-mgr']) return `kubernetes ${String(options['kube-api-url'])} ${options['kubeconfig-file']}`
+export function storeNameOf(options: Pick<StoreOptions, 'lease-dir' | 'etcd-prefix' | 'kube-subnet-mgr'>): string {
+  if (options['kube-subnet-mgr']) return KUBERNETES
   const kind = storeKindOf(options)
   switch (kind) {
     case 'directory':
       return `${kind} ${realFolder(options['lease-dir'])}`
     case 'etcd':
-      return `${kind} ${options['etcd-prefix']}`
+      return presentStoreName(`${kind} ${options['etcd-prefix']}`)
   }
+}
+
+/**
+ * Returns the present name of a store for a name that a weftd of any version wrote. Older versions named the URL of the
+ * Kubernetes API and the path of the kubeconfig, and did not normalize the prefix in etcd.
+ */
+export function presentStoreName(name: string): string {
+  if (name.startsWith('kubernetes ')) return KUBERNETES
+  const [, prefix] = /^etcd (.*)$/s.exec(name) ?? []
+  return prefix === undefined ? name : `etcd ${posix.normalize(prefix).replace(/\/+$/, '')}`
 }
 
 /**
@@ -136,6 +147,7 @@ export async function readLastKnown(path: string, log: Log): Promise<LastKnown |
     if (expiresAt !== undefined && typeof expiresAt !== 'number') throw new Error('expiresAt is no number')
     return {
       ...rest,
+      store: presentStoreName(store),
       external: readExternalText(external),
       lease: decodeLease(...lease),
       leases: leases.map(([key, value]) => decodeLease(key, value)),

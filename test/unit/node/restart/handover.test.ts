@@ -339,6 +339,11 @@ describe('a daemon that runs', () => {
     await expect(enter(before)).rejects.toThrow("runs on this host for the store etcd /y; this one's is etcd /x")
     expect(before.asked).toEqual(['meet'])
   })
+
+  it('of an earlier version, which named its store in another way, hands over', async () => {
+    const handover = await enter(running({ meet: { ...ABOUT, store: 'etcd /x/' } }))
+    expect(await handover.predecessor()).toMatchObject({ store: 'etcd /x' })
+  })
 })
 
 describe('AppArmor or SELinux', () => {
