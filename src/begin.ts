@@ -54,7 +54,7 @@ export async function runDaemon(
     if (!(stopping.signal.reason instanceof Superseded)) notifier?.stopping()
   })
   void notifier?.forget(kept.map((_, place) => keptName(place)))
-  const store = storeNameOf(options.store)
+  const store = await storeNameOf(options.store)
   hostKernel.logTo(log)
   const node = createNode({ options: options.node, store, kernel: hostKernel, log, stopping, notifier })
   const handover = await enterHandover(handoverParts(node, options, kept))

@@ -82,7 +82,7 @@ async function resume(stopping = new AbortController()): Promise<never> {
     IPv6Network: 'fd00:5::/48',
     Backend: { Type: 'wireguard' },
   })
-  const known = { store: storeNameOf(options.store), config, lease, expiresAt: undefined, leases: [lease] }
+  const known = { store: await storeNameOf(options.store), config, lease, expiresAt: undefined, leases: [lease] }
   await writeLastKnown(lastKnownFile(options.node), {
     ...known,
     external: external as never,

@@ -3,9 +3,8 @@
 //
 // The file has leases in the format of the store, so that other versions of weft can read them.
 
-import { realpathSync } from 'node:fs'
-import { readFile, unlink } from 'node:fs/promises'
-import { posix, resolve } from 'node:path'
+import { readFile, readlink, unlink } from 'node:fs/promises'
+import { join, posix, resolve } from 'node:path'
 import { setImmediate } from 'node:timers/promises'
 import { messageOf } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -62,13 +61,37 @@ interface Written extends Omit<LastKnown, 'lease' | 'leases' | 'external'> {
 export const lastKnownFile = (options: Pick<NodeOptions, 'subnet-file'>): string =>
   `${options['subnet-file']}.last-known`
 
-/** Resolves symbolic links, because one folder can have many paths. */
-function realFolder(path: string): string {
-  try {
-    return realpathSync(path)
-  } catch {
-    return resolve(path) // the folder does not exist yet
+/** How long, in ms, a file server may take to resolve one part of a path. Packets wait for the result. */
+const ANSWER_MS = 500
+/** The maximum number of symbolic links in a path (Linux, MAXSYMLINKS). */
+const MOST_LINKS = 40
+
+/**
+ * Resolves symbolic links, because one folder can have many paths. Unlike realpath(3), accepts a folder that does not
+ * exist. If a file server does not answer, leaves the rest of the path as it is. `links` counts the links so far.
+ */
+async function realFolder(path: string, links = 0): Promise<string> {
+  const parts = path.split('/').filter((part) => part !== '')
+  let real = '/'
+  for (const [at, name] of parts.entries()) {
+    const here = join(real, name)
+    const target = await linkAt(here)
+    if (target === 'late' || links === MOST_LINKS) return join(real, ...parts.slice(at))
+    if (target) return realFolder(join(resolve(real, target.to), ...parts.slice(at + 1)), links + 1)
+    real = here
   }
+  return real
+}
+
+/** Returns the target of a symbolic link; undefined if the path is no link; `late` if a file server does not answer. */
+async function linkAt(path: string): Promise<{ readonly to: string } | 'late' | undefined> {
+  let timer: NodeJS.Timeout | undefined
+  const late = new Promise<'late'>((done) => (timer = setTimeout(() => done('late'), ANSWER_MS)))
+  const read = readlink(path).then(
+    (to) => ({ to }),
+    () => undefined,
+  )
+  return Promise.race([read, late]).finally(() => clearTimeout(timer))
 }
 
 /** The name of the Kubernetes API. The two spaces are there because older versions appended a URL and a path, or nothing. */
@@ -78,12 +101,14 @@ const KUBERNETES = 'kubernetes  '
  * Returns a name that identifies a store. The name has the prefix in etcd or the path of the lease directory. It does
  * not have the endpoints of etcd or the address of the Kubernetes API, which may change.
  */
-export function storeNameOf(options: Pick<StoreOptions, 'lease-dir' | 'etcd-prefix' | 'kube-subnet-mgr'>): string {
+export async function storeNameOf(
+  options: Pick<StoreOptions, 'lease-dir' | 'etcd-prefix' | 'kube-subnet-mgr'>,
+): Promise<string> {
   if (options['kube-subnet-mgr']) return KUBERNETES
   const kind = storeKindOf(options)
   switch (kind) {
     case 'directory':
-      return `${kind} ${realFolder(options['lease-dir'])}`
+      return `${kind} ${await realFolder(resolve(options['lease-dir']))}`
     case 'etcd':
       return presentStoreName(`${kind} ${options['etcd-prefix']}`)
   }

@@ -6,13 +6,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { expect, it } from 'vitest'
 import { leaseKey, type Lease } from '../../../../src/control/lease/lease.ts'
-import {
-  presentStoreName,
-  readLastKnown,
-  storeNameOf,
-  writeLastKnown,
-} from '../../../../src/node/restart/last-known.ts'
-import { optionsOf } from '../../../support/options.ts'
+import { readLastKnown, writeLastKnown } from '../../../../src/node/restart/last-known.ts'
 
 const quiet = (line: string): never => {
   throw new Error(line)
@@ -98,59 +92,4 @@ it.each([
   } finally {
     rmSync(folder, { recursive: true })
   }
-})
-
-const nameFor = (...flags: readonly string[]): string => storeNameOf(optionsOf(...flags).store)
-
-it.each([
-  [
-    'the Kubernetes API at another address',
-    ['--kube-subnet-mgr', '--kube-api-url', 'https://192.0.2.1:6443'],
-    ['--kube-subnet-mgr'],
-  ],
-  [
-    'another kubeconfig',
-    ['--kube-subnet-mgr', '--kubeconfig-file', '/etc/a'],
-    ['--kube-subnet-mgr', '--kubeconfig-file', '/etc/b'],
-  ],
-  ['etcd with a slash behind the prefix', ['--etcd-prefix', '/a/b/'], ['--etcd-prefix', '/a//b']],
-  [
-    'etcd at another address',
-    ['--etcd-endpoints', 'http://192.0.2.1:2379'],
-    ['--etcd-endpoints', 'http://192.0.2.2:2379'],
-  ],
-])('%s is the same store', (_what, some, others) => {
-  expect(nameFor(...some)).toBe(nameFor(...others))
-})
-
-it.each([
-  [
-    ['--etcd-prefix', '/a'],
-    ['--etcd-prefix', '/b'],
-  ],
-  [
-    ['--etcd-prefix', '/a'],
-    ['--etcd-prefix', 'a'],
-  ],
-  [
-    ['--lease-dir', '/a'],
-    ['--lease-dir', '/b'],
-  ],
-  [['--lease-dir', '/a'], ['--kube-subnet-mgr']],
-])('%j and %j are two stores', (some, others) => {
-  expect(nameFor(...some)).not.toBe(nameFor(...others))
-})
-
-// The names in the second column are those that weft 0.2.0 wrote.
-it.each([
-  [['--kube-subnet-mgr'], 'kubernetes  '],
-  [['--kube-subnet-mgr'], 'kubernetes https://192.0.2.1:6443 /etc/kubeconfig'],
-  [['--etcd-prefix', '/a/b'], 'etcd /a/b/'],
-  [['--lease-dir', '/no/such'], 'directory /no/such'],
-])('with %j reads the name that an earlier version wrote: %s', (flags, written) => {
-  expect(presentStoreName(written)).toBe(nameFor(...flags))
-})
-
-it('keeps the name of the Kubernetes API that earlier versions of weft accept in a pod', () => {
-  expect(nameFor('--kube-subnet-mgr')).toBe('kubernetes  ')
 })
