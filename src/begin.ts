@@ -14,7 +14,7 @@ import { leasesEqual } from './control/lease/lease.ts'
 import { resumeExternal, type ExternalInterface } from './host/external-interface.ts'
 import type { HostKernel } from './host/kernel.ts'
 import { hostKernel } from './host/netlink/host-kernel.ts'
-import { addressText, familiesOf, listed, type Family } from './net/address.ts'
+import { addressText, byFamily, familiesOf, familyOf, listed, type Addresses, type Family } from './net/address.ts'
 import { createBackend } from './node/choose.ts'
 import { openDataPaths } from './node/data-paths.ts'
 import { canForward, createNode, type ForwardingNode, type NewNode } from './node/node.ts'
@@ -135,7 +135,8 @@ async function resume(
     const external = await externalFor(known, node.options, familiesOf(config), kernel, silent)
     const publishedBefore = async () => known.lease.attrs
     const backend = await createBackend(config, external, engine, node.log, publishedBefore, inheritable, kernel)
-    const attrs = await backend.prepare(signal)
+    const prepared = await backend.prepare(signal)
+    const attrs = { ...prepared, publicIp: asPublished(prepared.publicIp, known) }
     const lease = { ...known.lease, attrs, expiresAt: known.expiresAt, revision: 0n }
     if (!leasesEqual(lease, known.lease)) return 'nothing'
     const view = new Map(known.leases.map((each) => [each.key, each]))
@@ -168,6 +169,18 @@ async function resume(
     return isWeftError(error) && error.code !== 'CONFIG' ? 'failed' : 'nothing'
   }
 }
+
+/**
+ * Returns the addresses that the previous process published for a node with the addresses `own`. They can be other ones,
+ * because an operator may have replaced them in the store (an annotation in Kubernetes).
+ */
+const asPublished = (own: Addresses, { external, lease }: LastKnown): Addresses =>
+  byFamily(
+    listed(own).map((address) => {
+      const family = familyOf(address)
+      return address === external?.publicIp[family] ? (lease.attrs.publicIp[family] ?? address) : address
+    }),
+  )
 
 /**
  * Returns the external interface that the previous process used, even if this host has no default route. If that

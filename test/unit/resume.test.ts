@@ -74,7 +74,7 @@ beforeEach(() => (folder = mkdtempSync(join(tmpdir(), 'weft-resume-'))))
 afterEach(() => rmSync(folder, { recursive: true, force: true }))
 
 /** Runs a daemon whose last known state is in its file. */
-async function resume(stopping = new AbortController()): Promise<never> {
+async function resume(published = publicIp, stopping = new AbortController()): Promise<never> {
   const options = optionsOf('--subnet-file', join(folder, 'subnet.env'), '--lease-dir', folder)
   const config = JSON.stringify({
     Network: '10.5.0.0/16',
@@ -82,7 +82,14 @@ async function resume(stopping = new AbortController()): Promise<never> {
     IPv6Network: 'fd00:5::/48',
     Backend: { Type: 'wireguard' },
   })
-  const known = { store: await storeNameOf(options.store), config, lease, expiresAt: undefined, leases: [lease] }
+  const before = { ...lease, attrs: { ...lease.attrs, publicIp: published } }
+  const known = {
+    store: await storeNameOf(options.store),
+    config,
+    lease: before,
+    expiresAt: undefined,
+    leases: [before],
+  }
   await writeLastKnown(lastKnownFile(options.node), {
     ...known,
     external: external as never,
@@ -121,4 +128,33 @@ it('ends with a defect in the loop of the data path, as a node whose loops all r
     )
   }
   await expect(resume()).rejects.toBe(defect)
+})
+
+it('forwards if an operator had replaced the address that the node publishes, by an annotation in the store', async () => {
+  const stop = new Error('enough')
+  const published = { ...publicIp, ipv4: parseIpv4('203.0.113.7')! }
+  let seen: unknown
+  begun.with = async (node) => {
+    seen = canForward(node) && node.attrs.publicIp
+    throw stop
+  }
+  await expect(resume(published)).rejects.toBe(stop)
+  expect(seen).toEqual(published)
+})
+
+it('does not forward if the node has another address of its own than the one it published', async () => {
+  const stop = new Error('enough')
+  let forwards: unknown
+  begun.with = async (node) => {
+    forwards = canForward(node)
+    throw stop
+  }
+  const { ipv4 } = external.publicIp
+  external.publicIp = { ...publicIp, ipv4: parseIpv4('192.0.2.2')! }
+  try {
+    await expect(resume(external.publicIp)).rejects.toBe(stop)
+  } finally {
+    external.publicIp = { ...publicIp, ipv4 }
+  }
+  expect(forwards).toBe(false)
 })
