@@ -97,11 +97,22 @@ export class LeaseFiles {
     const path = join(this.#temporaries, `clock.${this.#identity}`)
     return call(async () => {
       if (this.#isClosed) throw new Error('it was closed')
-      // The file is not truncated before the write, because a full disk only allows overwriting an existing byte.
-      return using(await open(path, constants.O_WRONLY | constants.O_CREAT, 0o644), async (file) => {
-        await file.write('.', 0)
-        return (await file.stat()).mtimeMs
-      })
+      try {
+        // The file is not truncated before the write, because a full disk only allows overwriting an existing byte.
+        return await using(await open(path, constants.O_WRONLY | constants.O_CREAT, 0o644), async (file) => {
+          await file.write('.', 0)
+          return (await file.stat()).mtimeMs
+        })
+      } catch (error) {
+        if (!isFull(error)) throw error
+        // A full disk has no block for the first byte of a new file. But the creation of an empty file needs no block,
+        // and gives the file a time too.
+        const empty = `${path}.${this.#temporaryCount++}`
+        return using(await open(empty, constants.O_WRONLY | constants.O_CREAT, 0o644), async (file) => {
+          await unlink(empty)
+          return (await file.stat()).mtimeMs
+        })
+      }
     })
   }
 

@@ -1,10 +1,10 @@
 // lease-files.test.ts - makes the lease directory: reports that it was missing, and the true reason if it cannot be made.
 
-import { execFileSync } from 'node:child_process'
+import { execFileSync, spawnSync } from 'node:child_process'
 import { existsSync, mkdirSync, mkdtempSync, readdirSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { afterEach, beforeEach, expect, it } from 'vitest'
+import { afterEach, beforeEach, expect, it, vi } from 'vitest'
 import { LeaseFiles } from '../../../../../src/control/store/directory/lease-files.ts'
 
 let folder: string
@@ -81,4 +81,21 @@ it('makes no folder in a directory without configuration and leases, because its
   renameSync(away, folder)
   expect(await now()).toBeGreaterThan(0)
   await files.close()
+})
+
+it.skipIf(process.getuid?.() !== 0)('knows the time on a full disk, also a process that starts there', async () => {
+  execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=64k', 'tmpfs', folder])
+  try {
+    await use(folder)
+    const fill = spawnSync('dd', ['if=/dev/zero', `of=${folder}/fill`, 'bs=4k'])
+    expect(fill.stderr.toString()).toMatch(/No space left/)
+    const files = new LeaseFiles(folder)
+    const now = () => files.doing(STOPS_NEVER, () => files.now())
+    const first = await now()
+    expect(Math.abs(first - Date.now())).toBeLessThan(5_000)
+    await vi.waitFor(async () => expect(await now()).toBeGreaterThan(first))
+    await files.close()
+  } finally {
+    execFileSync('umount', [folder])
+  }
 })
