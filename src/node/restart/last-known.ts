@@ -83,7 +83,7 @@ async function realFolder(path: string, links = 0): Promise<string> {
   return real
 }
 
-/** Returns the target of a symbolic link; undefined if the path is no link; `late` if a file server does not answer. */
+/** Returns the target of a symbolic link; undefined if the path is not a link; `late` if a file server does not answer. */
 async function linkAt(path: string): Promise<{ readonly to: string } | 'late' | undefined> {
   let timer: NodeJS.Timeout | undefined
   const late = new Promise<'late'>((done) => (timer = setTimeout(() => done('late'), ANSWER_MS)))

@@ -10,7 +10,7 @@ import { optionsOf } from '../../../support/options.ts'
 /** Calls for paths below this folder never end, as on a file server that is gone. */
 let gone = '/nowhere'
 vi.mock('node:fs/promises', async (load) => {
-  const real = await load<typeof import('node:fs/promises')>()
+  const real = await load<{ readlink(path: string): Promise<string> }>()
   const readlink = (path: string): Promise<string> =>
     path.startsWith(`${gone}/`) ? new Promise(() => {}) : real.readlink(path)
   return { ...real, readlink }
