@@ -128,7 +128,7 @@ const PREFIX = 'DOCKER_OPT_'
 /**
  * Formats the file with Docker's options from the variables of subnet.env. A missing variable gives no option.
  * DOCKER_OPT_* variables of the environment become options too, and options in the combined variable of the environment
- * are kept before the new options. The options switch Docker's masquerading on only if flannel does not masquerade.
+ * are kept before the new options, with two spaces after them as in flannel's script. The options switch Docker's masquerading on only if flannel does not masquerade.
  * Throws WeftError USAGE if FLANNEL_IPMASQ is neither true nor false.
  */
 function formatDockerOpts(env: Readonly<Record<string, string | undefined>>, wish: DockerOptsWish): string {
@@ -150,7 +150,9 @@ function formatDockerOpts(env: Readonly<Record<string, string | undefined>>, wis
   const sorted = [...options].toSorted(([a], [b]) => (a < b ? -1 : 1))
   const lines: string[] = []
   if (wish.individual) for (const [name, option] of sorted) lines.push(`${PREFIX}${name}="${option}"`)
-  if (wish.combined)
-    lines.push(`${wish.key}="${[env[wish.key] ?? '', ...sorted.map(([, option]) => option)].join(' ')}"`)
+  if (wish.combined) {
+    const kept = env[wish.key] ? `${env[wish.key]} ` : ''
+    lines.push(`${wish.key}="${kept}${sorted.map(([, option]) => ` ${option}`).join('')}"`)
+  }
   return lines.map((line) => `${line}\n`).join('')
 }

@@ -79,8 +79,9 @@ describe('weft docker-opts', () => {
   })
 
   it.each([
-    [['-c'], { DOCKER_OPTS: '--debug' }, `DOCKER_OPTS="--debug${ALL.slice(1)}`],
-    [['-c', '-k', 'MINE'], { MINE: '-x -y', DOCKER_OPTS: '--debug' }, `MINE="-x -y${ALL.slice(1)}`],
+    [['-c'], { DOCKER_OPTS: '--debug' }, `DOCKER_OPTS="--debug ${ALL.slice(1)}`],
+    [['-c', '-k', 'MINE'], { MINE: '-x -y', DOCKER_OPTS: '--debug' }, `MINE="-x -y ${ALL.slice(1)}`],
+    [['-c', '-k', 'MINE'], { MINE: '', DOCKER_OPTS: '--debug' }, `MINE=${ALL}`],
     [
       ['-ic'],
       { DOCKER_OPT_DNS: '--dns=192.0.2.1', DOCKER_OPT_A: '-a', DOCKER_OPT_MTU: '--mtu=9' },
@@ -89,6 +90,11 @@ describe('weft docker-opts', () => {
     ],
   ])('%j keeps what the environment has, %j', async (args, environment, expected) => {
     expect(await make(args, undefined, environment)).toBe(expected)
+  })
+
+  it("ends the kept options with a space if there are no others, as flannel's script does", async () => {
+    expect(await make(['-c'], '', { DOCKER_OPTS: '--debug' })).toBe('DOCKER_OPTS="--debug "\n')
+    expect(await make(['-c'], '')).toBe('DOCKER_OPTS=""\n')
   })
 
   it.each([
