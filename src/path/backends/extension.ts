@@ -36,20 +36,27 @@ type Variables = Readonly<Record<string, string>>
 const VARIABLES = { ipv4: ['SUBNET', 'PUBLIC_IP'], ipv6: ['IPV6SUBNET', 'PUBLIC_IPV6'] } as const
 
 /**
- * Splits a command at white space, and then replaces `$NAME` and `${NAME}` in each word. Because the split comes first,
- * a value with spaces stays one word.
+ * Splits a command at white space, and then replaces variables in each word by the rules of Go's os.Expand. Because the
+ * split comes first, a value with spaces stays one word.
  */
 export function wordsOf(command: string, variables: Variables): string[] {
-  const value = (name: string): string => variables[name] ?? process.env[name] ?? ''
+  const values = new Map(Object.entries({ ...process.env, ...variables }))
   return command
     .split(/\s+/)
     .filter((word) => word !== '')
     .map((word) =>
-      word.replaceAll(/\$(?:\{(\w+)\}|(\w+))/g, (_all, braced?: string, plain?: string) =>
-        value(braced ?? plain ?? ''),
+      word.replaceAll(
+        VARIABLE,
+        (_all, ...[braced, special, plain]: (string | undefined)[]) =>
+          values.get(braced ?? special ?? plain ?? '') ?? '',
       ),
     )
 }
+/**
+ * Matches a variable as Go's os.Expand does (go.dev/src/os/env.go, getShellName): any text in braces, one of the shell's
+ * special characters, or a name. Go removes an opening brace that no closing brace follows.
+ */
+const VARIABLE = /\$(?:\{([^}]*)\}|\{|([*#$@!?\-\d])|(\w+))/g
 
 export function createExtensionBackend({
   config,

@@ -21,6 +21,12 @@ it.each([
   ['add $SUBNET ${PUBLIC_IP}x $NONE. $', ['add', '10.5.2.0/24', '192.0.2.2x', '.', '$']],
   // A value stays one word, regardless of its content.
   ['say $SPACED', ['say', 'two words']],
+  // The results of Go's os.Expand, by which flanneld replaces variables.
+  ['$$SUBNET $$ $1x ${1} $10', ['SUBNET', '', 'x', '', '0']],
+  ['${SUBNET:-none} ${NONE-x}y ${SUBNET', ['', 'y', 'SUBNET']],
+  ['$?! $*a $@ $#b $-c $!d', ['!', 'a', '', 'b', 'c', 'd']],
+  ['${}a ${$} $/b $.c $}d $SUBNET/x', ['a', '', '$/b', '$.c', '$}d', '10.5.2.0/24/x']],
+  ['$toString ${constructor}', ['', '']],
 ])('the command %j has the words %j', (command, words) => {
   vi.stubEnv('SPACED', 'two words')
   vi.stubEnv('NONE', undefined)
