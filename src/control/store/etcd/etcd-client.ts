@@ -50,7 +50,9 @@ interface WatchMethod {
  * Warns about given options that have no effect, such as certificates for endpoints without TLS. flanneld's client
  * ignores these options silently.
  */
-function warnOfUnused(hosts: Hosts, { certFile, keyFile, caFile, log }: EtcdOptions): void {
+function warnOfUnused(hosts: Hosts, { certFile, keyFile, caFile, username, password, log }: EtcdOptions): void {
+  if ((username === '') !== password.isEmpty)
+    log?.warn('a user of etcd needs a password: --etcd-username and --etcd-password are used together only')
   if ((certFile === '') !== (keyFile === ''))
     log?.warn('a client certificate needs its key: --etcd-certfile and --etcd-keyfile are used together only')
   const plain = [...hosts].flatMap(([host, isTls]) => (isTls ? [] : [host]))
@@ -79,6 +81,11 @@ const aborted = (signal: AbortSignal): Promise<never> =>
 
 export class EtcdClient {
   readonly #options: EtcdOptions
+  /**
+   * True if weftd has a user's name and password. Like etcd's client in Go (client/v3/client.go), weftd ignores one
+   * without the other, and etcd may then know the user by the client certificate.
+   */
+  readonly #hasUser: boolean
 
   /** Aborts when the client is closed; this ends a pending request for a token. */
   readonly #closing = new AbortController()
@@ -100,7 +107,8 @@ export class EtcdClient {
     this.#options = options
     const hosts = hostsOf(options)
     warnOfUnused(hosts, options)
-    this.#asUser = options.username !== ''
+    this.#hasUser = options.username !== '' && !options.password.isEmpty
+    this.#asUser = this.#hasUser
     this.#choice = new EndpointChoice(hosts, options, () => {
       for (const stream of this.#streams) stream.cancel()
     })
@@ -176,7 +184,7 @@ export class EtcdClient {
       return true
     }
     const hasNone = wasUser && /authentication is not enabled/.test(message)
-    const hasSome = !wasUser && this.#options.username !== '' && /user name is empty/.test(message)
+    const hasSome = !wasUser && this.#hasUser && /user name is empty/.test(message)
     if (!hasNone && !hasSome) return false
     if (this.#asUser !== wasUser) return true // another call has already noticed the change
     if (hasNone)

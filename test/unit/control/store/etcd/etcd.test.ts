@@ -60,6 +60,29 @@ const NOTHING = Buffer.alloc(0)
 /** A member that serves all calls. */
 const well = ({ method }: Call): Answer => (method === 'KV/Range' ? WELL : NOTHING)
 
+describe('a user', () => {
+  it.each([
+    ['root', '', []],
+    ['', 'sesame', []],
+    ['root', 'sesame', ['Auth/Authenticate']],
+  ])('with the name %j and the password %j authenticates only if both are given', async (username, password, asked) => {
+    const refusing = await member((call) =>
+      call.method.startsWith('Auth/')
+        ? { status: status.INVALID_ARGUMENT, message: 'authentication failed' }
+        : well(call),
+    )
+    const warnings: string[] = []
+    const log = { warn: (message: string) => void warnings.push(message) }
+    const store = open([refusing], { username, password: new Secret(password), log })
+    const listing = store.list(over.signal)
+    await (asked.length > 0
+      ? expect(listing).rejects.toMatchObject({ code: 'STORE' })
+      : expect(listing).resolves.toMatchObject({ entries: [] }))
+    expect(refusing.calls.filter((method) => method.startsWith('Auth/'))).toEqual(asked)
+    expect(warnings).toHaveLength(asked.length > 0 ? 0 : 1)
+  })
+})
+
 describe('an endpoint that refuses calls', () => {
   it.each([
     ['a learner of etcd 3.6', status.FAILED_PRECONDITION, 'etcdserver: rpc not supported for learner'],
