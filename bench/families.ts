@@ -192,7 +192,7 @@ async function sample(path: Path, nodes: number): Promise<Sample> {
       ...(checkout === undefined ? {} : { checkout }),
     })
     const pid = daemon.process.pid as number
-    const peers = countLines(daemon, backend === 'vxlan' ? 'Received Subnet Event' : 'Subnet added')
+    const peers = countLines(daemon, backend === 'vxlan' ? 'Received Subnet Event' : 'Subnet added: 10.')
     await peers.until(nodes)
     const start = (performance.now() - began) / 1000
     const { user, system } = cpuPartsOf(pid)

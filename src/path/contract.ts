@@ -24,6 +24,15 @@ export interface BackendParts<T extends BackendType = BackendType> {
   readonly log: Log
 }
 
+/** flanneld's log lines for peers. */
+export interface PeerWords {
+  /** The line that weftd logs before it follows the leases. */
+  readonly watching: string
+  /** Returns the lines for a lease of a peer that was added or has changed. */
+  readonly added: (lease: Lease) => readonly string[]
+  readonly removed: (lease: Lease) => readonly string[]
+}
+
 export interface Backend {
   /** The backend's type as in the network configuration, such as `udp`. */
   readonly name: string
@@ -57,11 +66,8 @@ export interface Backend {
   readonly isSealed?: boolean
   /** The external interface as the last `prepare` found it. */
   readonly external: ExternalInterface
-  /**
-   * The functions that return the log lines for a peer's lease that is added or removed. Left out by backends whose log
-   * lines are flanneld's usual ones, such as `Subnet added: ...`.
-   */
-  readonly words?: { readonly added: (lease: Lease) => string; readonly removed?: (lease: Lease) => string }
+  /** flanneld's log lines for peers, if they differ from those that flanneld logs with most backends. */
+  readonly words?: Partial<PeerWords>
   /**
    * Returns the attributes that this node publishes in its lease, for the current state of the host. The daemon calls
    * `prepare` again each time before it opens the data path. `prepare` must not change a device or route with which an

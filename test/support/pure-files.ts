@@ -30,6 +30,7 @@ export const PURE: readonly string[] = [
   'path/engine/reference/bucket.ts',
   'path/engine/reference/drops.ts',
   'node/restart/open-path.ts',
+  'path/backends/peer-words.ts',
   'path/backends/wireguard/admission.ts',
   'path/backends/wireguard/cookie.ts',
   'path/backends/wireguard/deadlines.ts',

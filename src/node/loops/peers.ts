@@ -5,11 +5,13 @@ import { followLeases } from '../../control/lease/follow.ts'
 import { isOfOneNode, leasesEqual, type Lease } from '../../control/lease/lease.ts'
 import { withLatePromise } from '../../host/bell.ts'
 import { addressText, netsOverlap, netText } from '../../net/address.ts'
+import type { PeerWords } from '../../path/contract.ts'
 import { LATE_MS, touch, type Node } from '../node.ts'
 
-const WORDS = {
-  added: ({ subnet }: Lease): string => `Subnet added: ${netText(subnet)}`,
-  removed: ({ subnet }: Lease): string => `Subnet removed: ${netText(subnet)}`,
+const WORDS: PeerWords = {
+  watching: 'Watching for new subnet leases',
+  added: ({ subnet }) => [`Subnet added: ${netText(subnet)}`],
+  removed: ({ subnet }) => [`Subnet removed: ${netText(subnet)}`],
 }
 
 export async function keepPeers(node: Node): Promise<never> {
@@ -20,7 +22,7 @@ export async function keepPeers(node: Node): Promise<never> {
   const isOwn = ({ key, attrs, subnet }: Lease): boolean =>
     key === node.lease.key || (isOfOneNode(attrs, node.attrs) && netsOverlap(subnet, node.lease.subnet))
   const say = { ...WORDS, ...node.backend.words }
-  log.info('Watching for new subnet leases')
+  log.info(say.watching)
   signal.addEventListener('abort', () => log.info('evts chan closed'), { once: true }) // flanneld logs this at its end
   const following = followLeases(manager.source, {
     log,
@@ -53,8 +55,9 @@ export async function keepPeers(node: Node): Promise<never> {
       await applyPeers(node, applying)
       // Log the changes of leases only after the data path has them, because a program that reads such a log line may
       // send packets to the peer immediately.
-      for (const lease of [...added, ...changed]) if (!isOwn(lease)) log.info(say.added(lease))
-      for (const lease of removed) if (!isOwn(lease)) log.info(say.removed(lease))
+      const peers = (leases: readonly Lease[]) => leases.filter((lease) => !isOwn(lease))
+      for (const line of peers([...added, ...changed]).flatMap(say.added)) log.info(line)
+      for (const line of peers(removed).flatMap(say.removed)) log.info(line)
       node.learnt.ring()
     }
     // Compare this node's own lease with the store's after every report, even if the report does not name the lease.

@@ -27,6 +27,7 @@ import type { Settings } from '../catalog.ts'
 import type { Backend, BackendParts, DataPath, PathPeer } from '../contract.ts'
 import { PeerFilter, unusableIn } from '../tunnel/peer-filter.ts'
 import { peerAtHost } from './peer-at-host.ts'
+import { hostWords } from './peer-words.ts'
 
 const TYPE = 'extension'
 const LOG_AFTER_MS = 10_000
@@ -75,6 +76,7 @@ export function createExtensionBackend({
     // The operator's commands make all routes, and weftd cannot tell these from leftovers of an earlier run. So weftd
     // removes leftovers only before it runs the commands.
     routesByOthers: true,
+    words: hostWords(['ipv4']), // flanneld logs only the IPv4 subnet
     get external() {
       return external
     },

@@ -9,9 +9,10 @@ import { currentExternal } from '../../host/external-interface.ts'
 import { FollowedLink } from '../../host/links.ts'
 import { familiesOf, type Family, type Net } from '../../net/address.ts'
 import type { Backend, BackendParts, DataPath, PathSide } from '../contract.ts'
-import { ROUTE_WORDS, type NextHop } from '../device/route-sync.ts'
+import type { NextHop } from '../device/route-sync.ts'
 import { checkFamily } from '../device/tun-device.ts'
 import { PeerFilter } from '../tunnel/peer-filter.ts'
+import { hostWords } from './peer-words.ts'
 import { RoutedPath, type RoutedParts } from './routed-path.ts'
 
 const TYPE = 'host-gw'
@@ -26,7 +27,7 @@ export function createHostGwBackend({ config, external: found, kernel, log }: Ba
     get external() {
       return external
     },
-    words: ROUTE_WORDS,
+    words: hostWords(familiesOf(config)),
     async prepare(): Promise<LeaseAttrs> {
       external = await currentExternal(kernel, external)
       const behindNat = familiesOf(config).find(

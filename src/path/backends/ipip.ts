@@ -14,9 +14,10 @@ import { KINDS } from '../catalog.ts'
 import type { Backend, BackendParts, DataPath, PathSide } from '../contract.ts'
 import { deviceState } from '../device/device-state.ts'
 import { findEarlier } from '../device/flannel-devices.ts'
-import { ROUTE_WORDS, type NextHop } from '../device/route-sync.ts'
+import type { NextHop } from '../device/route-sync.ts'
 import { PeerFilter } from '../tunnel/peer-filter.ts'
 import { IpipDevice, OTHER_TYPE } from './ipip-device.ts'
+import { hostWords } from './peer-words.ts'
 import { RoutedPath, type RoutedParts } from './routed-path.ts'
 
 const TYPE = 'ipip'
@@ -35,7 +36,7 @@ export function createIpipBackend({ config, settings, external: found, kernel, l
     get external() {
       return external
     },
-    words: ROUTE_WORDS,
+    words: hostWords(['ipv4']),
     async prepare(): Promise<LeaseAttrs> {
       external = await currentExternal(kernel, external)
       carryIpv4Alone(NEEDS, config, log)

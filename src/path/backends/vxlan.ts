@@ -27,13 +27,13 @@ const { outside } = KINDS.vxlan
  * Returns flanneld's log line for a peer's lease. flanneld logs the same line when the lease is added and when it is
  * removed (pkg/backend/vxlan, pkg/lease).
  */
-const describe = ({ attrs: { backendType, publicIp, backendData, backendV6Data } }: Lease): string => {
+const describe = ({ attrs: { backendType, publicIp, backendData, backendV6Data } }: Lease): readonly string[] => {
   const json = (data: unknown): string => (data === undefined ? '(nil)' : JSON.stringify(data))
   const ipv6 = publicIp.ipv6 === undefined ? '(nil)' : formatIpv6(publicIp.ipv6)
-  return (
+  return [
     `Received Subnet Event with VxLan: BackendType: ${backendType}, PublicIP: ${formatIpv4(publicIp.ipv4 ?? 0)}, PublicIPv6: ${ipv6}, ` +
-    `BackendData: ${json(backendData)}, BackendV6Data: ${json(backendV6Data)}`
-  )
+      `BackendData: ${json(backendData)}, BackendV6Data: ${json(backendV6Data)}`,
+  ]
 }
 
 export interface VxlanBackendOptions extends TunnelOptions<'vxlan'> {
@@ -100,7 +100,7 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
     get tunNames() {
       return carrier?.tunNames
     },
-    words: { added: describe, removed: describe },
+    words: { watching: 'watching for new subnet leases', added: describe, removed: describe },
     async prepare(signal): Promise<LeaseAttrs> {
       external = await currentExternal(kernel, external)
       checkNetwork(config, external.address, calm)

@@ -13,9 +13,11 @@ import {
   familiesOf,
   FAMILY_NAMES,
   formatAddress,
+  formatNet,
   isLinkLocal,
+  listed,
   netsOf,
-  netText,
+  onlyOf,
   type Family,
 } from '../../net/address.ts'
 import { KINDS } from '../catalog.ts'
@@ -24,6 +26,7 @@ import { checkFamily } from '../device/tun-device.ts'
 import { unusableReason } from '../tunnel/peer-filter.ts'
 import type { TunnelOptions } from '../tunnel/tunnel-options.ts'
 import { checkNetwork } from '../tunnel/tunnel.ts'
+import { addedLines, removedLines } from './peer-words.ts'
 import { endpointText, type WireguardPeer } from './wireguard-device.ts'
 import { chooseCarrier, type Carrier } from './wireguard/carrier.ts'
 import { endOf, endpointIn, outerFamily, type Ports } from './wireguard/endpoint.ts'
@@ -57,7 +60,10 @@ export function createWireguardBackend(options: Parts): Backend {
     get tunNames() {
       return backend.tunNames
     },
-    words: { added: (peer) => backend.addedLine(peer) },
+    words: {
+      added: (peer) => backend.addedLines(peer),
+      removed: (peer) => removedLines(peer, familiesOf(options.config)),
+    },
     prepare: () => backend.prepare(),
     needs: () => backend.needs(),
     plan: (lease) => backend.plan(lease),
@@ -107,10 +113,17 @@ class WireguardBackend {
     return this.#carrier === 'userspace' ? this.devices : undefined
   }
 
-  addedLine(peer: Lease): string {
-    const [family] = familiesOf(peer.subnet)
-    const end = peer.attrs.backendType === TYPE && family ? this.#endIn(peer, family) : undefined
-    return `Subnet added: ${netText(peer.subnet)}${end ? ` via ${endpointText(end.endpoint)}` : ''}`
+  /** Returns flanneld's lines for a peer (pkg/backend/wireguard/wireguard_network.go). */
+  addedLines(peer: Lease): readonly string[] {
+    const textOf = (lease: Lease): string | undefined => {
+      const [family] = familiesOf(lease.subnet)
+      const end = lease.attrs.backendType === TYPE && family ? this.#endIn(lease, family) : undefined
+      return end && endpointText(end.endpoint)
+    }
+    if (!this.#isOneDevice) return addedLines(peer, this.#families, textOf)
+    const end = textOf(peer)
+    const nets = listed(onlyOf(this.#families, peer.subnet)).map(formatNet)
+    return [`Subnet(s) added: [${nets.join(' ')}]${end === undefined ? '' : ` via ${end}`}`]
   }
 
   async prepare(): Promise<LeaseAttrs> {

@@ -7,11 +7,10 @@
 
 import type { WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
-import type { Lease } from '../../control/lease/lease.ts'
 import { errnoOf } from '../../host/kernel-errors.ts'
 import type { Change, Device, HostKernel, Route } from '../../host/kernel.ts'
 import { isReplaceable, USUAL_METRIC, type FollowedLink } from '../../host/links.ts'
-import { addressText, familyOf, netText, parseAddress, parseNet, type Address, type Net } from '../../net/address.ts'
+import { familyOf, parseAddress, parseNet, type Address, type Net } from '../../net/address.ts'
 
 /** The maximum number of routes that weftd names when it logs several routes for one reason. */
 const NAMED = 5
@@ -83,14 +82,6 @@ export function partOf<T>(all: ReadonlyMap<string, T>, keys: Iterable<string>): 
 }
 
 const devicesOf = (hops: NextHops): ReadonlySet<FollowedLink> => new Set([...hops.values()].map(({ device }) => device))
-
-/**
- * The functions that make the log lines for peers in backends that route to the peer's host; the text is flanneld's
- * (pkg/backend/route_network.go).
- */
-export const ROUTE_WORDS = {
-  added: ({ subnet, attrs }: Lease): string => `Subnet added: ${netText(subnet)} via ${addressText(attrs.publicIp)}`,
-}
 
 export class RouteSync {
   readonly #network: Net

@@ -6,6 +6,7 @@ import { createBell } from '../../../../src/host/bell.ts'
 import { applyPeers } from '../../../../src/node/loops/peers.ts'
 import {
   installRig,
+  backend,
   dataPaths,
   details,
   ended,
@@ -89,6 +90,21 @@ it("logs flanneld's first and last lines about its loops at the same places as f
   expect(at('Running backend.')).toBeGreaterThan(0)
   expect(at('Watching for new subnet leases')).toBe(at('Running backend.') + 1)
   expect(lines.at(-1)).toBe('I evts chan closed')
+})
+
+it('logs the lines that the backend has for its peers', async () => {
+  const words = { watching: 'watching', added: () => ['one', 'two'], removed: () => ['three'] }
+  store.put('10.5.0.64-26', value('192.0.2.2'))
+  start({ backend: { ...backend, words } })
+  await ready()
+  store.remove('10.5.0.64-26')
+  await until(() => logged(/three/))
+  expect(lines.filter((line) => /^I (watching|one|two|three)$/.test(line))).toEqual([
+    'I watching',
+    'I one',
+    'I two',
+    'I three',
+  ])
 })
 
 it('keeps its peers when most of them vanish together, until a listing 30 s later still lacks them', async () => {

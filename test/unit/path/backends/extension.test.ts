@@ -80,6 +80,10 @@ describe('a command that takes long', () => {
   }
   const own = { ...lease(1), expiresAt: undefined, revision: 1n }
 
+  it('logs a peer like flanneld, with its address', () => {
+    expect(backend({}).words?.added?.(lease(2))).toEqual(['Subnet added: 10.5.2.0/24 via 192.0.2.2'])
+  })
+
   it('has no time limit, and is logged with its peer while it still runs', async () => {
     vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout', 'performance'] })
     const given: (RunOptions | undefined)[] = []

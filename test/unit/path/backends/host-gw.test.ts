@@ -3,6 +3,7 @@
 import { expect, it } from 'vitest'
 import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
+import { decodeLease } from '../../../../src/control/lease/decode.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../../../src/net/ipv6.ts'
 import { createHostGwBackend } from '../../../../src/path/backends/host-gw.ts'
@@ -42,6 +43,8 @@ it.each([
     run: () => Promise.reject(new Error('host-gw runs no programs')),
     kernel,
   })
+  const peer = decodeLease('10.5.2.0-24&fd05:0:0:2::-64', '{"PublicIP":"192.0.2.2","PublicIPv6":"fd00::2"}')
+  expect(backend.words?.added?.(peer)).toHaveLength(hasIpv6 ? 2 : 1)
   const prepared = backend.prepare(new AbortController().signal)
   // A difference in a family that the network lacks has no effect.
   if (!hasIpv6) await expect(prepared).resolves.toMatchObject({ backendType: 'host-gw' })

@@ -253,6 +253,11 @@ it('warns once about a network that contains its own address, also after repeate
 
 /** Returns the endpoint of a peer in the log. */
 function endpointOf(backend: object, own: Addresses, peer: Addresses, port?: number): string {
+  return linesOf(backend, own, peer, port).added[0]!.replace(/^Subnet(\(s\))? added: .* via /, '')
+}
+
+/** Returns the log lines for a peer of both families. */
+function linesOf(backend: object, own: Addresses, peer: Addresses, port?: number) {
   const config = parseNetworkConfig(
     JSON.stringify({
       Network: '10.5.0.0/16',
@@ -273,8 +278,21 @@ function endpointOf(backend: object, own: Addresses, peer: Addresses, port?: num
   })
   const data = { PublicKey: KEY, ...(port === undefined ? {} : { Port: port }) }
   const attrs = { publicIp: peer, backendType: 'wireguard', backendData: data, backendV6Data: data }
-  return words!.added({ key: 'k', subnet: BOTH, attrs }).replace(/^Subnet added: \S+ via /, '')
+  const lease = { key: 'k', subnet: BOTH, attrs }
+  return { added: words!.added!(lease), removed: words!.removed!(lease) }
 }
+
+it.each([
+  [{}, ['10.5.1.0/24 via 192.0.2.2:51820', 'fd00:5:0:1::/64 via [2001:db8::2]:51821']],
+  [{ Mode: 'auto' }, ['[10.5.1.0/24 fd00:5:0:1::/64] via 192.0.2.2:51820']],
+])('with %j logs a peer like flanneld', (backend, texts) => {
+  const peer = { ipv4: parseIpv4('192.0.2.2')!, ipv6: parseIpv6('2001:db8::2')! }
+  const verb = texts.length > 1 ? 'Subnet added' : 'Subnet(s) added'
+  expect(linesOf(backend, publicIp, peer)).toEqual({
+    added: texts.map((text) => `${verb}: ${text}`),
+    removed: ['Subnet removed: 10.5.1.0/24', 'Subnet removed: fd00:5:0:1::/64'],
+  })
+})
 
 it.each([
   [{}, undefined, '192.0.2.2:51820'],
