@@ -103,6 +103,37 @@ export interface Outcome {
   readonly target: Target
 }
 
+/** A statement that passes packets to a program in a queue (NFQUEUE of iptables, `queue` of nftables). */
+export interface Queue {
+  /** The first and the last number of the queues among which the kernel chooses; undefined if weft cannot read them. */
+  readonly numbers: readonly [first: number, last: number] | undefined
+  /** True if the kernel accepts the packets if no program reads the queue. */
+  readonly isBypassed: boolean
+}
+
+/** The numbers of the queues that a program reads; undefined if weft cannot list them. */
+export type ReadQueues = ReadonlySet<number> | undefined
+
+/** Returns true if no program reads any of the queues of a statement, so that the kernel drops all its packets. */
+export function isUnread({ numbers, isBypassed }: Queue, read: ReadQueues): boolean {
+  if (!numbers || !read || isBypassed) return false
+  const [first, last] = numbers
+  return ![...read].some((number) => number >= first && number <= last)
+}
+
+/** Returns the possible actions of a rule that passes packets to a program, which may drop or accept each packet. */
+export function queueOutcomes(queue: Queue, read: ReadQueues, matches: Match): readonly Outcome[] {
+  const drop = { to: 'drop' } as const
+  if (isUnread(queue, read)) return [{ matches, target: drop }]
+  return [
+    { matches: undefined, target: drop },
+    { matches, target: { to: 'accept' } },
+  ]
+}
+
+/** The words after the text of a rule whose queue no program reads. */
+export const UNREAD_QUEUE = ' (no program reads this queue)'
+
 export interface FilterRule {
   readonly text: string
   /**

@@ -65,6 +65,8 @@ export interface Facts {
   readonly ip6tablesLegacy?: string | undefined
   /** The output of `nft list ruleset`; undefined if the command failed. */
   readonly nft: string | undefined
+  /** The numbers of the queues of netfilter that a program reads; undefined if this user may not list them. */
+  readonly queues?: ReadonlySet<number> | undefined
   /** The variables in the file subnet.env; undefined if the file does not exist. */
   readonly subnetEnv: Readonly<Record<string, string | undefined>> | undefined
   /**
@@ -180,6 +182,7 @@ export async function gatherFacts({
     readFile(file, 'utf8').then(parseEnv, () => undefined),
     storeAheadMs(status),
     getSysctl('net/bridge/bridge-nf-call-iptables'),
+    readQueues(),
     silence === undefined ? undefined : unlessRefused(unitState(run)),
   ])
   const [
@@ -195,6 +198,7 @@ export async function gatherFacts({
     subnetEnv,
     ahead,
     bridgeFilter,
+    queues,
     unit,
   ] = looked
   const isRoot = process.getuid?.() === 0
@@ -221,6 +225,7 @@ export async function gatherFacts({
     iptablesLegacy: iptables.legacy,
     ip6tablesLegacy: ip6tables?.legacy,
     nft,
+    queues,
     isForwarding: forwarding !== '0',
     subnetEnv,
     storeAheadMs: ahead,
@@ -416,6 +421,19 @@ const lacksNetAdminBy = (status: string): boolean => {
   const effective = /^CapEff:\s*([\da-f]+)$/m.exec(status)?.[1]
   return effective !== undefined && ((BigInt(`0x${effective}`) >> 12n) & 1n) === 0n
 }
+
+/**
+ * Lists the queues of netfilter that a program reads. Without the module nfnetlink_queue the kernel has no such list,
+ * and no program can read a queue. The first column of the list is the number of the queue (seq_show in
+ * net/netfilter/nfnetlink_queue.c).
+ */
+const readQueues = (): Promise<ReadonlySet<number> | undefined> =>
+  readFile('/proc/net/netfilter/nfnetlink_queue', 'utf8').then(queuesIn, (error: NodeJS.ErrnoException) =>
+    error.code === 'ENOENT' ? new Set<number>() : undefined,
+  )
+
+export const queuesIn = (text: string): ReadonlySet<number> =>
+  new Set([...text.matchAll(/^\s*(\d+)/gm)].map(([, number]) => Number(number)))
 
 async function tunProblem(): Promise<string | undefined> {
   try {

@@ -11,8 +11,11 @@ import {
   isProtocol,
   isState,
   isTranslated,
+  isUnread,
   isWithin,
   negatedIf,
+  queueOutcomes,
+  UNREAD_QUEUE,
   USUAL_HOPS,
   walkChain,
   type Chain,
@@ -20,6 +23,8 @@ import {
   type FilterRule,
   type Holds,
   type Outcome,
+  type Queue,
+  type ReadQueues,
   type SeenEffect,
   type Target,
   type Verdict,
@@ -81,12 +86,15 @@ export interface Listing {
   readonly walk: (packet: FilteredPacket) => readonly IptablesVerdict[]
 }
 
-/** Reads the output of `iptables-save -c`, of ip6tables-save, or of `iptables -S`, which has the table filter alone. */
-export function readListing(text: string): Listing {
+/**
+ * Reads the output of `iptables-save -c`, of ip6tables-save, or of `iptables -S`, which has the table filter alone.
+ * `read` are the queues that a program reads.
+ */
+export function readListing(text: string, read?: ReadQueues): Listing {
   const tables = tablesIn(text).map(([name, lines]) => ({
     name,
     text: lines.join('\n'),
-    chains: chainsOf(name, lines),
+    chains: chainsOf(name, lines, read),
   }))
   // If `nft` made rules that iptables cannot show, iptables-save writes only a comment about the table.
   const isShown = (table: string): boolean => !text.includes(`# Table \`${table}' is incompatible`)
@@ -123,7 +131,7 @@ function tablesIn(text: string): readonly (readonly [name: string, lines: readon
   return isTwice ? tables.slice(1) : tables
 }
 
-function chainsOf(table: string, lines: readonly string[]): ReadonlyMap<string, Chain> {
+function chainsOf(table: string, lines: readonly string[], read: ReadQueues): ReadonlyMap<string, Chain> {
   const where = table === 'filter' ? '' : `-t ${table} `
   const policies = new Map<string, string>()
   const rules = new Map<string, FilterRule[]>()
@@ -136,11 +144,13 @@ function chainsOf(table: string, lines: readonly string[]): ReadonlyMap<string, 
     else if (word === '-P' || word.startsWith(':')) policies.set(chain, policy)
     else if (word === '-A') {
       const words = wordsOf(rule)
+      const queue = queueIn(words)
+      const note = queue && isUnread(queue, read) ? UNREAD_QUEUE : ''
       const all = rules.get(chain) ?? []
       all.push({
-        text: `${where}${rule}`,
+        text: `${where}${rule}${note}`,
         packets: packets === undefined ? undefined : Number(packets),
-        outcomes: (packet) => outcomesOf(words, packet),
+        outcomes: (packet) => outcomesOf(words, packet, queue, read),
       })
       rules.set(chain, all)
     }
@@ -183,9 +193,23 @@ const DECIDED: ReadonlyMap<string, Target> = new Map<string, Target>([
   ['RETURN', { to: 'return' }],
 ])
 
-function outcomesOf(words: readonly string[], packet: FilteredPacket): readonly Outcome[] {
+function outcomesOf(
+  words: readonly string[],
+  packet: FilteredPacket,
+  queue: Queue | undefined,
+  read: ReadQueues,
+): readonly Outcome[] {
   const { matches, target } = matchOf(words, packet)
-  return matches === false || !target ? [] : [{ matches, target }]
+  if (matches === false || !target) return []
+  return queue ? queueOutcomes(queue, read, matches) : [{ matches, target }]
+}
+
+/** Reads the target of a rule that passes packets to a program, such as `-j NFQUEUE --queue-balance 0:3`. */
+function queueIn(words: readonly string[]): Queue | undefined {
+  const target = words[words.indexOf('-j') + 1]
+  if (target !== 'NFQUEUE' && target !== 'QUEUE') return undefined
+  const [, first = '0', last = first] = /--queue-(?:num|balance) (\d+)(?::(\d+))?/.exec(words.join(' ')) ?? []
+  return { numbers: [Number(first), Number(last)], isBypassed: words.includes('--queue-bypass') }
 }
 
 /**

@@ -68,7 +68,7 @@ const isBeforeTracking = ({ table, hook, base }: HostVerdict): boolean =>
 export const isSameChain = (one: HostVerdict, other: HostVerdict): boolean =>
   one.tool === other.tool && one.table === other.table && one.hook === other.hook && one.base === other.base
 
-type RuleFacts = Pick<Facts, 'iptables' | 'ip6tables' | 'iptablesLegacy' | 'ip6tablesLegacy' | 'nft'>
+type RuleFacts = Pick<Facts, 'iptables' | 'ip6tables' | 'iptablesLegacy' | 'ip6tablesLegacy' | 'nft' | 'queues'>
 
 const read = new WeakMap<RuleFacts, Partial<Record<Family, HostRules>>>()
 
@@ -84,10 +84,10 @@ function parseRules(facts: RuleFacts, family: Family): HostRules {
   const tool = isIpv4 ? 'iptables' : 'ip6tables'
   const [main, legacy] = isIpv4 ? [facts.iptables, facts.iptablesLegacy] : [facts.ip6tables, facts.ip6tablesLegacy]
   const listings = [
-    ...(main === undefined ? [] : [{ tool: isIpv4 ? '' : `${tool}: `, listing: readListing(main) }]),
-    ...(legacy === undefined ? [] : [{ tool: `${tool}-legacy: `, listing: readListing(legacy) }]),
+    ...(main === undefined ? [] : [{ tool: isIpv4 ? '' : `${tool}: `, listing: readListing(main, facts.queues) }]),
+    ...(legacy === undefined ? [] : [{ tool: `${tool}-legacy: `, listing: readListing(legacy, facts.queues) }]),
   ]
-  const ruleset = readRuleset(facts.nft ?? '')
+  const ruleset = readRuleset(facts.nft ?? '', facts.queues)
   const hidden = listings.flatMap(({ listing }) => chainsInNft(listing, isIpv4 ? 'ip' : 'ip6'))
   const walkAs = (packet: FilteredPacket): readonly HostVerdict[] => [
     ...listings

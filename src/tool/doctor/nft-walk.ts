@@ -18,7 +18,10 @@ import {
   isTranslated,
   isWithin,
   LONGEST_PACKET,
+  isUnread,
   negatedIf,
+  queueOutcomes,
+  UNREAD_QUEUE,
   walkChain,
   type Bridged,
   type Chain,
@@ -28,6 +31,8 @@ import {
   type Holds,
   type Match,
   type Outcome,
+  type Queue,
+  type ReadQueues,
   type Target,
   type Verdict,
 } from './chain-walk.ts'
@@ -68,8 +73,9 @@ interface Ruleset {
   readonly walk: (packet: FilteredPacket, hidden: readonly string[]) => readonly NftVerdict[]
 }
 
-export function readRuleset(ruleset: string): Ruleset {
-  const tables = tablesOf(ruleset).map((table) => ({ name: table.name, ...readTable(table) }))
+/** Reads the output of `nft list ruleset`. `read` are the queues that a program reads. */
+export function readRuleset(ruleset: string, read?: ReadQueues): Ruleset {
+  const tables = tablesOf(ruleset).map((table) => ({ name: table.name, ...readTable(table, read) }))
   return {
     walk: (packet, hidden) =>
       tables.flatMap(({ name, bases, chains }) => {
@@ -120,7 +126,10 @@ interface Table {
 export const tablesOf = (ruleset: string): readonly Table[] =>
   ruleset.split(/^(?=table )/m).map((text) => ({ name: /^table (\S+ \S+) \{/.exec(text)?.[1] ?? '', text }))
 
-function readTable({ name: table, text }: Table): {
+function readTable(
+  { name: table, text }: Table,
+  read: ReadQueues,
+): {
   readonly bases: readonly BaseChain[]
   readonly chains: ReadonlyMap<string, Chain>
 } {
@@ -147,10 +156,12 @@ function readTable({ name: table, text }: Table): {
       const words = tokensOf(rule)
       const packets = /\bcounter packets (\d+)/.exec(rule)?.[1]
       const isBridges = table.startsWith('bridge ')
+      const queue = queueIn(words)
+      const note = queue && isUnread(queue, read) ? UNREAD_QUEUE : ''
       return {
-        text: `${name}: ${rule.replace(/ packets \d+ bytes \d+/g, '')}`,
+        text: `${name}: ${rule.replace(/ packets \d+ bytes \d+/g, '')}${note}`,
         packets: packets === undefined ? undefined : Number(packets),
-        outcomes: (packet) => outcomesOf({ words, packet, sets, isBridges }),
+        outcomes: (packet) => outcomesOf({ words, packet, sets, isBridges, read }),
       }
     })
     chains.set(chain, { policy, policyText: `${name}: policy ${policy}`, rules })
@@ -243,6 +254,7 @@ interface Reading {
   readonly sets: ReadonlyMap<string, readonly string[]>
   /** True for a rule of the family bridge, whose interfaces are the ports of the bridge. */
   readonly isBridges: boolean
+  readonly read: ReadQueues
 }
 
 function outcomesOf(reading: Reading): readonly Outcome[] {
@@ -258,9 +270,8 @@ function outcomesOf(reading: Reading): readonly Outcome[] {
     if (target) return [...outcomes, ...targetOutcomes(reading, at, target, matches)]
     if (word === 'jump' || word === 'goto')
       return [...outcomes, { matches, target: { to: word, chain: words[at + 1] ?? '' } }]
-    // The statement `queue` passes the packet to a program, whose decision is not known. The program may drop the
-    // packet, so the rule counts as a drop rule that may match.
-    if (word === 'queue') return [...outcomes, { matches: undefined, target: { to: 'drop' } }]
+    const queue = word === 'queue' ? queueIn(words) : undefined
+    if (queue) return [...outcomes, ...queueOutcomes(queue, reading.read, matches)]
     const effect = effectAt(words, at)
     if (effect) outcomes.push({ matches, target: { to: 'continue', effect } })
     const statement = statementAt(words, at)
@@ -284,6 +295,16 @@ function outcomesOf(reading: Reading): readonly Outcome[] {
     at += width + compared.width
   }
   return outcomes
+}
+
+/** Reads the statement `queue` of a rule, such as `queue num 3` or `queue flags bypass to 0-3`. */
+function queueIn(words: readonly string[]): Queue | undefined {
+  const at = words.indexOf('queue')
+  if (at < 0) return undefined
+  const text = words.slice(at).join(' ')
+  const [, first, last = first] = /\b(?:num|to) (\d+)(?:-(\d+))?/.exec(text) ?? []
+  const numbers = first === undefined ? undefined : ([Number(first), Number(last)] as const)
+  return { numbers, isBypassed: /\bbypass\b/.test(text) }
 }
 
 /** Returns the outcomes of a rule from its target on, which is the word at index `at`. */

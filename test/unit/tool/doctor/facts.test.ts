@@ -3,7 +3,7 @@
 import { expect, it } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
 import type { Status } from '../../../../src/report/status.ts'
-import { gatherFacts } from '../../../../src/tool/doctor/facts.ts'
+import { gatherFacts, queuesIn } from '../../../../src/tool/doctor/facts.ts'
 import { soundDual, soundStatus } from '../../../support/facts.ts'
 import { ModelKernel } from '../../../support/model-kernel.ts'
 
@@ -48,3 +48,8 @@ it('reads the table filter alone if the host has no iptables-save', async () =>
     iptables: 'four',
     ip6tables: undefined,
   }))
+
+it('reads the numbers of the queues of netfilter', () => {
+  const text = '    7  31337     0 2 65531     0     0        0  1\n   10  -4242     3 2 65531     0     0        3  1\n'
+  expect([...queuesIn(text)]).toEqual([7, 10])
+})

@@ -511,3 +511,36 @@ it('reads the rules of one host and family once', () => {
   expect(readRules(facts, 'ipv6')).not.toBe(readRules(facts, 'ipv4'))
   expect(readRules({ ...facts }, 'ipv4')).not.toBe(readRules(facts, 'ipv4'))
 })
+
+describe('a queue for a program, such as an intrusion detection system', () => {
+  const iptables = (options: string): Partial<Facts> => ({
+    iptables: saved('filter', `-A FORWARD -j NFQUEUE --queue-${options}`),
+  })
+  const nft = (rule: string): Partial<Facts> => ({ nft: base('inet own', 'filter hook forward priority 0', rule) })
+
+  it.each([
+    ['num 7', iptables('num 7'), '-A FORWARD -j NFQUEUE --queue-num 7'],
+    ['balance 4:6', iptables('balance 4:6'), '-A FORWARD -j NFQUEUE --queue-balance 4:6'],
+    ['num 3', nft('queue num 3'), 'nft: inet own c: queue num 3'],
+    ['flags fanout', nft('meta l4proto tcp queue flags fanout to 4-6'), ': meta l4proto tcp queue flags fanout to 4-6'],
+  ])('that no program reads drops the packets: %s', (_what, part, rule) => {
+    const named = expect.stringContaining(`${rule} (no program reads this queue)`)
+    expect(found({ ...part, queues: new Set([1, 8]) })).toEqual([named])
+    expect(stops({ ...part, queues: new Set() })).toEqual([named])
+  })
+
+  it.each([
+    ['a program reads it', iptables('num 7'), new Set([7])],
+    ['a program reads it', nft('queue num 3'), new Set([3])],
+    ['a program reads one of the queues', nft('queue to 3-6'), new Set([6])],
+    ['a packet passes if no program reads it', iptables('num 7 --queue-bypass'), new Set<number>()],
+    ['a packet passes if no program reads it', nft('queue flags bypass to 3'), new Set<number>()],
+    ['weft cannot list the queues', iptables('num 7'), undefined],
+    ['weft cannot read the number', nft('queue to numgen inc mod 4'), new Set<number>()],
+  ])('is not reported if %s', (_why, part, queues) => expect(found({ ...part, queues })).toEqual([]))
+
+  it('that a program reads decides before the policy of the chain', () => {
+    const strict = saved('filter', '-A FORWARD -j NFQUEUE --queue-num 7').replace('FORWARD ACCEPT', 'FORWARD DROP')
+    expect(found({ iptables: strict, queues: new Set([7]) })).toEqual([])
+  })
+})
