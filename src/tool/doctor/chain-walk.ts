@@ -12,6 +12,8 @@ export interface FilteredPacket {
   readonly source: Address
   readonly destination: Address
   readonly port?: number
+  /** The type of an ICMP packet; an echo request if it is left out. */
+  readonly icmp?: IcmpType
   readonly from?: string
   readonly to?: string
   /**
@@ -29,6 +31,9 @@ export interface FilteredPacket {
   /** The bridge of containers that the packet crosses; the rules of bridges see only such packets. */
   readonly bridged?: Bridged
 }
+
+/** The types of ICMP packets that weft evaluates; `solicitation` is a neighbour solicitation of IPv6. */
+type IcmpType = 'request' | 'reply' | 'solicitation'
 
 export interface Bridged {
   readonly bridge: string
@@ -287,6 +292,15 @@ const PROTOCOLS: readonly (readonly string[])[] = [
 ]
 export const isProtocol = (protocol: string, text: string): boolean =>
   protocol === text || PROTOCOLS.some((names) => names.includes(protocol) && names.includes(text))
+
+/** The names and numbers that rules use for the types of ICMP packets (RFC 792, RFC 4443, RFC 4861). */
+const ICMP_TYPES: Readonly<Record<IcmpType, readonly string[]>> = {
+  request: ['echo-request', '8', '128'],
+  reply: ['echo-reply', '0', '129'],
+  solicitation: ['nd-neighbor-solicit', 'neighbour-solicitation', 'neighbor-solicitation', '135'],
+}
+export const isIcmp = ({ icmp = 'request' }: FilteredPacket, text: string): boolean =>
+  text === 'any' || ICMP_TYPES[icmp].includes(text)
 
 export const isInterface = (name: string, pattern: string, wild: '+' | '*'): boolean =>
   pattern.endsWith(wild) ? name.startsWith(pattern.slice(0, -1)) : name === pattern

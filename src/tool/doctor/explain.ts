@@ -21,6 +21,7 @@ import type { Facts } from './facts.ts'
 import { portPacket, sentBack } from './firewall.ts'
 import { datagramFlow, forwardedFlows, ipsecDrop, type Flow } from './ipsec.ts'
 import { unaddressedBridges } from './links.ts'
+import { dropsOfOwnProbes } from './probe-packets.ts'
 import { hasOneRoute, isOnlyRouteMissing } from './routes.ts'
 import {
   hostText,
@@ -195,7 +196,7 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
   steps.push(
     ...byIpsec(facts, [...leavingFlows(question, from), ...(datagram ? [datagramFlow(sentBack(datagram))] : [])]),
   )
-  steps.push(answered(peer, status))
+  steps.push(answered(peer, status, facts))
   return steps
 }
 
@@ -211,7 +212,7 @@ function sentBy(engine: string | null, { way, endpoint }: SeenSide): string {
   return `${engine === 'kernel' ? 'the kernel' : `the ${engine} engine`} sends it to ${endpoint}`
 }
 
-function answered(peer: SeenSide, { peers }: Status): Step {
+function answered(peer: SeenSide, { peers }: Status, facts: Facts): Step {
   const loss = peer.lossPercent === null || peer.lossPercent === 0 ? '' : `, ${peer.lossPercent}% lost`
   if (peer.state === 'answering')
     return {
@@ -222,6 +223,11 @@ function answered(peer: SeenSide, { peers }: Status): Step {
   if (peer.lossPercent === null) return { step: 'peer', passes: undefined, says: 'its host was not probed' }
   if (isSendingOnly(peer.peer, peers?.probeSeconds ?? null)) {
     const says = `packets from its host arrive, but it does not answer echo requests${loss}: packets to it may be lost, or its firewall drops the echo requests`
+    return { step: 'peer', passes: undefined, says }
+  }
+  const [drop] = dropsOfOwnProbes(peer, facts)
+  if (drop) {
+    const says = `its host does not answer through the data path${loss}, but the firewall of this host drops the probes: ${drop.tool}${drop.by}`
     return { step: 'peer', passes: undefined, says }
   }
   return { step: 'peer', passes: false, says: `its host does not answer through the data path${loss}` }

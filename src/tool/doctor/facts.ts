@@ -18,6 +18,7 @@ import { placeIn, sidesOf, type PeerSide, type PeerStatus, type Status } from '.
 import { containerGateways } from './container-gateways.ts'
 import { readListing } from './filter-walk.ts'
 import { gatherIpsec, type IpsecFacts } from './ipsec-facts.ts'
+import { ECHO_IGNORED } from './probe-packets.ts'
 import { marksIn, routeQueries, type KernelRoutes } from './route-queries.ts'
 import { networksOf, type AllAnswers, type Answers } from './sides.ts'
 
@@ -98,6 +99,8 @@ export interface Facts {
   readonly gateways?: readonly Address[]
   /** The IPsec policies; undefined if there are none, or if this user may not list them. */
   readonly ipsec?: IpsecFacts | undefined
+  /** The families whose echo requests the kernel does not answer (net.ipv4.icmp_echo_ignore_all). */
+  readonly ignoredEchoes?: readonly Family[]
   /** The value of net.bridge.bridge-nf-call-iptables; undefined if the module br_netfilter is not loaded. */
   readonly bridgeFilter?: string | undefined
 }
@@ -183,6 +186,7 @@ export async function gatherFacts({
     storeAheadMs(status),
     getSysctl('net/bridge/bridge-nf-call-iptables'),
     readQueues(),
+    ignoredEchoes(),
     silence === undefined ? undefined : unlessRefused(unitState(run)),
   ])
   const [
@@ -199,6 +203,7 @@ export async function gatherFacts({
     ahead,
     bridgeFilter,
     queues,
+    ignored,
     unit,
   ] = looked
   const isRoot = process.getuid?.() === 0
@@ -226,6 +231,7 @@ export async function gatherFacts({
     ip6tablesLegacy: ip6tables?.legacy,
     nft,
     queues,
+    ignoredEchoes: ignored,
     isForwarding: forwarding !== '0',
     subnetEnv,
     storeAheadMs: ahead,
@@ -431,6 +437,11 @@ const readQueues = (): Promise<ReadonlySet<number> | undefined> =>
   readFile('/proc/net/netfilter/nfnetlink_queue', 'utf8').then(queuesIn, (error: NodeJS.ErrnoException) =>
     error.code === 'ENOENT' ? new Set<number>() : undefined,
   )
+
+async function ignoredEchoes(): Promise<readonly Family[]> {
+  const values = await Promise.all(FAMILIES.map((family) => getSysctl(ECHO_IGNORED[family])))
+  return FAMILIES.filter((_family, at) => values[at] === '1')
+}
 
 export const queuesIn = (text: string): ReadonlySet<number> =>
   new Set([...text.matchAll(/^\s*(\d+)/gm)].map(([, number]) => Number(number)))

@@ -4,6 +4,7 @@
 import {
   allOf,
   hasFlags,
+  isIcmp,
   isInterface,
   isLengthIn,
   isMarked,
@@ -293,7 +294,7 @@ function matchOf(
         break
       case '--icmp-type':
       case '--icmpv6-type':
-        say(['8', '128', 'echo-request', 'any'].includes(value))
+        say(isIcmp(packet, value))
         break
       case '--ctstate':
       case '--state':

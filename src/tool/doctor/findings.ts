@@ -223,8 +223,8 @@ export const FINDINGS = {
     check: 'firewall',
     level: 'warning',
     means:
-      "this host's firewall drops the echo requests with which other nodes probe this node: other nodes report it as silent, although packets of containers may pass",
-    fix: 'accept `icmp` (over IPv6 `ipv6-icmp`) from the network: `iptables -I INPUT -p icmp -s NETWORK -j ACCEPT`; for nftables, add an equivalent rule to the chain that this finding names',
+      'the firewall or the kernel of this host drops the echo requests with which nodes probe each other, or the replies: this node reports other nodes as silent, or other nodes report this node as silent, although packets of containers may pass',
+    fix: 'accept `icmp` (over IPv6 `ipv6-icmp`) from and to the network: `iptables -I INPUT -p icmp -s NETWORK -j ACCEPT` and `iptables -I OUTPUT -p icmp -d NETWORK -j ACCEPT`; for nftables, add an equivalent rule to the chain that this finding names',
   },
   'iptables-drops': {
     check: 'firewall',

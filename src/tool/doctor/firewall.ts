@@ -2,15 +2,17 @@
 // evaluating the rules of iptables and nftables for these packets. Also checks whether weft's own rules exist for one
 // family only. rule-effects.ts checks for rules that change the packets. Pure.
 
-import { formatAddress, formatNet, isIpv4Net, netSize, type Address, type Family, type Net } from '../../net/address.ts'
+import { formatAddress, formatNet, isIpv4Net, netContains, netSize, type Address, type Family, type Net } from '../../net/address.ts'
+import { dotted } from '../../host/sysctl.ts'
 import { kindOf, portOf } from '../../path/catalog.ts'
 import { WORDS } from '../../path/firewall/flannel-rules.ts'
 import { placeIn, type PeerStatus, type Status } from '../../report/status.ts'
-import { echoOf, type Bridged, type FilteredPacket } from './chain-walk.ts'
+import type { Bridged, FilteredPacket } from './chain-walk.ts'
 import type { Facts } from './facts.ts'
 import type { Finding, FindingName } from './findings.ts'
 import { laterVerdicts, readRules, type HostRules, type HostVerdict } from './host-rules.ts'
 import { ARP, tablesOf, type BaseChain } from './nft-walk.ts'
+import { ECHO_IGNORED, otherEnd, probePackets } from './probe-packets.ts'
 import { changedBy, unjudgedBy } from './rule-effects.ts'
 import { bridgeOf, outersIn, ownSides, portsOf, seenSides, type OwnSide, type SeenSide } from './sides.ts'
 
@@ -32,8 +34,24 @@ export function checkFirewall(facts: Facts): Finding[] | undefined {
   return [
     ...merged(dropped.filter((one) => !isUnlessDrop(one))),
     ...missingRules(sides, facts),
+    ...ignoredProbes(sides, facts),
     ...merged(dropped.filter(isUnlessDrop)),
   ]
+}
+
+/** Checks that the kernel of this host answers the echo requests with which other nodes probe this node. */
+function ignoredProbes(sides: readonly OwnSide[], { status, ignoredEchoes = [] }: Facts): Finding[] {
+  if ((kindOf(status?.config?.backendType ?? '')?.probe ?? 'nobody') === 'nobody') return []
+  return sides
+    .filter(({ family }) => ignoredEchoes.includes(family))
+    .map(({ family }) => {
+      const setting = dotted(ECHO_IGNORED[family])
+      return {
+        name: 'probes-dropped',
+        detail: `${setting} is 1: the kernel answers no echo request`,
+        fix: `run \`sysctl -w ${setting}=0\`, and remove this setting from the files of /etc/sysctl.d; a firewall rule can drop the echo requests of other hosts`,
+      }
+    })
 }
 
 const listingOf = (family: Family, { iptables, ip6tables }: Facts): string | undefined =>
@@ -200,25 +218,20 @@ function atPort(side: OwnSide, peer: SeenSide, walking: Walking): Dropped[] {
 }
 
 function droppedOf(side: OwnSide, peer: SeenSide, walking: Walking): Dropped[] {
-  const { family, subnet } = side
-  const there = peer.subnet ?? subnet
-  const isDirect = peer.way === 'direct'
+  const there = peer.subnet ?? side.subnet
   const datagrams = atPort(side, peer, walking)
-  const device = isDirect ? undefined : ownDevice(side, walking.facts)
-  const probe: FilteredPacket = {
-    chain: 'INPUT',
-    protocol: echoOf(family),
-    source: there.address,
-    destination: subnet.address,
-    state: 'new',
-    ...(device === undefined ? {} : { from: device }),
-  }
+  const { theirs, ours } = walking.facts.status
+    ? probePackets(side, peer, walking.facts.status)
+    : { theirs: [], ours: [] }
   return [
-    ...forwarded(side, containerIn(there), isDirect, walking),
+    ...forwarded(side, containerIn(there), peer.way === 'direct', walking),
     ...datagrams,
-    // If the firewall drops the tunnel's datagrams when they arrive, it also drops the probes inside them. So report
-    // only the dropped datagrams, and not the probes.
-    ...(datagrams.some(({ chain }) => chain === 'INPUT') ? [] : judged('probes-dropped', probe, false, side, walking)),
+    // If the firewall drops the tunnel's datagrams when they arrive or leave, it also drops the probes inside them. So
+    // report only the dropped datagrams, and not the probes.
+    // The probes of this host to a peer that answers are not lost.
+    ...[...theirs, ...(isSilent(peer) ? ours : [])]
+      .filter((probe) => !datagrams.some(({ chain }) => chain === probe.chain))
+      .flatMap((probe) => judged('probes-dropped', probe, false, side, walking)),
   ]
 }
 
@@ -306,6 +319,7 @@ function fixOf({ name, base, side, isFlannels, detail }: Dropped, all: readonly 
     const program = detail.startsWith(`${tool}-legacy: `) ? `${tool}-legacy` : tool
     return `accept both directions: \`${program} -I FORWARD -s ${net} -j ACCEPT\` and \`${program} -I FORWARD -d ${net} -j ACCEPT\`${flag}`
   }
+  if (name === 'probes-dropped') return probesFix(side, base, all)
   if (name !== 'port-dropped') return undefined
   const commands = (['INPUT', 'OUTPUT'] as const).flatMap((chain) => {
     const packets = all.filter(({ packet }) => packet.chain === chain).map(({ packet }) => packet)
@@ -324,6 +338,23 @@ function fixOf({ name, base, side, isFlannels, detail }: Dropped, all: readonly 
   if (commands.length === 0) return undefined
   const neighbours = family === 'ipv6' ? ', and accept `ipv6-icmp`, which hosts need to find each other' : ''
   return `accept these packets: ${commands.join(' and ')}; the same for other nodes, if there are more${neighbours}`
+}
+
+/** Returns the remedy for probes that a firewall drops. */
+function probesFix({ family, network }: OwnSide, base: BaseChain | undefined, all: readonly Dropped[]): string {
+  const [tool, word, icmp] =
+    family === 'ipv4' ? (['iptables', 'ip', 'icmp'] as const) : (['ip6tables', 'ip6', 'ipv6-icmp'] as const)
+  const commands = all.map(({ packet, detail }) => {
+    const isIn = packet.chain === 'INPUT'
+    const end = otherEnd(packet)
+    const whose = netContains(network, end) ? formatNet(network) : formatAddress(end)
+    if (base) return `\`nft insert rule ${base.name} ${word} ${isIn ? 's' : 'd'}addr ${whose} meta l4proto ${icmp} accept\``
+    const [, table] = /(?:^|: )-t (\S+) /.exec(detail) ?? []
+    const program = detail.startsWith(`${tool}-legacy: `) ? `${tool}-legacy` : tool
+    const where = table === undefined ? packet.chain : `${/ -[AP] (\S+)/.exec(detail)?.[1] ?? packet.chain} -t ${table}`
+    return `\`${program} -I ${where} -p ${icmp} -${isIn ? 's' : 'd'} ${whose} -j ACCEPT\``
+  })
+  return `accept echo requests and replies: ${[...new Set(commands)].join(' and ')}`
 }
 
 /**

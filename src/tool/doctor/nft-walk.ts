@@ -9,6 +9,7 @@ import {
   allOf,
   both,
   hasFlags,
+  isIcmp,
   isInterface,
   isLengthIn,
   isMarked,
@@ -394,7 +395,7 @@ function selectorAt({ words, packet, isBridges }: Reading, at: number): Selector
     ? [isPortOf(bridged, 'in'), isPortOf(bridged, 'out')]
     : [isName(packet.from), isName(packet.to)]
   const isPort: Test = (value) => (packet.port === undefined ? undefined : isPortIn(packet.port, value))
-  const isEcho: Test = (value) => value === 'echo-request'
+  const isIcmpType: Test = (value) => isIcmp(packet, value)
   const protocol: Test = (value) => isProtocol(packet.protocol, value)
   switch (first === 'meta' ? second : `${first} ${second}`) {
     case 'ip saddr':
@@ -413,7 +414,7 @@ function selectorAt({ words, packet, isBridges }: Reading, at: number): Selector
       return of(2, isPort)
     case 'icmp type':
     case 'icmpv6 type':
-      return of(2, isEcho, isProtocol(packet.protocol, first))
+      return of(2, isIcmpType, isProtocol(packet.protocol, first))
     case 'ct state':
       return of(2, (value) => isState(packet, value.split(',')))
     // The first packet of a connection still has its original addresses, so the conditions `ct status snat` and `ct

@@ -16,6 +16,7 @@ import { isSendingOnly, placeIn, titleOf, type PeerStatus, type Status } from '.
 import type { Facts, Reach } from './facts.ts'
 import { each, type Finding, type FindingName } from './findings.ts'
 import { troubleOf } from './handshakes.ts'
+import { dropsOfOwnProbes } from './probe-packets.ts'
 import { checkRoutes, isOnlyRouteMissing } from './routes.ts'
 import { outerIn, seenSides, sideText, type SeenSide } from './sides.ts'
 
@@ -128,6 +129,8 @@ export function checkPeers(facts: Facts, isSendingWrong: boolean): Finding[] | u
     // If no weftd runs, no counter says when a packet from the peer last arrived. So describe only the results of
     // contacting the peer's host.
     if (silence !== undefined) return reach ? reachText(reach) : 'it does not answer'
+    if (dropsOfOwnProbes(side, facts).length > 0)
+      return `the firewall of this host drops the probes: see \`probes-dropped\`${reach?.port === undefined ? '' : `; ${reachText(reach)}`}`
     const last =
       peer.heardSecondsAgo === null
         ? 'no packet ever came from it'

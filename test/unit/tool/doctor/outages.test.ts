@@ -122,6 +122,27 @@ const OUTAGES: readonly Outage[] = [
     isUnexplained: true,
   },
   {
+    what: 'a firewall that accepts only the packets of the tunnel on their way out',
+    facts: {
+      ...silent,
+      iptables: '-P OUTPUT DROP\n-A OUTPUT -o lo -j ACCEPT\n-A OUTPUT -o eth0 -p udp -m udp --dport 8285 -j ACCEPT',
+    },
+    finds: ['probes-dropped', 'peer-silent'],
+    isSeen: true,
+  },
+  {
+    what: 'a firewall that drops the replies to the probes of other nodes',
+    facts: { iptables: '-A OUTPUT -p icmp -m icmp --icmp-type 0 -j REJECT --reject-with icmp-port-unreachable' },
+    finds: ['probes-dropped'],
+    isUnexplained: true,
+  },
+  {
+    what: 'a kernel that answers no echo requests (net.ipv4.icmp_echo_ignore_all)',
+    facts: { ignoredEchoes: ['ipv4'] },
+    finds: ['probes-dropped'],
+    isUnexplained: true,
+  },
+  {
     what: 'a lease directory that is not shared',
     facts: withStatus({
       store: { ...status.store, name: 'directory' },
