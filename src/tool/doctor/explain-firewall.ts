@@ -7,7 +7,7 @@ import { sideOf, type Question, type Step } from './explain-question.ts'
 import type { Facts } from './facts.ts'
 import { bridgedOf } from './firewall.ts'
 import { isSameChain, laterVerdicts, readRules, type HostVerdict } from './host-rules.ts'
-import { changesOf, unjudgedOf, type Change } from './rule-effects.ts'
+import { changesOf, diversionsOf, unjudgedOf, type Change } from './rule-effects.ts'
 import { bridgeOf, networksOf } from './sides.ts'
 
 /** Returns the steps of a packet through the firewall: first the rules of iptables, then the chains of nftables. */
@@ -51,6 +51,20 @@ export function filtered(facts: Facts, packet: FilteredPacket): Step[] {
       says: `${packet.chain}: perhaps dropped by ${rule}, because weft cannot evaluate a condition of this rule`,
     })),
   ]
+}
+
+/**
+ * Returns a step for each rule that changes the addresses of the backend's packet `packet`, so that the packet is lost.
+ * `isAnswering` is true if the peer answers, because then the rule does not apply to the existing connection.
+ */
+export function divertedDatagram(facts: Facts, packet: FilteredPacket, isAnswering: boolean): Step[] {
+  const { status, links } = facts
+  if (!status || isAnswering) return []
+  return diversionsOf(readRules(facts, familyOf(packet.source)), packet, status, links).map(({ kind, rule }) => ({
+    step: 'firewall',
+    passes: false,
+    says: `${packet.chain}: the backend's packets get another ${kind === 'source' ? 'source, from which the peer does not accept them,' : 'destination'} by ${rule}`,
+  }))
 }
 
 /** Returns the prefix that names a rule's program, except `ip6tables: `, because all rules have the packet's family. */

@@ -15,7 +15,7 @@ import {
 } from '../../net/address.ts'
 import { kindOf } from '../../path/catalog.ts'
 import { briefly, conditionOf, isSendingOnly, placeIn, type Status } from '../../report/status.ts'
-import { acrossBridge, entryOf, filtered, forwarded } from './explain-firewall.ts'
+import { acrossBridge, divertedDatagram, entryOf, filtered, forwarded } from './explain-firewall.ts'
 import { sideOf, type Question, type Side, type Step } from './explain-question.ts'
 import type { Facts } from './facts.ts'
 import { portPacket, sentBack } from './firewall.ts'
@@ -192,7 +192,12 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
     steps.push({ step: 'mtu', passes: true, says })
   }
   const datagram = portPacket(status, peer.peer, outerIn(status, family, peer.endpoint))
-  if (datagram) steps.push(...filtered(facts, sentBack(datagram)).filter(({ passes }) => passes === false))
+  const isAnswering = peer.state === 'answering'
+  if (datagram)
+    steps.push(
+      ...filtered(facts, sentBack(datagram)).filter(({ passes }) => passes === false),
+      ...divertedDatagram(facts, sentBack(datagram), isAnswering),
+    )
   steps.push(
     ...byIpsec(facts, [...leavingFlows(question, from), ...(datagram ? [datagramFlow(sentBack(datagram))] : [])]),
   )
@@ -353,7 +358,13 @@ function inward(question: Question, from: Side, to: Side): Step[] {
     ]
   if (from.kind === 'peer') {
     const packet = portPacket(status, from.peer.peer, outerIn(status, family, from.peer.endpoint))
-    if (packet) steps.push(...filtered(facts, packet), ...byIpsec(facts, [datagramFlow(packet)]))
+    const isAnswering = from.peer.state === 'answering'
+    if (packet)
+      steps.push(
+        ...filtered(facts, packet),
+        ...divertedDatagram(facts, packet, isAnswering),
+        ...byIpsec(facts, [datagramFlow(packet)]),
+      )
     const says = isOurs(status, family)
       ? `accepted if its datagram comes from ${sendersText(from.peer, status)}; with VerifySource "inner" or "off" from any address`
       : isCarried(status, family)

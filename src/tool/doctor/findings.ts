@@ -219,6 +219,13 @@ export const FINDINGS = {
       "this host's firewall drops packets that other nodes send to this host, or that this host sends to other nodes",
     fix: "accept packets to the backend's port: incoming packets by `iptables -I INPUT -p udp --dport PORT -s NODE -j ACCEPT`, outgoing packets by `iptables -I OUTPUT -p udp --dport PORT -d NODE -j ACCEPT`; for IPv6 use `ip6tables`, and also accept `-p ipv6-icmp`, because IPv6 hosts need it to find each other",
   },
+  'datagrams-changed': {
+    check: 'firewall',
+    level: 'failure',
+    means:
+      "a firewall rule changes the destination of the backend's packets between this host and a silent peer, or changes their source, from which the peer accepts no packets: the packets do not reach the data path",
+    fix: "delete the rule that this finding names, or exclude the backend's port from the rule: before this rule, insert a rule with the target ACCEPT (in nftables `accept`) for these packets",
+  },
   'probes-dropped': {
     check: 'firewall',
     level: 'warning',

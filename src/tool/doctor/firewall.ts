@@ -13,7 +13,7 @@ import type { Finding, FindingName } from './findings.ts'
 import { laterVerdicts, readRules, type HostRules, type HostVerdict } from './host-rules.ts'
 import { ARP, tablesOf, type BaseChain } from './nft-walk.ts'
 import { ECHO_IGNORED, otherEnd, probePackets } from './probe-packets.ts'
-import { changedBy, unjudgedBy } from './rule-effects.ts'
+import { changedBy, diversionsOf, unjudgedBy } from './rule-effects.ts'
 import { bridgeOf, outersIn, ownSides, portsOf, seenSides, type OwnSide, type SeenSide } from './sides.ts'
 
 /** The maximum number of peers for whose packets weft doctor evaluates the firewall rules. */
@@ -60,12 +60,14 @@ const listingOf = (family: Family, { iptables, ip6tables }: Facts): string | und
 /** Returns the address that the first container of a subnet usually has. */
 const containerIn = (net: Net): Address => (isIpv4Net(net) ? net.address + 2 : net.address + 2n)
 
-/** Returns true if the firewall of this host certainly drops outgoing packets to the backend's port on other nodes. */
+/** Returns true if the firewall of this host certainly drops or diverts packets between the backend's ports of two nodes. */
 export const keepsFromLeaving = (facts: Facts): boolean =>
   (facts.status ? ownSides(facts.status) : []).some((side) => {
     const walking = { facts, rules: readRules(facts, side.family) }
     return peersIn(side, facts).walked.some((peer) =>
-      atPort(side, peer, walking).some(({ chain, name }) => chain === 'OUTPUT' && name === 'port-dropped'),
+      atPort(side, peer, walking).some(
+        ({ chain, name }) => name === 'datagrams-changed' || (chain === 'OUTPUT' && name === 'port-dropped'),
+      ),
     )
   })
 
@@ -212,9 +214,27 @@ function forwarded(side: OwnSide, outside: Address, isDirect: boolean, walking: 
 /** Finds the datagrams of the tunnel that the rules drop between this host and the host of a peer. */
 function atPort(side: OwnSide, peer: SeenSide, walking: Walking): Dropped[] {
   const datagram = portPacket(walking.facts.status, peer.peer, side.family)
-  return (datagram ? [datagram, sentBack(datagram)] : []).flatMap((packet) =>
-    judged('port-dropped', packet, isSilent(peer), side, walking),
-  )
+  return (datagram ? [datagram, sentBack(datagram)] : []).flatMap((packet) => [
+    ...judged('port-dropped', packet, isSilent(peer), side, walking),
+    ...changedAtPort(packet, side, peer, walking),
+  ])
+}
+
+/**
+ * Finds rules that change the addresses of the tunnel's datagrams. Examines only the datagrams of silent peers, because
+ * the kernel does not apply such rules to the packets of an existing connection.
+ */
+function changedAtPort(packet: FilteredPacket, side: OwnSide, peer: SeenSide, { facts, rules }: Walking): Dropped[] {
+  const { status, links } = facts
+  const found = status && isSilent(peer) ? diversionsOf(rules, packet, status, links) : []
+  const { chain, source, destination, port } = packet
+  const about = { chain, packet, base: undefined, side, isFlannels: false }
+  const way = `from ${formatAddress(source)} to ${formatAddress(destination)}${port === undefined ? '' : ` port ${port}`}`
+  return found.map(({ kind, rule }) => ({
+    ...about,
+    name: 'datagrams-changed',
+    detail: `the ${kind === 'source' ? 'source' : 'destination'} of ${packet.protocol} packets ${way}: ${rule}`,
+  }))
 }
 
 function droppedOf(side: OwnSide, peer: SeenSide, walking: Walking): Dropped[] {

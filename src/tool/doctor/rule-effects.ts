@@ -1,7 +1,8 @@
 // rule-effects.ts - checks whether firewall rules of this host change packets between containers so that the packets are
 // lost or have another source, and lists rules that drop packets by conditions that weft cannot evaluate. Pure.
 
-import { netContains, parseAddress } from '../../net/address.ts'
+import type { Link } from '../../host/kernel.ts'
+import { familyOf, netContains, parseAddress, type Address } from '../../net/address.ts'
 import { kindOf } from '../../path/catalog.ts'
 import type { Status } from '../../report/status.ts'
 import type { FilteredPacket, SeenEffect } from './chain-walk.ts'
@@ -48,6 +49,42 @@ export function changesOf(rules: HostRules, packet: FilteredPacket, side: OwnSid
   )
 }
 
+/**
+ * Returns the rules that certainly change the destination of the backend's packet `packet`, or change its source so that
+ * the peer drops it. With WireGuard, and if the kernel carries the packets, the receiver accepts them from any source.
+ */
+export function diversionsOf(
+  rules: HostRules,
+  packet: FilteredPacket,
+  { config, dataPath }: Status,
+  links: readonly Link[],
+): readonly Pick<Change, 'kind' | 'rule'>[] {
+  const isAnySource = kindOf(config?.backendType ?? '')?.provesSender === true || dataPath?.engine === 'kernel'
+  return rules.walk({ ...packet, state: 'new', mark: 0 }).flatMap((verdict) =>
+    verdict.effects
+      .filter(({ isCertain }) => isCertain)
+      .flatMap((effect): Pick<Change, 'kind' | 'rule'>[] => {
+        const rule = `${verdict.tool}${effect.by}`
+        if (effect.kind === 'diverted') return [{ kind: 'diverted', rule }]
+        const isOther = effect.kind === 'source' && !isAnySource && changesSource(effect, packet, links)
+        return isOther ? [{ kind: 'source', rule }] : []
+      }),
+  )
+}
+
+/**
+ * Returns true if a rule gives a packet of this host another source address. For masquerading the kernel never chooses
+ * a secondary address of the interface (inet_select_addr in net/ipv4/devinet.c).
+ */
+function changesSource({ address }: SeenEffect, { source, to }: FilteredPacket, links: readonly Link[]): boolean {
+  if (address !== undefined) {
+    const first = firstAddressIn(address)
+    return first !== undefined && first !== source
+  }
+  const own = links.find(({ name }) => name === to)?.addresses[familyOf(source)] ?? []
+  return own.some((each) => each.address === source && each.secondary)
+}
+
 /** Reports the changes that rules certainly make to a forwarded packet. */
 export function changedBy(rules: HostRules, packet: FilteredPacket, side: OwnSide, { status }: Facts): Finding[] {
   return (status ? changesOf(rules, packet, side, status) : []).map(({ kind, rule, isLost }): Finding => {
@@ -88,11 +125,15 @@ const MASQUERADING = /(?:-A |^\S+ \S+ )(?:CNI-|NETAVARK)|^inet (?:cni_plugins_ma
 const isUsual = ({ address, by }: SeenEffect): boolean =>
   address === undefined && (MASQUERADING.test(by) || / ! -o \S+ -j MASQUERADE/.test(by) || /\boifname != /.test(by))
 
+/** Returns the first address in the text of a rule, which may be a range of addresses, or have a port after the address. */
+function firstAddressIn(text: string): Address | undefined {
+  const [, first = ''] = /^(\d[\d.]*(?![\d.]*:.*:)|[\da-f:]+)/i.exec(text) ?? []
+  return parseAddress(first)
+}
+
 /** Returns true if peers drop the packets whose source a rule changes: WireGuard accepts only the sender's subnet. */
 function isRefused({ address }: SeenEffect, { subnet }: OwnSide, { config }: Status): boolean {
-  // A rule may name a range of addresses, or a port after an IPv4 address.
-  const [, first = ''] = /^(\d[\d.]*(?![\d.]*:.*:)|[\da-f:]+)/i.exec(address ?? '') ?? []
-  const source = parseAddress(first)
+  const source = firstAddressIn(address ?? '')
   return (
     kindOf(config?.backendType ?? '')?.provesSender === true && source !== undefined && !netContains(subnet, source)
   )

@@ -394,6 +394,14 @@ describe('the doctor', () => {
       },
     ],
     ['rule-unjudged', { iptables: '*filter\n[9:540] -A FORWARD -m u32 --u32 "0x0=0x1" -j DROP\nCOMMIT' }],
+    [
+      'datagrams-changed',
+      {
+        iptables: '*nat\n-A PREROUTING -p udp -m udp --dport 8000:9000 -j REDIRECT --to-ports 443\nCOMMIT',
+        ...withStatus({ peers: countPeers([{ ...soundPeer, state: 'programmed', lossPercent: null }], 10) }),
+        answers: new Map(),
+      },
+    ],
     ['probes-dropped', { nft: nft('input', 'udp dport 8285 accept') }],
     ['foreign-route', { routes: [...sound.routes, route('10.5.2.0/24', 'eth1', '192.0.2.254')] }],
     ['foreign-route', { routes: [...sound.routes, route('10.5.0.0/16', 'tun9')] }],

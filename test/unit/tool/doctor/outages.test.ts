@@ -143,6 +143,15 @@ const OUTAGES: readonly Outage[] = [
     isUnexplained: true,
   },
   {
+    what: 'a rule that redirects a range of ports, such as that of a proxy, also redirects the port of the backend',
+    facts: {
+      ...silent,
+      iptables: '*nat\n-A PREROUTING -i eth0 -p udp -m udp --dport 8000:50000 -j REDIRECT --to-ports 443\nCOMMIT',
+    },
+    finds: ['datagrams-changed', 'peer-silent'],
+    isSeen: true,
+  },
+  {
     what: 'a lease directory that is not shared',
     facts: withStatus({
       store: { ...status.store, name: 'directory' },

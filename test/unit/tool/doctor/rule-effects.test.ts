@@ -3,12 +3,22 @@
 
 import { describe, expect, it } from 'vitest'
 import { parseAddress } from '../../../../src/net/address.ts'
-import type { Status } from '../../../../src/report/status.ts'
+import { parseIpv4 } from '../../../../src/net/ipv4.ts'
+import { countPeers, type Status } from '../../../../src/report/status.ts'
 import { explain } from '../../../../src/tool/doctor/explain.ts'
 import type { Facts } from '../../../../src/tool/doctor/facts.ts'
 import { checkFirewall } from '../../../../src/tool/doctor/firewall.ts'
 import { readRules } from '../../../../src/tool/doctor/host-rules.ts'
-import { link, route, sound, soundDual, soundStatus as status } from '../../../support/facts.ts'
+import {
+  link,
+  linkAddress,
+  route,
+  silentSide,
+  sound,
+  soundDual,
+  soundPeer,
+  soundStatus as status,
+} from '../../../support/facts.ts'
 
 const found = (part: Partial<Facts>, from: Facts = host): string[] =>
   (checkFirewall({ ...from, ...part }) ?? []).map(({ name, detail }) => `${name}: ${detail}`)
@@ -542,5 +552,53 @@ describe('a queue for a program, such as an intrusion detection system', () => {
   it('that a program reads decides before the policy of the chain', () => {
     const strict = saved('filter', '-A FORWARD -j NFQUEUE --queue-num 7').replace('FORWARD ACCEPT', 'FORWARD DROP')
     expect(found({ iptables: strict, queues: new Set([7]) })).toEqual([])
+  })
+})
+
+describe("a rule that changes the addresses of the backend's packets", () => {
+  const silent = (backendType = 'udp', engine = 'native'): Partial<Facts> => ({
+    answers: new Map(),
+    status: {
+      ...withBackend(backendType).status!,
+      dataPath: { ...status.dataPath!, engine },
+      peers: countPeers([{ ...soundPeer, ...silentSide }], 10),
+    },
+  })
+  const nat = (rule: string): Partial<Facts> => ({ iptables: `*nat\n${rule}\nCOMMIT` })
+  const named = (part: Partial<Facts>) => found(part).filter((each) => each.startsWith('datagrams-changed'))
+  const redirect = nat('-A PREROUTING -p udp -m udp --dport 8000:9000 -j REDIRECT --to-ports 443')
+  const snat = nat('-A POSTROUTING -o eth0 -j SNAT --to-source 192.0.2.100')
+
+  it('is named for a silent peer, in both directions', () => {
+    expect(named({ ...silent(), ...redirect })).toEqual([
+      'datagrams-changed: the destination of udp packets from 192.0.2.2 to 192.0.2.1 port 8285: -t nat -A PREROUTING -p udp -m udp --dport 8000:9000 -j REDIRECT --to-ports 443',
+    ])
+    expect(named({ ...silent(), ...snat })).toEqual([
+      'datagrams-changed: the source of udp packets from 192.0.2.1 to 192.0.2.2 port 8285: -t nat -A POSTROUTING -o eth0 -j SNAT --to-source 192.0.2.100',
+    ])
+    expect(named({ ...silent(), ...nat('-A OUTPUT -p udp -j DNAT --to-destination 192.0.2.7') })).toHaveLength(1)
+    expect(stops({ ...silent(), ...snat })).toContain(
+      "OUTPUT: the backend's packets get another source, from which the peer does not accept them, by -t nat -A POSTROUTING -o eth0 -j SNAT --to-source 192.0.2.100",
+    )
+    expect(stops({ ...silent(), ...redirect }, false)).toContainEqual(
+      expect.stringMatching(/^INPUT: the backend's packets get another destination by -t nat -A PREROUTING/),
+    )
+  })
+
+  it('is not reported if the peer answers, or if the source does not change', () => {
+    expect([named(redirect), named(snat), stops(redirect, false)]).toEqual([[], [], []])
+    for (const rule of ['-j SNAT --to-source 192.0.2.1', '-j MASQUERADE'])
+      expect(named({ ...silent(), ...nat(`-A POSTROUTING -o eth0 ${rule}`) })).toEqual([])
+  })
+
+  it('changes the source by masquerading if the address of the node is a secondary address', () => {
+    const eth0 = link('eth0', 1500, '192.0.2.9')
+    const own = { ...linkAddress(parseIpv4('192.0.2.1')!, 24), secondary: true }
+    const links = [{ ...eth0, addresses: { ...eth0.addresses, ipv4: [...eth0.addresses.ipv4, own] } }]
+    expect(named({ ...silent(), ...nat('-A POSTROUTING -o eth0 -j MASQUERADE'), links })).toHaveLength(1)
+  })
+
+  it('may change the source if peers accept the packets from any source', () => {
+    for (const status of [silent('wireguard'), silent('vxlan', 'kernel')]) expect(named({ ...status, ...snat })).toEqual([])
   })
 })
