@@ -4,7 +4,8 @@
 import type { PolicyRule, Route } from '../../src/host/kernel.ts'
 import { errnoText } from '../../src/host/netlink/errno.ts'
 import { parseNet } from '../../src/net/address.ts'
-import { routeQueries, type KernelRoutes } from '../../src/tool/doctor/route-queries.ts'
+import { routeQueries, type KernelRoutes, type PeerQuery } from '../../src/tool/doctor/route-queries.ts'
+import { underlayQueries } from '../../src/tool/doctor/underlay.ts'
 import { sound } from './facts.ts'
 
 const rule = (priority: number, part: Partial<PolicyRule> = {}): PolicyRule => ({
@@ -32,8 +33,14 @@ const RULES = [
 type Answer = Partial<Route> | string
 
 /** Returns the routes of the healthy host of facts.ts, with `changed` in place of the right ones. A string is the name of an error. */
-export function routesBy(changed: Partial<Readonly<Record<'host' | 'out' | 'in' | 'marked', Answer>>>): KernelRoutes {
-  const answers = routeQueries(sound.status!, sound.links, [1]).map((each) => {
+export function routesBy(changed: Partial<Readonly<Record<PeerQuery['direction'] | 'marked', Answer>>>): KernelRoutes {
+  const queries = [...routeQueries(sound.status!, sound.links, [1]), ...underlayQueries(sound.status!, sound.links)]
+  const devices: Partial<Record<PeerQuery['direction'], Partial<Route>>> = {
+    in: { device: 'cni0' },
+    underlay: { device: 'eth0' },
+    'from underlay': { device: 'lo', type: 'local', table: 255 },
+  }
+  const answers = queries.map((each) => {
     const name = each.query.mark === undefined ? each.direction : 'marked'
     const right: Route = {
       destination: '',
@@ -45,7 +52,8 @@ export function routesBy(changed: Partial<Readonly<Record<'host' | 'out' | 'in' 
       source: undefined,
       isOnlink: false,
       deviceIndex: 1,
-      device: each.direction === 'in' ? 'cni0' : 'flannel0',
+      device: 'flannel0',
+      ...devices[each.direction],
     }
     const answer = changed[name]
     return {

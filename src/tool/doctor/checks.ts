@@ -17,6 +17,7 @@ import { checkNeighbours } from './neighbours.ts'
 import { checkLeases, checkPeers } from './peers.ts'
 import { checkRoutes } from './routes.ts'
 import { networksOf } from './sides.ts'
+import { checkUnderlay } from './underlay.ts'
 import { whyUnknown } from './unknowns.ts'
 
 /** One check of `weft doctor`. `look` returns the findings, or undefined if the facts do not suffice for the check. */
@@ -262,7 +263,7 @@ function firewallHere(facts: Facts): Finding[] | undefined {
  */
 function routesHere(facts: Facts): Finding[] | undefined {
   const found = checkRoutes(facts)
-  return found && [...found, ...checkKernelRoutes(facts, found.length > 0)]
+  return found && [...found, ...checkKernelRoutes(facts, found.length > 0), ...checkUnderlay(facts)]
 }
 
 function peersHere(facts: Facts): Finding[] | undefined {
@@ -287,7 +288,7 @@ const isRefusing = (facts: Facts): boolean =>
 
 /** Returns true if the routes of this host make packets for other nodes bypass the data path. */
 const isSendingElsewhere = (facts: Facts): boolean =>
-  (routesHere(facts) ?? []).some(({ name }) => ['foreign-route', 'policy-route', 'route-refused'].includes(name))
+  (routesHere(facts) ?? []).some(({ name }) => ['foreign-route', 'policy-route', 'route-refused', 'underlay-route'].includes(name))
 
 /**
  * The drop counters whose increase shows a fault. Other drops occur in a healthy network too. Examples are packets to a

@@ -34,6 +34,7 @@ import {
   subnetText,
   type SeenSide,
 } from './sides.ts'
+import { underlayFault } from './underlay.ts'
 
 export function explain(question: Question): readonly Step[] {
   const { source, destination, status, facts } = question
@@ -178,6 +179,7 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
               : 'this node cannot use the lease of that node: see the log of weftd'
             : sentBy(dataPath.engine, peer),
   })
+  steps.push(...acrossUnderlay(facts, peer))
   if (from.kind !== 'here') steps.push(...provenSource(question, from))
   if (dataPath?.mtu && conditionOf(peer) === 'narrow') {
     const most =
@@ -203,6 +205,12 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
   )
   steps.push(answered(peer, status, facts))
   return steps
+}
+
+/** Returns a step if the kernel's routes to or from the host of a silent peer are wrong; else an empty list. */
+function acrossUnderlay(facts: Facts, peer: SeenSide): readonly Step[] {
+  const fault = peer.state === 'answering' ? undefined : underlayFault(peer, facts)
+  return fault ? [{ step: 'underlay', passes: false, says: fault.detail }] : []
 }
 
 /** Describes in words the route that packets to a peer should take. */
@@ -370,6 +378,7 @@ function inward(question: Question, from: Side, to: Side): Step[] {
       : isCarried(status, family)
         ? 'the kernel accepts it from any sender'
         : `the ${status.config?.backendType} backend carries only IPv4 here, so the packet does not arrive`
+    steps.push(...acrossUnderlay(facts, from.peer))
     steps.push({ step: 'data path', passes: from.peer.state !== 'stored' && status.dataPath?.open === true, says })
   }
   const sender = from.kind === 'outside' ? peerAt(source, status) : undefined

@@ -21,6 +21,7 @@ import { gatherIpsec, type IpsecFacts } from './ipsec-facts.ts'
 import { ECHO_IGNORED } from './probe-packets.ts'
 import { marksIn, routeQueries, type KernelRoutes } from './route-queries.ts'
 import { networksOf, type AllAnswers, type Answers } from './sides.ts'
+import { underlayQueries } from './underlay.ts'
 
 /**
  * The maximum number of peers that weft doctor itself probes. For all other peers it uses the probe results in weftd's
@@ -284,7 +285,7 @@ async function kernelRoutesOf(
   kernel: HostKernel,
 ): Promise<KernelRoutes | undefined> {
   if (!status) return undefined
-  const wanted = routeQueries(status, links, marksIn(nft))
+  const wanted = [...routeQueries(status, links, marksIn(nft)), ...underlayQueries(status, links)]
   if (wanted.length === 0) return undefined
   const families = FAMILIES.filter((family) => wanted.some((each) => each.family === family))
   const byFamily = await Promise.all(

@@ -288,6 +288,13 @@ export const FINDINGS = {
       'the kernel of this host refuses to forward packets between its containers and a peer, because of a route or rule that prohibits the packets or because of rp_filter',
     fix: 'run `ip rule`, and `ip route get` for the address that this finding names, and remove the rule or route that refuses the packets; for rp_filter set net.ipv4.conf.DEVICE.rp_filter=2',
   },
+  'underlay-route': {
+    check: 'routes',
+    level: 'failure',
+    means:
+      'the kernel of this host does not send packets for the host of a silent peer through the external interface, or refuses packets to or from that host, because of a route, a policy routing rule or rp_filter',
+    fix: 'run `ip rule`, and `ip route get` for the address that this finding names, and remove the route or rule that leads elsewhere; if another interface is right, name it with --iface',
+  },
   'marked-route': {
     check: 'routes',
     level: 'warning',

@@ -22,7 +22,8 @@ export function checkKernelRoutes(facts: Facts, isReported: boolean): Finding[] 
     const bridge = bridgeOf(facts.links, side.subnet, status)
     return peersOf(side, status).flatMap((peer) => {
       const answered = kernelRoutes.answers.filter(
-        ({ family, lease }) => family === side.family && lease === peer.peer.lease,
+        ({ family, lease, direction }) =>
+          family === side.family && lease === peer.peer.lease && !direction.endsWith('underlay'),
       )
       // If forwarding is switched off in the kernel, another check reports that. In that case examine only the packets
       // that this host itself sends.
@@ -71,12 +72,14 @@ function isOfBridge({ direction, query, answer }: AnsweredQuery, { subnet }: Own
  */
 export const ruleFor = (
   rules: readonly PolicyRule[],
-  { iif, mark }: RouteQuery,
+  { to, from, iif, mark }: RouteQuery,
   isIt: (rule: PolicyRule) => boolean,
 ): PolicyRule | undefined =>
   rules.find(
     (rule) =>
       isIt(rule) &&
+      (rule.isInverted || rule.to === undefined || netContains(rule.to, to)) &&
+      (rule.isInverted || rule.from === undefined || (from !== undefined && netContains(rule.from, from))) &&
       (rule.iif === undefined || rule.iif === iif?.name) &&
       (rule.mark === undefined || rule.isInverted || ((mark ?? 0) & rule.mask) >>> 0 === rule.mark),
   )

@@ -19,6 +19,7 @@ import { troubleOf } from './handshakes.ts'
 import { dropsOfOwnProbes } from './probe-packets.ts'
 import { checkRoutes, isOnlyRouteMissing } from './routes.ts'
 import { outerIn, seenSides, sideText, type SeenSide } from './sides.ts'
+import { underlayFault } from './underlay.ts'
 
 /** At this percentage of lost probes or more, the doctor reports a peer as lossy. */
 const LOSSY_PERCENT = 20
@@ -131,6 +132,8 @@ export function checkPeers(facts: Facts, isSendingWrong: boolean): Finding[] | u
     if (silence !== undefined) return reach ? reachText(reach) : 'it does not answer'
     if (dropsOfOwnProbes(side, facts).length > 0)
       return `the firewall of this host drops the probes: see \`probes-dropped\`${reach?.port === undefined ? '' : `; ${reachText(reach)}`}`
+    if (underlayFault(side, facts))
+      return `the route to its host, or from its host, is wrong here: see \`underlay-route\``
     const last =
       peer.heardSecondsAgo === null
         ? 'no packet ever came from it'

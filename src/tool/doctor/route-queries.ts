@@ -8,17 +8,18 @@ import type { Status } from '../../report/status.ts'
 import { bridgeOf, ownSides, seenSides, type OwnSide, type SeenSide } from './sides.ts'
 
 /** The maximum number of peers for whose packets weft doctor looks up routes. */
-const QUERIED_PEERS = 16
+export const QUERIED_PEERS = 16
 /** The maximum number of packet marks (fwmark) with which weft doctor looks up routes. */
 const QUERIED_MARKS = 4
 
-interface PeerQuery {
+export interface PeerQuery {
   readonly family: Family
   /**
    * The packet's direction. `out`: from a container of this node to a container of a peer; `host`: from this host to a
-   * container of a peer; `in`: from a container of a peer to a container of this node.
+   * container of a peer; `in`: from a container of a peer to a container of this node; `underlay` and `from underlay`:
+   * from this host to the host of a peer, and from that host.
    */
-  readonly direction: 'out' | 'host' | 'in'
+  readonly direction: 'out' | 'host' | 'in' | 'underlay' | 'from underlay'
   readonly lease: string
   readonly query: RouteQuery
 }
@@ -38,7 +39,7 @@ const containerIn = (net: Net): Address => (isIpv4Net(net) ? net.address + 2 : n
  * Returns true if weft itself makes the routes to peers. The backend ipsec makes none, because IPsec policies, which
  * weft or charon installs, steer its packets.
  */
-const isRouted = ({ config, dataPath }: Status): boolean =>
+export const isRouted = ({ config, dataPath }: Status): boolean =>
   dataPath !== null &&
   dataPath.engine !== null &&
   dataPath.engine !== 'none' &&

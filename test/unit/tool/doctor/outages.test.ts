@@ -152,6 +152,18 @@ const OUTAGES: readonly Outage[] = [
     isSeen: true,
   },
   {
+    what: 'a VPN takes the packets between the hosts, but not those of containers',
+    facts: { ...silent, kernelRoutes: routesBy({ underlay: { device: 'tun7', table: 52 } }) },
+    finds: ['underlay-route', 'peer-silent'],
+    isSeen: true,
+  },
+  {
+    what: 'strict rp_filter drops the packets of the host of the peer',
+    facts: { ...silent, kernelRoutes: routesBy({ 'from underlay': 'EXDEV' }) },
+    finds: ['underlay-route', 'peer-silent'],
+    isSeen: true,
+  },
+  {
     what: 'a lease directory that is not shared',
     facts: withStatus({
       store: { ...status.store, name: 'directory' },

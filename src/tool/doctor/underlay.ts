@@ -1,0 +1,136 @@
+// underlay.ts - checks how the kernel routes the packets between this host and the hosts of silent peers, which carry
+// the packets of the data path. Pure.
+
+import { LOCAL_TABLE, MAIN_TABLE, ruleText, tableName } from '../../host/ip-words.ts'
+import type { Link } from '../../host/kernel.ts'
+import { formatAddress, netAround, netContains, type Address, type Family } from '../../net/address.ts'
+import { placeIn, type Status } from '../../report/status.ts'
+import type { Facts } from './facts.ts'
+import type { Finding } from './findings.ts'
+import { ruleFor } from './kernel-routes.ts'
+import { isRouted, peersOf, QUERIED_PEERS, type AnsweredQuery, type PeerQuery } from './route-queries.ts'
+import { outerIn, ownSides, seenSides, subnetText, type SeenSide } from './sides.ts'
+
+/** The ends of the packets between this host and the host of a peer. */
+interface Ends {
+  readonly family: Family
+  readonly own: Address
+  readonly host: Address
+}
+
+/** Returns the addresses between which the packets for a peer pass the underlay; undefined if weft does not know them. */
+function endsOf(status: Status, side: SeenSide): Ends | undefined {
+  const family = outerIn(status, side.family, side.endpoint)
+  const own = status.node ? placeIn(status.node, family).publicIp : undefined
+  const host = placeIn(side.peer, family).publicIp
+  return own === undefined || host === undefined ? undefined : { family, own, host }
+}
+
+const addressesIn = (link: Link | undefined, family: Family) => link?.addresses[family] ?? []
+
+/** Lists the packets between this host and the hosts of peers whose routes weft doctor looks up. */
+export function underlayQueries(status: Status, links: readonly Link[]): readonly PeerQuery[] {
+  const name = status.node?.externalInterface
+  if (!isRouted(status) || !name) return []
+  const found = new Map<string, readonly PeerQuery[]>()
+  for (const side of ownSides(status))
+    for (const peer of peersOf(side, status).slice(0, QUERIED_PEERS)) {
+      const ends = endsOf(status, peer)
+      if (!ends) continue
+      const { family, own, host } = ends
+      const { lease } = peer.peer
+      // If the nodes publish addresses that a router translates, this host does not have its own public address, and the
+      // kernel refuses to look up routes for it.
+      const isOwn = links.some((link) => addressesIn(link, family).some(({ address }) => address === own))
+      found.set(`${lease} ${family}`, [
+        { family, lease, direction: 'underlay', query: { to: host, ...(isOwn ? { from: own } : {}) } },
+        ...(isOwn
+          ? [{ family, lease, direction: 'from underlay', query: { to: own, from: host, iif: { name } } } as const]
+          : []),
+      ])
+    }
+  return [...found.values()].flat()
+}
+
+/** A fault on the way between this host and the host of a peer. */
+interface Fault {
+  readonly detail: string
+  readonly fix?: string
+}
+
+/** Returns the fault of the kernel's routes to or from the host of a peer; undefined if there is none. */
+export function underlayFault(side: SeenSide, { status, kernelRoutes, links }: Facts): Fault | undefined {
+  const ends = status && endsOf(status, side)
+  const external = links.find(({ name }) => name === status?.node?.externalInterface)
+  if (!ends || !external || !kernelRoutes) return undefined
+  const faults = kernelRoutes.answers
+    .filter(({ family, lease }) => family === ends.family && lease === side.peer.lease)
+    .flatMap((answered) => {
+      const rules = kernelRoutes.rules[ends.family] ?? []
+      if (answered.direction === 'underlay') return faultOut(answered, ends, external, rules) ?? []
+      return answered.direction === 'from underlay' ? (faultIn(answered, ends, rules) ?? []) : []
+    })
+  return faults[0]
+}
+
+type Rules = Parameters<typeof ruleFor>[0]
+
+/** Returns the words that name the policy rule by which the kernel refused a packet; empty if there is no such rule. */
+function refusedBy(rules: Rules, { query }: AnsweredQuery): string {
+  const rule = ruleFor(rules, query, ({ action }) => ['prohibit', 'unreachable', 'blackhole'].includes(action))
+  return rule ? `, by the rule "${ruleText(rule)}"` : ''
+}
+
+function faultOut(answered: AnsweredQuery, { family, host }: Ends, external: Link, rules: Rules): Fault | undefined {
+  const { answer, query } = answered
+  const about = `packets to ${formatAddress(host)}`
+  if ('refused' in answer) return { detail: `${about}: ${answer.refused}${refusedBy(rules, answered)}` }
+  const { device, gateway, type, table } = answer.route
+  const rule = ruleFor(rules, query, (each) => each.table === table)
+  const isUsual = table === MAIN_TABLE || table === LOCAL_TABLE
+  const by = isUsual ? '' : `, by the table ${tableName(table)}${rule ? ` and the rule "${ruleText(rule)}"` : ''}`
+  if (type === 'local')
+    return {
+      detail: `${about} stay on this host, which has the address too`,
+      fix: `remove ${formatAddress(host)} from the interfaces of this host (\`ip address\`), or give the peer's host another address`,
+    }
+  if (type !== 'unicast') return { detail: `${about}: the route has the type ${type}${by}` }
+  const via = gateway === undefined ? '' : ` via ${gateway}`
+  if (device !== external.name) return { detail: `${about} go to ${device}${via}${by}, and not to ${external.name}` }
+  const isOnLink = addressesIn(external, family).some(({ address, prefixLength }) =>
+    netContains(netAround(address, prefixLength), host),
+  )
+  return isOnLink && gateway !== undefined
+    ? { detail: `${about} go${via}${by}, although the host is on the link of ${device}` }
+    : undefined
+}
+
+function faultIn(answered: AnsweredQuery, { host }: Ends, rules: Rules): Fault | undefined {
+  const { answer, query } = answered
+  if (!('refused' in answer)) return undefined
+  const device = query.iif?.name ?? ''
+  const about = `packets from ${formatAddress(host)} that arrive on ${device}`
+  // The kernel's error EXDEV means that strict reverse path filtering (net.ipv4.conf.*.rp_filter) rejects the packet.
+  if (answer.errno === 'EXDEV')
+    return {
+      detail: `${about}: rp_filter: the route back uses another interface`,
+      fix: `set \`net.ipv4.conf.${device}.rp_filter=2\` with sysctl, and find with \`ip route get ${formatAddress(host)}\` why packets to this host go elsewhere`,
+    }
+  return { detail: `${about}: ${answer.refused}${refusedBy(rules, answered)}` }
+}
+
+const isSilent = ({ answers, state, lossPercent }: SeenSide): boolean =>
+  state !== 'stored' && (answers ? !answers.small : lossPercent !== null && state !== 'answering')
+
+/** Checks the kernel's routes to and from the hosts of silent peers. */
+export function checkUnderlay(facts: Facts): Finding[] {
+  const { status, answers } = facts
+  const found = new Map<string, Finding>()
+  const silent = (status?.peers?.list ?? []).flatMap((peer) => seenSides(peer, answers)).filter(isSilent)
+  for (const side of silent) {
+    const fault = underlayFault(side, facts)
+    if (!fault || found.has(fault.detail)) continue
+    found.set(fault.detail, { name: 'underlay-route', ...fault, detail: `${subnetText(side)}: ${fault.detail}` })
+  }
+  return [...found.values()]
+}

@@ -1,0 +1,89 @@
+// underlay.test.ts - weft doctor and weft explain judge the routes between the hosts themselves if a peer is silent.
+
+import { expect, it } from 'vitest'
+import { formatAddress, parseAddress } from '../../../../src/net/address.ts'
+import { countPeers, type Status } from '../../../../src/report/status.ts'
+import { diagnose } from '../../../../src/tool/doctor/checks.ts'
+import { explain } from '../../../../src/tool/doctor/explain.ts'
+import type { Facts } from '../../../../src/tool/doctor/facts.ts'
+import { underlayQueries } from '../../../../src/tool/doctor/underlay.ts'
+import { link, route, silentSide, sound, soundDual, soundPeer, soundStatus as status } from '../../../support/facts.ts'
+import { routesBy } from '../../../support/kernel-routes.ts'
+
+type Changed = Parameters<typeof routesBy>[0]
+
+const silent: Facts = {
+  ...sound,
+  status: { ...status, peers: countPeers([{ ...soundPeer, ...silentSide }], 10) },
+  answers: new Map(),
+}
+const found = (changed: Changed, from: Facts = silent): string[] =>
+  diagnose({ ...from, kernelRoutes: routesBy(changed) })
+    .flatMap(({ findings = [] }) => findings)
+    .map(({ name, detail }) => `${name}: ${detail}`)
+const stops = (changed: Changed, isOutward = true, from: Facts = silent): string[] => {
+  const facts = { ...from, kernelRoutes: routesBy(changed) }
+  const [one, two] = ['10.5.1.2', '10.5.2.2'].map((text) => parseAddress(text)!) as [number, number]
+  const [source, destination] = isOutward ? [one, two] : [two, one]
+  const by = route('', isOutward ? 'flannel0' : 'cni0')
+  return explain({ source, destination, status: facts.status!, facts, route: by })
+    .filter(({ step }) => step === 'underlay')
+    .map(({ says }) => says)
+}
+
+it.each<[string, Changed, string]>([
+  [
+    'another interface',
+    { underlay: { device: 'tun7', table: 52 } },
+    'packets to 192.0.2.2 go to tun7, by the table 52 and the rule "5270: from all lookup 52", and not to eth0',
+  ],
+  [
+    'a gateway in place of the link',
+    { underlay: { gateway: '192.0.2.253' } },
+    'packets to 192.0.2.2 go via 192.0.2.253, although the host is on the link of eth0',
+  ],
+  [
+    'this host, which has the address of the peer',
+    { underlay: { device: 'lo', type: 'local', table: 255 } },
+    'packets to 192.0.2.2 stay on this host, which has the address too',
+  ],
+  ['nothing, because a rule prohibits them', { underlay: 'EACCES' }, 'packets to 192.0.2.2: Permission denied'],
+  ['nothing, because of a blackhole', { underlay: { type: 'blackhole' } }, ': the route has the type blackhole'],
+  [
+    'no container, because of rp_filter',
+    { 'from underlay': 'EXDEV' },
+    'packets from 192.0.2.2 that arrive on eth0: rp_filter: the route back uses another interface',
+  ],
+  ['no container, because they are refused', { 'from underlay': 'EINVAL' }, 'that arrive on eth0: Invalid argument'],
+])('the packets between the hosts go to %s', (_where, changed, detail) => {
+  expect(found(changed)).toEqual([
+    expect.stringContaining(detail),
+    'peer-silent: 10.5.2.0/24 at 192.0.2.2:8285: the route to its host, or from its host, is wrong here: see `underlay-route`',
+  ])
+  expect(found(changed)[0]).toMatch(/^underlay-route: 10\.5\.2\.0\/24: /)
+  expect(stops(changed, 'underlay' in changed)).toEqual([expect.stringContaining(detail)])
+  // A peer that answers proves that the route is right.
+  expect([found(changed, sound), stops(changed, true, sound)]).toEqual([[], []])
+})
+
+it('a route through a gateway is right if the host of the peer is on another link', () => {
+  const links = [...sound.links.slice(1), { ...link('eth0', 1500, '192.0.2.1'), addresses: { ipv4: [], ipv6: [] } }]
+  const routed = found({ underlay: { gateway: '198.51.100.254' } }, { ...silent, links })
+  expect(routed).toEqual([expect.stringMatching(/^peer-silent: /)])
+  expect(found({})).toEqual([expect.stringMatching(/^peer-silent: /)])
+})
+
+const textOf = (of: Status, links = sound.links): string[] =>
+  underlayQueries(of, links).map(({ direction, query: { to, from, iif } }) =>
+    [direction, formatAddress(to), from === undefined ? '' : formatAddress(from), iif?.name ?? ''].join(' '),
+  )
+
+it('looks up the packets in both directions once for each peer and underlay', () => {
+  expect(textOf(status)).toEqual(['underlay 192.0.2.2 192.0.2.1 ', 'from underlay 192.0.2.1 192.0.2.2 eth0'])
+  expect(textOf(soundDual.status, soundDual.links).length).toBeGreaterThan(0)
+  expect(textOf({ ...status, node: { ...status.node!, externalInterface: null } })).toEqual([])
+  expect(textOf({ ...status, dataPath: { ...status.dataPath!, engine: 'none' } })).toEqual([])
+})
+
+it('does not look up the packets of a public address that this host does not have', () =>
+  expect(textOf({ ...status, node: { ...status.node!, publicIp: '203.0.113.1' } })).toEqual(['underlay 192.0.2.2  ']))
