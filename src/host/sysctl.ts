@@ -18,6 +18,9 @@ export const FORWARDING: Readonly<Record<Family, string>> = {
   ipv6: 'net/ipv6/conf/all/forwarding',
 }
 
+/** Returns the kernel setting that makes the host forward the IPv4 packets that arrive on an interface. */
+export const forwardingOf = (device: string): string => `net/ipv4/conf/${device}/forwarding`
+
 /**
  * Converts the path of a kernel setting below /proc/sys to the name for sysctl(8). For example,
  * `net/ipv6/conf/eth0.7/accept_ra` becomes `net.ipv6.conf.eth0/7.accept_ra`.

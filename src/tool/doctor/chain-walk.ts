@@ -32,8 +32,8 @@ export interface FilteredPacket {
   readonly bridged?: Bridged
 }
 
-/** The types of ICMP packets that weft evaluates; `solicitation` is a neighbour solicitation of IPv6. */
-type IcmpType = 'request' | 'reply' | 'solicitation'
+/** The types of ICMP packets that weft evaluates: echo packets, and those of IPv6's neighbour discovery (RFC 4861). */
+type IcmpType = 'request' | 'reply' | 'solicitation' | 'advertisement'
 
 export interface Bridged {
   readonly bridge: string
@@ -298,6 +298,7 @@ const ICMP_TYPES: Readonly<Record<IcmpType, readonly string[]>> = {
   request: ['echo-request', '8', '128'],
   reply: ['echo-reply', '0', '129'],
   solicitation: ['nd-neighbor-solicit', 'neighbour-solicitation', 'neighbor-solicitation', '135'],
+  advertisement: ['nd-neighbor-advert', 'neighbour-advertisement', 'neighbor-advertisement', '136'],
 }
 export const isIcmp = ({ icmp = 'request' }: FilteredPacket, text: string): boolean =>
   text === 'any' || ICMP_TYPES[icmp].includes(text)

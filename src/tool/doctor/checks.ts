@@ -4,6 +4,7 @@
 // possible findings.
 
 import { FAMILIES, FAMILY_NAMES, formatNet } from '../../net/address.ts'
+import { dotted, forwardingOf } from '../../host/sysctl.ts'
 import { kindOf, publishers } from '../../path/catalog.ts'
 import type { Status } from '../../report/status.ts'
 import type { Facts } from './facts.ts'
@@ -17,6 +18,7 @@ import { checkNeighbours } from './neighbours.ts'
 import { checkLeases, checkPeers } from './peers.ts'
 import { checkRoutes } from './routes.ts'
 import { networksOf } from './sides.ts'
+import { checkTracking } from './tracking.ts'
 import { checkUnderlay } from './underlay.ts'
 import { whyUnknown } from './unknowns.ts'
 
@@ -155,7 +157,8 @@ function checkFamilies({ status, defaultRoutes }: Facts): Finding[] | undefined 
   ]
 }
 
-function checkForwarding({ status, isForwarding, isForwardingIpv6, bridgeFilter }: Facts): Finding[] {
+function checkForwarding(facts: Facts): Finding[] {
+  const { status, isForwarding, isForwardingIpv6, bridgeFilter, unforwarded = [] } = facts
   const hasIpv4 = !status?.config || networksOf(status.config).ipv4 !== undefined
   // Without br_netfilter, packets between two pods of one bridge bypass iptables. If one of these pods reaches the
   // other through a Service, the kernel then does not translate the answer back.
@@ -163,7 +166,13 @@ function checkForwarding({ status, isForwarding, isForwardingIpv6, bridgeFilter 
   return [
     ...(isUnfiltered ? [{ name: 'bridge-filter-off', detail: '' } as const] : []),
     ...(isForwarding || !hasIpv4 ? [] : [{ name: 'forwarding-off', detail: '' } as const]),
+    ...unforwarded.map((device) => {
+      const setting = dotted(forwardingOf(device))
+      const fix = `run \`sysctl -w ${setting}=1\`, and find the program or file of /etc/sysctl.d that sets it to 0`
+      return { name: 'interface-forwarding-off', detail: `${setting} is 0`, fix } as const
+    }),
     ...(isForwardingIpv6 === false ? [{ name: 'forwarding-off-ipv6', detail: '' } as const] : []),
+    ...checkTracking(facts),
   ]
 }
 

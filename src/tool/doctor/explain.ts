@@ -13,6 +13,7 @@ import {
   type Address,
   type Family,
 } from '../../net/address.ts'
+import { dotted, forwardingOf } from '../../host/sysctl.ts'
 import { kindOf } from '../../path/catalog.ts'
 import { briefly, conditionOf, isSendingOnly, placeIn, type Status } from '../../report/status.ts'
 import { acrossBridge, divertedDatagram, entryOf, filtered, forwarded } from './explain-firewall.ts'
@@ -34,6 +35,7 @@ import {
   subnetText,
   type SeenSide,
 } from './sides.ts'
+import { checkTracking } from './tracking.ts'
 import { underlayFault } from './underlay.ts'
 
 export function explain(question: Question): readonly Step[] {
@@ -142,13 +144,17 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
   const { family } = peer
   const steps: Step[] = []
   if (from.kind !== 'host')
-    steps.push(...atBridge(question, from), forwarding(facts, family), ...forwarded(question, true))
+    steps.push(
+      ...atBridge(question, from),
+      ...forwarding(facts, family, entryOf(question, true)),
+      ...forwarded(question, true),
+    )
   const isRouted = peer.way === 'direct' || kindOf(status.config?.backendType ?? '')?.probe === 'host'
   const isToHost = isRouted && route?.gateway !== undefined && parseAddress(route.gateway) === peer.publicIp
   const isRight = route !== undefined && (isOwnDevice(status, family, route.device) || isToHost)
   const by = question.byRule === undefined ? '' : ` by the rule "${question.byRule}"`
   const toText = route && `to ${routeText(route)}${by}`
-  const refused = refusal(question)
+  const refused = refusal(question, entryOf(question, true))
   // weftd makes no route to a peer whose lease it cannot use, so packets to that peer take the host's ordinary route.
   const whyNotRight =
     peer.state === 'stored' && !hasOneRoute(status)
@@ -179,7 +185,7 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
               : 'this node cannot use the lease of that node: see the log of weftd'
             : sentBy(dataPath.engine, peer),
   })
-  steps.push(...acrossUnderlay(facts, peer))
+  steps.push(...acrossUnderlay(facts, peer, 'underlay'))
   if (from.kind !== 'here') steps.push(...provenSource(question, from))
   if (dataPath?.mtu && conditionOf(peer) === 'narrow') {
     const most =
@@ -207,9 +213,9 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
   return steps
 }
 
-/** Returns a step if the kernel's routes to or from the host of a silent peer are wrong; else an empty list. */
-function acrossUnderlay(facts: Facts, peer: SeenSide): readonly Step[] {
-  const fault = peer.state === 'answering' ? undefined : underlayFault(peer, facts)
+/** Returns a step if the kernel's route to or from the host of a silent peer is wrong; else an empty list. */
+function acrossUnderlay(facts: Facts, peer: SeenSide, direction: 'underlay' | 'from underlay'): readonly Step[] {
+  const fault = peer.state === 'answering' ? undefined : underlayFault(peer, facts, direction)
   return fault ? [{ step: 'underlay', passes: false, says: fault.detail }] : []
 }
 
@@ -246,12 +252,23 @@ function answered(peer: SeenSide, { peers }: Status, facts: Facts): Step {
   return { step: 'peer', passes: false, says: `its host does not answer through the data path${loss}` }
 }
 
-function forwarding({ isForwarding, isForwardingIpv6 }: Facts, family: Family): Step {
+/** Returns the steps about the kernel's settings for a forwarded packet that arrives on the interface `entry`. */
+function forwarding(facts: Facts, family: Family, entry: string | undefined): readonly Step[] {
+  const { isForwarding, isForwardingIpv6, unforwarded = [] } = facts
   const [name, is] =
     family === 'ipv4'
       ? ['net.ipv4.ip_forward', isForwarding]
       : ['net.ipv6.conf.all.forwarding', isForwardingIpv6 !== false]
-  return { step: 'forwarding', passes: is, says: `${name} is ${is ? 1 : 0}` }
+  const isUnforwarded = family === 'ipv4' && entry !== undefined && unforwarded.includes(entry)
+  const step = isUnforwarded
+    ? { step: 'forwarding', passes: false, says: `${dotted(forwardingOf(entry))} is 0` }
+    : { step: 'forwarding', passes: is, says: `${name} is ${is ? 1 : 0}` }
+  const full = checkTracking(facts).map(({ detail }) => ({
+    step: 'tracking',
+    passes: undefined,
+    says: `the kernel drops new connections, because it can track no more: ${detail}`,
+  }))
+  return [step, ...full]
 }
 
 /** Returns a step if the packets of containers do not leave their bridge, because it lacks the address of their gateway. */
@@ -280,8 +297,9 @@ function leavingFlows(question: Question, from: Side): readonly Flow[] {
  * Explains why the kernel rejects a packet. Returns undefined if forwarding is switched off in the kernel, because
  * another step reports that.
  */
-function refusal({ refused, facts, destination }: Question): string | undefined {
-  if (refused === undefined || forwarding(facts, familyOf(destination)).passes === false) return undefined
+function refusal({ refused, facts, destination }: Question, entry: string | undefined): string | undefined {
+  const steps = forwarding(facts, familyOf(destination), entry)
+  if (refused === undefined || steps.some(({ passes }) => passes === false)) return undefined
   return /cross-device/i.test(refused)
     ? 'the kernel drops it because of rp_filter: the route back to its source uses another interface'
     : `the kernel refuses it: ${refused}`
@@ -324,7 +342,7 @@ function away(question: Question, from: Side): Step[] {
   const isTranslated = isMasqueraded(facts) && from.kind !== 'host'
   return [
     ...atBridge(question, from),
-    ...(from.kind === 'host' ? [] : [forwarding(facts, familyOf(source)), ...forwarded(question, true)]),
+    ...(from.kind === 'host' ? [] : [...forwarding(facts, familyOf(source), entryOf(question, true)), ...forwarded(question, true)]),
     ...byIpsec(facts, leavingFlows(question, from)),
     {
       step: 'route',
@@ -378,7 +396,7 @@ function inward(question: Question, from: Side, to: Side): Step[] {
       : isCarried(status, family)
         ? 'the kernel accepts it from any sender'
         : `the ${status.config?.backendType} backend carries only IPv4 here, so the packet does not arrive`
-    steps.push(...acrossUnderlay(facts, from.peer))
+    steps.push(...acrossUnderlay(facts, from.peer, 'from underlay'))
     steps.push({ step: 'data path', passes: from.peer.state !== 'stored' && status.dataPath?.open === true, says })
   }
   const sender = from.kind === 'outside' ? peerAt(source, status) : undefined
@@ -392,11 +410,15 @@ function inward(question: Question, from: Side, to: Side): Step[] {
     })
   const packet = { source, destination, from: entryOf(question, false), to: route?.device }
   if (to.kind === 'host') return [...steps, ...byIpsec(facts, [{ direction: 'in', ...packet }])]
-  steps.push(forwarding(facts, family), ...forwarded(question, false), ...byIpsec(facts, forwardedFlows(packet)))
+  steps.push(
+    ...forwarding(facts, family, packet.from),
+    ...forwarded(question, false),
+    ...byIpsec(facts, forwardedFlows(packet)),
+  )
   const led = ledAway({ source, destination, status, facts, route })
   if (led) return [...steps, led]
   const isBridge = route !== undefined && !isOwnDevice(status, family, route.device) && route.gateway === undefined
-  const refused = refusal(question)
+  const refused = refusal(question, packet.from)
   steps.push({
     step: 'route',
     passes: isBridge && refused === undefined,

@@ -9,7 +9,7 @@ import type { Run } from '../../host/command.ts'
 import type { HostKernel } from '../../host/kernel.ts'
 import type { Link, Route } from '../../host/kernel.ts'
 import { neighboursOf, type NeighbourTable } from '../../host/neighbours.ts'
-import { getSysctl } from '../../host/sysctl.ts'
+import { forwardingOf, getSysctl } from '../../host/sysctl.ts'
 import { probeUdpPort, type UdpProbeResult } from '../../host/udp-probe.ts'
 import { FAMILIES, familiesOf, familyOf, listed, type Address, type ByFamily, type Family } from '../../net/address.ts'
 import { lengthsUpTo, longestOf } from '../../net/lengths.ts'
@@ -20,7 +20,7 @@ import { readListing } from './filter-walk.ts'
 import { gatherIpsec, type IpsecFacts } from './ipsec-facts.ts'
 import { ECHO_IGNORED } from './probe-packets.ts'
 import { marksIn, routeQueries, type KernelRoutes } from './route-queries.ts'
-import { networksOf, type AllAnswers, type Answers } from './sides.ts'
+import { bridgeOf, networksOf, ownSides, type AllAnswers, type Answers } from './sides.ts'
 import { underlayQueries } from './underlay.ts'
 
 /**
@@ -100,6 +100,13 @@ export interface Facts {
   readonly gateways?: readonly Address[]
   /** The IPsec policies; undefined if there are none, or if this user may not list them. */
   readonly ipsec?: IpsecFacts | undefined
+  /** The number of connections that the kernel tracks, and its limit; undefined if the kernel tracks no connections. */
+  readonly tracking?: { readonly entries: number; readonly limit: number } | undefined
+  /**
+   * The interfaces on which IPv4 packets of containers arrive, but whose packets the kernel does not forward
+   * (net.ipv4.conf.INTERFACE.forwarding is 0) although net.ipv4.ip_forward is 1.
+   */
+  readonly unforwarded?: readonly string[]
   /** The families whose echo requests the kernel does not answer (net.ipv4.icmp_echo_ignore_all). */
   readonly ignoredEchoes?: readonly Family[]
   /** The value of net.bridge.bridge-nf-call-iptables; undefined if the module br_netfilter is not loaded. */
@@ -208,13 +215,15 @@ export async function gatherFacts({
     unit,
   ] = looked
   const isRoot = process.getuid?.() === 0
-  const [lacksNetAdmin, reaches, kernelRoutes, neighbours, ipsec, gateways] = await Promise.all([
+  const [lacksNetAdmin, reaches, kernelRoutes, neighbours, ipsec, gateways, tracking, unforwarded] = await Promise.all([
     isRoot && readFile('/proc/self/status', 'utf8').then(lacksNetAdminBy, () => false),
     reachesOf(status, probed.answers, ping, kernel),
     unlessRefused(kernelRoutesOf(status, links, nft ?? '', kernel)),
     unlessRefused(Promise.all(familiesOf(networks).map((family) => neighboursOf(family, kernel)))),
     unlessRefused(gatherIpsec(kernel, links)),
     containerGateways(),
+    trackedConnections(),
+    forwarding === '0' ? [] : unforwardedIn(status, links),
   ])
   return {
     status,
@@ -246,6 +255,8 @@ export async function gatherFacts({
     neighbours,
     ipsec,
     gateways,
+    tracking,
+    unforwarded,
     lacksNetAdmin,
     isForwardingIpv6: forwardingIpv6 === undefined ? undefined : forwardingIpv6 !== '0',
   }
@@ -438,6 +449,28 @@ const readQueues = (): Promise<ReadonlySet<number> | undefined> =>
   readFile('/proc/net/netfilter/nfnetlink_queue', 'utf8').then(queuesIn, (error: NodeJS.ErrnoException) =>
     error.code === 'ENOENT' ? new Set<number>() : undefined,
   )
+
+async function trackedConnections(): Promise<Facts['tracking']> {
+  const [entries, limit] = await Promise.all(
+    ['count', 'max'].map((name) => getSysctl(`net/netfilter/nf_conntrack_${name}`)),
+  )
+  return entries === undefined || limit === undefined ? undefined : { entries: Number(entries), limit: Number(limit) }
+}
+
+/** Lists the interfaces on which packets of containers arrive and whose IPv4 packets the kernel does not forward. */
+async function unforwardedIn(status: Status | undefined, links: readonly Link[]): Promise<readonly string[]> {
+  const [side] = status ? ownSides(status).filter(({ family }) => family === 'ipv4') : []
+  if (!status || !side) return []
+  const isDirect = (status.peers?.list ?? []).some(({ way }) => way === 'direct')
+  const isFromHosts = isDirect || kindOf(status.config?.backendType ?? '')?.probe === 'host'
+  const names = [
+    bridgeOf(links, side.subnet, status),
+    status.dataPath?.devices.ipv4 ?? undefined,
+    isFromHosts ? (status.node?.externalInterface ?? undefined) : undefined,
+  ].filter((name) => name !== undefined)
+  const values = await Promise.all(names.map((name) => getSysctl(forwardingOf(name))))
+  return names.filter((_name, at) => values[at] === '0')
+}
 
 async function ignoredEchoes(): Promise<readonly Family[]> {
   const values = await Promise.all(FAMILIES.map((family) => getSysctl(ECHO_IGNORED[family])))

@@ -151,6 +151,20 @@ export const FINDINGS = {
     means: 'net.ipv4.ip_forward is 0: the kernel forwards no IPv4 packets from or to containers of this host',
     fix: 'run `sysctl -w net.ipv4.ip_forward=1`, and put this setting into a file of /etc/sysctl.d for the next boot',
   },
+  'interface-forwarding-off': {
+    check: 'forwarding',
+    level: 'failure',
+    means:
+      'net.ipv4.conf.INTERFACE.forwarding is 0 for one interface, although net.ipv4.ip_forward is 1: the kernel forwards no IPv4 packets that arrive on this interface',
+    fix: 'run `sysctl -w net.ipv4.conf.INTERFACE.forwarding=1`, and find the program or file of /etc/sysctl.d that sets it to 0',
+  },
+  'tracking-full': {
+    check: 'forwarding',
+    level: 'failure',
+    means:
+      "the kernel's connection tracking table is full, or nearly full: the kernel drops the packets of new connections (its log says `nf_conntrack: table full, dropping packet`)",
+    fix: 'raise net.netfilter.nf_conntrack_max, and find with `conntrack -L` which host or container has the many connections',
+  },
   'forwarding-off-ipv6': {
     check: 'forwarding',
     level: 'failure',
@@ -218,6 +232,13 @@ export const FINDINGS = {
     means:
       "this host's firewall drops packets that other nodes send to this host, or that this host sends to other nodes",
     fix: "accept packets to the backend's port: incoming packets by `iptables -I INPUT -p udp --dport PORT -s NODE -j ACCEPT`, outgoing packets by `iptables -I OUTPUT -p udp --dport PORT -d NODE -j ACCEPT`; for IPv6 use `ip6tables`, and also accept `-p ipv6-icmp`, because IPv6 hosts need it to find each other",
+  },
+  'discovery-dropped': {
+    check: 'firewall',
+    level: 'failure',
+    means:
+      "this host's firewall drops packets of IPv6's neighbour discovery, by which this host and its containers find each other on the bridge: no IPv6 packets pass between them",
+    fix: 'accept `ipv6-icmp` on the bridge of the containers, in INPUT and OUTPUT of `ip6tables` or in the chain of nftables that this finding names',
   },
   'datagrams-changed': {
     check: 'firewall',

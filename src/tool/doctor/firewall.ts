@@ -7,7 +7,7 @@ import { dotted } from '../../host/sysctl.ts'
 import { kindOf, portOf } from '../../path/catalog.ts'
 import { WORDS } from '../../path/firewall/flannel-rules.ts'
 import { placeIn, type PeerStatus, type Status } from '../../report/status.ts'
-import type { Bridged, FilteredPacket } from './chain-walk.ts'
+import { echoOf, type Bridged, type FilteredPacket } from './chain-walk.ts'
 import type { Facts } from './facts.ts'
 import type { Finding, FindingName } from './findings.ts'
 import { laterVerdicts, readRules, type HostRules, type HostVerdict } from './host-rules.ts'
@@ -140,14 +140,31 @@ function onBridge(side: OwnSide, walking: Walking): Dropped[] {
   const { bridge } = bridged('in')
   return [
     { ...ends, chain: 'FORWARD', protocol: 'tcp', state: 'new', bridged: bridged('through') } as const,
-    // IPv6 has no ARP.
+    // IPv6 has neighbour discovery in place of ARP.
     ...(side.family === 'ipv4'
       ? [
           { ...ends, chain: 'INPUT', protocol: ARP, from: bridge, bridged: bridged('in') } as const,
           { ...ends, chain: 'OUTPUT', protocol: ARP, to: bridge, bridged: bridged('out') } as const,
         ]
       : []),
-  ].flatMap((packet) => judged('forward-dropped', packet, false, side, walking))
+  ]
+    .flatMap((packet) => judged('forward-dropped', packet, false, side, walking))
+    .concat(side.family === 'ipv6' ? discovery(side, bridged, walking) : [])
+}
+
+/**
+ * Finds the packets of neighbour discovery (RFC 4861) that rules drop between this host and its containers, without
+ * which they send each other no IPv6 packets. The kernel does not track these packets.
+ */
+function discovery(side: OwnSide, bridged: (way: Bridged['way']) => Bridged, walking: Walking): Dropped[] {
+  const [there, here, { bridge }] = [containerIn(side.subnet), side.subnet.address, bridged('in')]
+  const way = { protocol: echoOf('ipv6'), state: 'untracked' } as const
+  return (['solicitation', 'advertisement'] as const)
+    .flatMap((icmp): FilteredPacket[] => [
+      { ...way, icmp, chain: 'INPUT', from: bridge, source: there, destination: here, bridged: bridged('in') },
+      { ...way, icmp, chain: 'OUTPUT', to: bridge, source: here, destination: there, bridged: bridged('out') },
+    ])
+    .flatMap((packet) => judged('discovery-dropped', packet, false, side, walking))
 }
 
 const neighbourOf = (address: Address): Address => (typeof address === 'bigint' ? address + 1n : address + 1)
@@ -262,7 +279,7 @@ function droppedOf(side: OwnSide, peer: SeenSide, walking: Walking): Dropped[] {
  * accept only packets of established connections. Then the later packets of the connection are evaluated.
  */
 function judged(
-  name: 'forward-dropped' | 'port-dropped' | 'probes-dropped',
+  name: 'forward-dropped' | 'port-dropped' | 'probes-dropped' | 'discovery-dropped',
   packet: FilteredPacket,
   isMissed: boolean,
   side: OwnSide,
@@ -339,6 +356,7 @@ function fixOf({ name, base, side, isFlannels, detail }: Dropped, all: readonly 
     const program = detail.startsWith(`${tool}-legacy: `) ? `${tool}-legacy` : tool
     return `accept both directions: \`${program} -I FORWARD -s ${net} -j ACCEPT\` and \`${program} -I FORWARD -d ${net} -j ACCEPT\`${flag}`
   }
+  if (name === 'discovery-dropped') return discoveryFix(base, all)
   if (name === 'probes-dropped') return probesFix(side, base, all)
   if (name !== 'port-dropped') return undefined
   const commands = (['INPUT', 'OUTPUT'] as const).flatMap((chain) => {
@@ -358,6 +376,16 @@ function fixOf({ name, base, side, isFlannels, detail }: Dropped, all: readonly 
   if (commands.length === 0) return undefined
   const neighbours = family === 'ipv6' ? ', and accept `ipv6-icmp`, which hosts need to find each other' : ''
   return `accept these packets: ${commands.join(' and ')}; the same for other nodes, if there are more${neighbours}`
+}
+
+/** Returns the remedy for packets of neighbour discovery that a firewall drops. */
+function discoveryFix(base: BaseChain | undefined, all: readonly Dropped[]): string {
+  const commands = all.map(({ packet: { chain, from, to } }) =>
+    base
+      ? `\`nft insert rule ${base.name} meta l4proto ipv6-icmp accept\``
+      : `\`ip6tables -I ${chain} ${chain === 'INPUT' ? `-i ${from}` : `-o ${to}`} -p ipv6-icmp -j ACCEPT\``,
+  )
+  return `accept the packets of neighbour discovery: ${[...new Set(commands)].join(' and ')}`
 }
 
 /** Returns the remedy for probes that a firewall drops. */

@@ -15,7 +15,7 @@ import { bridgeOf, isOwnDevice, ownSides, subnetText, type OwnSide, type SeenSid
  * table.
  */
 export function checkKernelRoutes(facts: Facts, isReported: boolean): Finding[] {
-  const { status, kernelRoutes, isForwarding, isForwardingIpv6 } = facts
+  const { status, kernelRoutes, isForwarding, isForwardingIpv6, unforwarded = [] } = facts
   if (!status || !kernelRoutes) return []
   return ownSides(status).flatMap((side) => {
     const forwards = side.family === 'ipv4' ? isForwarding : isForwardingIpv6 !== false
@@ -26,8 +26,10 @@ export function checkKernelRoutes(facts: Facts, isReported: boolean): Finding[] 
           family === side.family && lease === peer.peer.lease && !direction.endsWith('underlay'),
       )
       // If forwarding is switched off in the kernel, another check reports that. In that case examine only the packets
-      // that this host itself sends.
-      const relevant = answered.filter(({ direction }) => direction === 'host' || forwards)
+      // that this host itself sends. The same applies to the packets that arrive on one interface.
+      const isForwarded = ({ query }: AnsweredQuery): boolean =>
+        forwards && !(side.family === 'ipv4' && unforwarded.includes(query.iif?.name ?? ''))
+      const relevant = answered.filter((each) => each.direction === 'host' || isForwarded(each))
       const wrong = relevant.filter((each) => isWrong(each, peer, bridge, status) && !isOfBridge(each, side, facts))
       const [first] = [
         ...wrong.filter(({ direction, query }) => direction === 'out' && query.mark === undefined),

@@ -130,15 +130,20 @@ export function checkPeers(facts: Facts, isSendingWrong: boolean): Finding[] | u
     // If no weftd runs, no counter says when a packet from the peer last arrived. So describe only the results of
     // contacting the peer's host.
     if (silence !== undefined) return reach ? reachText(reach) : 'it does not answer'
-    if (dropsOfOwnProbes(side, facts).length > 0)
-      return `the firewall of this host drops the probes: see \`probes-dropped\`${reach?.port === undefined ? '' : `; ${reachText(reach)}`}`
-    if (underlayFault(side, facts))
-      return `the route to its host, or from its host, is wrong here: see \`underlay-route\``
+    const known = knownCause(side, facts)
+    if (known === 'underlay-route') return `the route to its host, or from its host, is wrong here: see \`${known}\``
+    if (known)
+      return `the firewall of this host drops the probes: see \`${known}\`${reach?.port === undefined ? '' : `; ${reachText(reach)}`}`
     const last =
       peer.heardSecondsAgo === null
         ? 'no packet ever came from it'
         : `its last packet came ${agoText(peer.heardSecondsAgo)}`
     return last + (why ?? '')
+  }
+  const fixOf = (side: SeenSide): string => {
+    const known = knownCause(side, facts)
+    const isElse = reaches.get(side.peer.lease)?.port !== undefined
+    return known && !isElse ? `first remove the fault that \`${known}\` names` : silentFix(status, side)
   }
   const isProbed = kindOf(status.config?.backendType ?? '')?.probe !== 'nobody'
   const isBlind = isProbed && answering === null && answers.size === 0 && list.some(({ state }) => state !== 'stored')
@@ -151,7 +156,7 @@ export function checkPeers(facts: Facts, isSendingWrong: boolean): Finding[] | u
     ...unreached(isSilent).map((side): Finding => ({
       name: 'peer-silent',
       detail: `${sideText(side)}: ${silentText(side)}`,
-      fix: silentFix(status, side),
+      fix: fixOf(side),
     })),
     ...each(
       'family-broken',
@@ -166,6 +171,15 @@ export function checkPeers(facts: Facts, isSendingWrong: boolean): Finding[] | u
     ),
     ...(isBlind ? [{ name: 'peers-unasked', detail: whyUnprobed ?? '' } as const] : []),
   ]
+}
+
+/**
+ * Returns the finding that explains why a peer looks silent although its host may be well; undefined if the facts about
+ * this host do not explain the silence.
+ */
+function knownCause(side: SeenSide, facts: Facts): 'underlay-route' | 'probes-dropped' | undefined {
+  if (underlayFault(side, facts)) return 'underlay-route'
+  return dropsOfOwnProbes(side, facts).length > 0 ? 'probes-dropped' : undefined
 }
 
 /** Returns the remedy for a silent peer, which depends on the backend, and names the port and both hosts. */

@@ -58,13 +58,21 @@ interface Fault {
   readonly fix?: string
 }
 
-/** Returns the fault of the kernel's routes to or from the host of a peer; undefined if there is none. */
-export function underlayFault(side: SeenSide, { status, kernelRoutes, links }: Facts): Fault | undefined {
+/**
+ * Returns the fault of the kernel's routes to the host of a peer (`underlay`) or from that host; undefined if there is
+ * none. Without a direction, examines both.
+ */
+export function underlayFault(
+  side: SeenSide,
+  { status, kernelRoutes, links }: Facts,
+  wanted?: 'underlay' | 'from underlay',
+): Fault | undefined {
   const ends = status && endsOf(status, side)
   const external = links.find(({ name }) => name === status?.node?.externalInterface)
   if (!ends || !external || !kernelRoutes) return undefined
   const faults = kernelRoutes.answers
     .filter(({ family, lease }) => family === ends.family && lease === side.peer.lease)
+    .filter(({ direction }) => wanted === undefined || direction === wanted)
     .flatMap((answered) => {
       const rules = kernelRoutes.rules[ends.family] ?? []
       if (answered.direction === 'underlay') return faultOut(answered, ends, external, rules) ?? []
@@ -84,7 +92,11 @@ function refusedBy(rules: Rules, { query }: AnsweredQuery): string {
 function faultOut(answered: AnsweredQuery, { family, host }: Ends, external: Link, rules: Rules): Fault | undefined {
   const { answer, query } = answered
   const about = `packets to ${formatAddress(host)}`
-  if ('refused' in answer) return { detail: `${about}: ${answer.refused}${refusedBy(rules, answered)}` }
+  // The kernel answers with EINVAL if a blackhole drops the packet (net/ipv4/fib_semantics.c, fib_props).
+  if ('refused' in answer) {
+    const why = answer.errno === 'EINVAL' ? 'a blackhole drops them' : answer.refused
+    return { detail: `${about}: ${why}${refusedBy(rules, answered)}` }
+  }
   const { device, gateway, type, table } = answer.route
   const rule = ruleFor(rules, query, (each) => each.table === table)
   const isUsual = table === MAIN_TABLE || table === LOCAL_TABLE

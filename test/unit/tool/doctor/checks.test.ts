@@ -394,6 +394,7 @@ describe('the doctor', () => {
       },
     ],
     ['rule-unjudged', { iptables: '*filter\n[9:540] -A FORWARD -m u32 --u32 "0x0=0x1" -j DROP\nCOMMIT' }],
+    ['discovery-dropped', { ...soundDual, ip6tables: '-A INPUT -i cni0 -p ipv6-icmp -j DROP' }],
     [
       'datagrams-changed',
       {
@@ -424,6 +425,8 @@ describe('the doctor', () => {
       { kernelRoutes: routesBy({ host: { device: 'ts0', table: 52 }, out: { device: 'ts0', table: 52 } }) },
     ],
     ['route-refused', { kernelRoutes: routesBy({ out: 'EACCES' }) }],
+    ['tracking-full', { tracking: { entries: 63_000, limit: 65_536 } }],
+    ['interface-forwarding-off', { unforwarded: ['cni0'] }],
     ['neighbours-full', { neighbours: [{ family: 'ipv4', entries: 1000, thresholds: [128, 512, 1024] }] }],
     ['neighbours-many', { neighbours: [{ family: 'ipv6', entries: 600, thresholds: [128, 512, 1024] }] }],
     [
@@ -544,6 +547,26 @@ describe('the doctor', () => {
       ['subnet-env-wrong: /run/flannel/subnet.env says no subnet, but this node has 10.5.1.0/24'],
       ['subnet-env-wrong: /run/flannel/subnet.env says no IPv6 subnet, but this node has fd00:5:0:1::/64'],
     ])
+  })
+
+  it('names the setting of the interface, and a larger limit for tracked connections', () => {
+    const fixes = (part: Partial<Facts>) =>
+      diagnose({ ...sound, ...part }).flatMap(({ findings = [] }) => findings.map(({ detail, fix }) => [detail, fix]))
+    expect(fixes({ unforwarded: ['eth0.7'] })).toEqual([
+      ['net.ipv4.conf.eth0/7.forwarding is 0', expect.stringContaining('`sysctl -w net.ipv4.conf.eth0/7.forwarding=1`')],
+    ])
+    expect(fixes({ tracking: { entries: 1000, limit: 1000 } })).toEqual([
+      ['1000 connections, and net.netfilter.nf_conntrack_max is 1000', expect.stringMatching(/nf_conntrack_max=2000`/)],
+    ])
+    expect(found({ tracking: { entries: 900, limit: 1000 } })).toEqual([])
+    // With the limit 0 the kernel tracks any number of connections.
+    expect(found({ tracking: { entries: 900, limit: 0 } })).toEqual([])
+  })
+
+  it('reports a wrong route to the host of a silent peer', () => {
+    const answers = new Map([['10.5.2.0-24', { ipv4: { small: false, large: false } }]])
+    const expected: FindingName[] = ['underlay-route', 'peer-silent']
+    expect(found({ kernelRoutes: routesBy({ underlay: { device: 'tun7' } }), answers })).toEqual(expected)
   })
 
   it('names the broken family, and reports a peer once if both families are broken', () => {

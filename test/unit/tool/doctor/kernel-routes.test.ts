@@ -104,6 +104,8 @@ describe('a refusal by the kernel', () => {
 
   it('to forward is not reported if the kernel forwards no packets at all', () => {
     expect(by({ out: 'EHOSTUNREACH', in: 'EHOSTUNREACH' }, { isForwarding: false })).toEqual([])
+    expect(by({ out: 'EHOSTUNREACH' }, { unforwarded: ['cni0'] })).toEqual([])
+    expect(by({ out: 'EHOSTUNREACH' }, { unforwarded: ['flannel0'] })).toHaveLength(1)
   })
 })
 

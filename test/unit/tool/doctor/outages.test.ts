@@ -164,6 +164,17 @@ const OUTAGES: readonly Outage[] = [
     isSeen: true,
   },
   {
+    what: 'a full table of tracked connections (nf_conntrack: table full, dropping packet)',
+    facts: { tracking: { entries: 262_140, limit: 262_144 } },
+    finds: ['tracking-full'],
+  },
+  {
+    what: 'one interface whose packets the kernel does not forward',
+    facts: { unforwarded: ['cni0'], kernelRoutes: routesBy({ out: 'EHOSTUNREACH' }) },
+    finds: ['interface-forwarding-off'],
+    out: { refused: 'No route to host' },
+  },
+  {
     what: 'a lease directory that is not shared',
     facts: withStatus({
       store: { ...status.store, name: 'directory' },

@@ -602,3 +602,38 @@ describe("a rule that changes the addresses of the backend's packets", () => {
     for (const status of [silent('wireguard'), silent('vxlan', 'kernel')]) expect(named({ ...status, ...snat })).toEqual([])
   })
 })
+
+describe("IPv6's neighbour discovery on the bridge of the containers", () => {
+  const bridge = { ...soundDual.links.find(({ name }) => name === 'cni0')!, index: 7 }
+  const dual: Facts = { ...soundDual, links: [...soundDual.links.filter(({ name }) => name !== 'cni0'), bridge] }
+  const named = (part: Partial<Facts>) =>
+    (checkFirewall({ ...dual, ...part }) ?? []).map(({ name, detail, fix }) => `${name}: ${detail}: ${fix}`)
+
+  it('is reported if a rule drops it', () => {
+    const rule = '-A INPUT -i cni0 -p ipv6-icmp -j DROP'
+    expect(named({ ip6tables: rule })).toEqual([
+      `discovery-dropped: ip6tables: ${rule}: accept the packets of neighbour discovery: \`ip6tables -I INPUT -i cni0 -p ipv6-icmp -j ACCEPT\``,
+    ])
+    const nft = base('inet own', 'filter hook output priority 0', 'icmpv6 type nd-neighbor-advert drop')
+    expect(named({ nft })).toEqual([
+      'discovery-dropped: nft: inet own c: icmpv6 type nd-neighbor-advert drop: accept the packets of neighbour discovery: `nft insert rule inet own c meta l4proto ipv6-icmp accept`',
+    ])
+    const bridged = base('bridge own', 'filter hook input priority 0', 'icmpv6 type nd-neighbor-solicit drop')
+    expect(named({ nft: bridged })).toEqual([expect.stringMatching(/^discovery-dropped: nft: bridge own c: /)])
+  })
+
+  it('is not reported if the firewall drops only other packets', () => {
+    const strict = [
+      '-P INPUT DROP',
+      '-A INPUT -m conntrack --ctstate INVALID -j DROP',
+      '-A INPUT -p udp -m udp --dport 8472 -j ACCEPT',
+      '-A INPUT -p ipv6-icmp -m icmp6 --icmpv6-type 128 -j ACCEPT',
+      '-A INPUT -p ipv6-icmp -m icmp6 --icmpv6-type 135 -j ACCEPT',
+      '-A INPUT -p ipv6-icmp -m icmp6 --icmpv6-type 136 -j ACCEPT',
+    ].join('\n')
+    expect(named({ ip6tables: strict })).toEqual([])
+    expect(named({ ip6tables: strict.replace(/\n[^\n]+ 135 [^\n]+/, '') })).toEqual([
+      expect.stringMatching(/^discovery-dropped: ip6tables: -P INPUT DROP: /),
+    ])
+  })
+})

@@ -48,7 +48,8 @@ it.each<[string, Changed, string]>([
     'packets to 192.0.2.2 stay on this host, which has the address too',
   ],
   ['nothing, because a rule prohibits them', { underlay: 'EACCES' }, 'packets to 192.0.2.2: Permission denied'],
-  ['nothing, because of a blackhole', { underlay: { type: 'blackhole' } }, ': the route has the type blackhole'],
+  ['nothing, because of a blackhole', { underlay: 'EINVAL' }, 'packets to 192.0.2.2: a blackhole drops them'],
+  ['nothing, as IPv6 shows it', { underlay: { type: 'blackhole' } }, ': the route has the type blackhole'],
   [
     'no container, because of rp_filter',
     { 'from underlay': 'EXDEV' },
@@ -61,9 +62,21 @@ it.each<[string, Changed, string]>([
     'peer-silent: 10.5.2.0/24 at 192.0.2.2:8285: the route to its host, or from its host, is wrong here: see `underlay-route`',
   ])
   expect(found(changed)[0]).toMatch(/^underlay-route: 10\.5\.2\.0\/24: /)
+  // The fault stops only the packets of one direction.
   expect(stops(changed, 'underlay' in changed)).toEqual([expect.stringContaining(detail)])
+  expect(stops(changed, !('underlay' in changed))).toEqual([])
   // A peer that answers proves that the route is right.
   expect([found(changed, sound), stops(changed, true, sound)]).toEqual([[], []])
+})
+
+it('the remedy for the silent peer is the remedy for the route, unless its port is closed too', () => {
+  const fixes = (reaches: Facts['reaches']) =>
+    diagnose({ ...silent, reaches, kernelRoutes: routesBy({ underlay: { device: 'tun7' } }) })
+      .flatMap(({ findings = [] }) => findings)
+      .flatMap(({ name, fix }) => (name === 'peer-silent' ? fix : []))
+  expect(fixes(new Map())).toEqual(['first remove the fault that `underlay-route` names'])
+  const refused = { port: 'refused', portNumber: 8285, isPinged: true, isOffLink: false } as const
+  expect(fixes(new Map([['10.5.2.0-24', refused]]))).toEqual([expect.stringContaining('check that weftd runs there')])
 })
 
 it('a route through a gateway is right if the host of the peer is on another link', () => {
