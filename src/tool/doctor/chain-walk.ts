@@ -63,10 +63,14 @@ export interface Verdict {
 /**
  * A change that a rule makes to a packet. `untracked`: conntrack does not track the packet; `hops`: the packet has
  * another TTL or hop limit; `diverted`: the packet has another destination; `source`: the packet has another source
- * address; `mapped`: NETMAP changes the destination before routing, and the source address after routing.
+ * address; `mapped`: NETMAP changes the destination before routing, and the source address after routing; `marked`: the
+ * packet has another mark, for which policy rules may select another routing table.
  */
 export interface Effect {
-  readonly kind: 'untracked' | 'hops' | 'diverted' | 'source' | 'mapped'
+  readonly kind: 'untracked' | 'hops' | 'diverted' | 'source' | 'mapped' | 'marked'
+  /** The bits of the mark that the rule clears, and those that the rule then inverts. */
+  readonly clears?: number
+  readonly inverts?: number
   /** The new TTL or hop limit. */
   readonly hops?: number
   /** The new source address, as the rule gives it; left out if the kernel chooses the address (masquerading). */

@@ -21,6 +21,7 @@ import { sideOf, type Question, type Side, type Step } from './explain-question.
 import type { Facts } from './facts.ts'
 import { portPacket, sentBack } from './firewall.ts'
 import { datagramFlow, forwardedFlows, ipsecDrop, type Flow } from './ipsec.ts'
+import { markedFault } from './kernel-routes.ts'
 import { unaddressedBridges } from './links.ts'
 import { dropsOfOwnProbes } from './probe-packets.ts'
 import { hasOneRoute, isOnlyRouteMissing } from './routes.ts'
@@ -171,6 +172,7 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
         ? `${toText}${isRight ? '' : ` instead of ${wantedText(peer, status)}: ${whyNotRight}`}`
         : 'there is none'),
   })
+  if (from.kind === 'here') steps.push(...byMark(facts, peer))
   steps.push({
     step: 'data path',
     passes: dataPath?.open === true && peer.state !== 'stored',
@@ -211,6 +213,13 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
   )
   steps.push(answered(peer, status, facts))
   return steps
+}
+
+/** Returns a step if the kernel routes the packets of containers to another place by a mark; else an empty list. */
+function byMark(facts: Facts, peer: SeenSide): readonly Step[] {
+  const sides = facts.status ? ownSides(facts.status).filter(({ family }) => family === peer.family) : []
+  const faults = sides.flatMap((side) => markedFault(peer, side, facts))
+  return faults.map(({ detail }) => ({ step: 'route', passes: false, says: detail }))
 }
 
 /** Returns a step if the kernel's route to or from the host of a silent peer is wrong; else an empty list. */

@@ -215,10 +215,11 @@ export async function gatherFacts({
     unit,
   ] = looked
   const isRoot = process.getuid?.() === 0
+  const rules = [nft, iptables.all, iptables.legacy, ip6tables?.all, ip6tables?.legacy].join('\n')
   const [lacksNetAdmin, reaches, kernelRoutes, neighbours, ipsec, gateways, tracking, unforwarded] = await Promise.all([
     isRoot && readFile('/proc/self/status', 'utf8').then(lacksNetAdminBy, () => false),
     reachesOf(status, probed.answers, ping, kernel),
-    unlessRefused(kernelRoutesOf(status, links, nft ?? '', kernel)),
+    unlessRefused(kernelRoutesOf(status, links, marksIn(rules), kernel)),
     unlessRefused(Promise.all(familiesOf(networks).map((family) => neighboursOf(family, kernel)))),
     unlessRefused(gatherIpsec(kernel, links)),
     containerGateways(),
@@ -292,11 +293,11 @@ async function tablesOf(
 async function kernelRoutesOf(
   status: Status | undefined,
   links: readonly Link[],
-  nft: string,
+  marks: readonly number[],
   kernel: HostKernel,
 ): Promise<KernelRoutes | undefined> {
   if (!status) return undefined
-  const wanted = [...routeQueries(status, links, marksIn(nft)), ...underlayQueries(status, links)]
+  const wanted = [...routeQueries(status, links, marks), ...underlayQueries(status, links)]
   if (wanted.length === 0) return undefined
   const families = FAMILIES.filter((family) => wanted.some((each) => each.family === family))
   const byFamily = await Promise.all(

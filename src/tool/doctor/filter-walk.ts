@@ -237,6 +237,11 @@ function targetOf(name: string, options: readonly string[]): Target {
       const hops = Number.isNaN(set) ? USUAL_HOPS - numberOf(`${option}-dec`) : set
       return { to: 'continue', ...(Number.isNaN(hops) ? {} : { effect: { kind: 'hops', hops } }) }
     }
+    case 'MARK': {
+      const [inverts, clears] = (valueOf('--set-xmark') ?? '').split('/').map(Number)
+      if (inverts === undefined || clears === undefined) return { to: 'continue' }
+      return { to: 'continue', effect: { kind: 'marked', clears, inverts } }
+    }
     case 'DNAT':
     case 'REDIRECT':
     case 'TPROXY':

@@ -320,8 +320,8 @@ export const FINDINGS = {
     check: 'routes',
     level: 'warning',
     means:
-      'a policy routing rule (`ip rule`) sends marked packets for a part of the network to another destination, and an nftables rule sets that mark',
-    fix: 'check with `nft list ruleset` whether that nftables rule marks packets of containers; if it does, exclude the network in that rule',
+      'a policy routing rule (`ip rule`) sends marked packets for a part of the network to another destination, and a firewall rule sets that mark',
+    fix: 'check with `iptables-save` and `nft list ruleset` whether that firewall rule marks packets of containers; if it does, exclude the network in that rule',
   },
   'neighbours-full': {
     check: 'neighbours',

@@ -7,20 +7,22 @@ import { formatAddress, formatNet, isIpv4Net, netContains, parseAddress, parseNe
 import type { Status } from '../../report/status.ts'
 import type { Facts } from './facts.ts'
 import type { Finding } from './findings.ts'
-import { peersOf, type AnsweredQuery } from './route-queries.ts'
+import { readRules } from './host-rules.ts'
+import { containerIn, peersOf, type AnsweredQuery } from './route-queries.ts'
+import { markOf } from './rule-effects.ts'
 import { bridgeOf, isOwnDevice, ownSides, subnetText, type OwnSide, type SeenSide } from './sides.ts'
 
 /**
  * Checks the kernel's routes. `isReported` is true if another check has already reported wrong routes of the main
  * table.
  */
-export function checkKernelRoutes(facts: Facts, isReported: boolean): Finding[] {
+export function checkKernelRoutes(facts: Facts, isReported: boolean): readonly Finding[] {
   const { status, kernelRoutes, isForwarding, isForwardingIpv6, unforwarded = [] } = facts
   if (!status || !kernelRoutes) return []
   return ownSides(status).flatMap((side) => {
     const forwards = side.family === 'ipv4' ? isForwarding : isForwardingIpv6 !== false
     const bridge = bridgeOf(facts.links, side.subnet, status)
-    return peersOf(side, status).flatMap((peer) => {
+    return peersOf(side, status).flatMap((peer): readonly Finding[] => {
       const answered = kernelRoutes.answers.filter(
         ({ family, lease, direction }) =>
           family === side.family && lease === peer.peer.lease && !direction.endsWith('underlay'),
@@ -31,6 +33,8 @@ export function checkKernelRoutes(facts: Facts, isReported: boolean): Finding[] 
         forwards && !(side.family === 'ipv4' && unforwarded.includes(query.iif?.name ?? ''))
       const relevant = answered.filter((each) => each.direction === 'host' || isForwarded(each))
       const wrong = relevant.filter((each) => isWrong(each, peer, bridge, status) && !isOfBridge(each, side, facts))
+      const marked = wrong.every(({ query }) => query.mark !== undefined) ? markedFault(peer, side, facts) : []
+      if (marked.length > 0) return marked
       const [first] = [
         ...wrong.filter(({ direction, query }) => direction === 'out' && query.mark === undefined),
         ...wrong.filter(({ direction, query }) => direction !== 'out' && query.mark === undefined),
@@ -38,6 +42,35 @@ export function checkKernelRoutes(facts: Facts, isReported: boolean): Finding[] 
       ]
       return first ? findingsOf(first, peer, side, kernelRoutes.rules[side.family] ?? [], isReported) : []
     })
+  })
+}
+
+/**
+ * Returns the wrong route of the packets from a container of this node to a peer, if the firewall certainly gives these
+ * packets a mark by which the kernel routes them; else an empty list.
+ */
+export function markedFault(peer: SeenSide, side: OwnSide, facts: Facts): readonly Finding[] {
+  const { status, kernelRoutes, links } = facts
+  const marked = markFor(peer, side, facts)
+  const found = kernelRoutes?.answers.find(
+    ({ family, lease, query }) => family === side.family && lease === peer.peer.lease && query.mark === marked?.mark,
+  )
+  if (!status || !kernelRoutes || !marked || !found) return []
+  const isSound = !isWrong(found, peer, bridgeOf(links, side.subnet, status), status)
+  return isSound ? [] : findingsOf(found, peer, side, kernelRoutes.rules[side.family] ?? [], false, marked.rule)
+}
+
+/** Returns the mark that the firewall certainly gives the packets from a container of this node to the peer. */
+function markFor(peer: SeenSide, { subnet, family }: OwnSide, facts: Facts): ReturnType<typeof markOf> {
+  if (!peer.subnet) return undefined
+  const bridge = bridgeOf(facts.links, subnet, facts.status)
+  return markOf(readRules(facts, family), {
+    chain: 'FORWARD',
+    protocol: 'tcp',
+    state: 'new',
+    source: containerIn(subnet),
+    destination: containerIn(peer.subnet),
+    ...(bridge === undefined ? {} : { from: bridge }),
   })
 }
 
@@ -109,12 +142,18 @@ function findingsOf(
   { network }: OwnSide,
   rules: readonly PolicyRule[],
   isReported: boolean,
+  marking?: string,
 ): Finding[] {
   const whose = direction === 'in' ? `from ${subnetText(peer)}` : subnetText(peer)
   const where =
     query.iif === undefined ? '' : direction === 'in' ? ` (to ${formatAddress(query.to)})` : ` (from ${query.iif.name})`
   const marked =
-    query.mark === undefined ? '' : `, if it has the mark 0x${query.mark.toString(16)} that a rule of nftables sets`
+    query.mark === undefined
+      ? ''
+      : marking === undefined
+        ? `, if it has the mark 0x${query.mark.toString(16)} that a firewall rule sets`
+        : `, because it has the mark 0x${query.mark.toString(16)} by the firewall rule ${marking}`
+  const isSure = query.mark === undefined || marking !== undefined
   const about = `${whose}${where}`
   const first = (rule: PolicyRule | undefined): string | undefined =>
     rule &&
@@ -129,7 +168,7 @@ function findingsOf(
       ? `set \`net.ipv4.conf.${query.iif?.name}.rp_filter=2\` with sysctl, and find why packets to ${subnetText(peer)} go elsewhere`
       : first(rule)
     const detail = `${about}: ${why}${rule && !isReverse ? `, by the rule "${ruleText(rule)}"` : ''}${marked}`
-    return [{ name: query.mark === undefined ? 'route-refused' : 'marked-route', detail, ...(fix ? { fix } : {}) }]
+    return [{ name: isSure ? 'route-refused' : 'marked-route', detail, ...(fix ? { fix } : {}) }]
   }
   const { route } = answer
   const isOther = route.table !== MAIN_TABLE
@@ -138,6 +177,6 @@ function findingsOf(
   const detail = `${about} goes to ${routeText(route, query, rules)}${marked}`
   const fix = isOther && route.type !== 'local' ? first(rule) : undefined
   const name =
-    query.mark !== undefined ? 'marked-route' : isOther && route.type !== 'local' ? 'policy-route' : 'foreign-route'
+    !isSure ? 'marked-route' : isOther && route.type !== 'local' ? 'policy-route' : 'foreign-route'
   return [{ name, detail, ...(fix ? { fix } : {}) }]
 }

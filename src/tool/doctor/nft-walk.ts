@@ -224,6 +224,8 @@ const SET = new Set(['meta', 'ct', 'ip', 'ip6', 'ether', 'tcp', 'udp', 'th'])
 function effectAt(words: readonly string[], at: number): Effect | undefined {
   const [first = '', second = '', third, value] = words.slice(at, at + 4)
   if (first === 'notrack') return { kind: 'untracked' }
+  if (`${first} ${second} ${third}` === 'meta mark set' && /^0x[\da-f]+$/.test(value ?? ''))
+    return { kind: 'marked', clears: 0xff_ff_ff_ff, inverts: Number(value) }
   const isHops = ['ip ttl', 'ip6 hoplimit'].includes(`${first} ${second}`) && third === 'set'
   return isHops && !Number.isNaN(Number(value)) ? { kind: 'hops', hops: Number(value) } : undefined
 }

@@ -10,7 +10,7 @@ import { bridgeOf, ownSides, seenSides, type OwnSide, type SeenSide } from './si
 /** The maximum number of peers for whose packets weft doctor looks up routes. */
 export const QUERIED_PEERS = 16
 /** The maximum number of packet marks (fwmark) with which weft doctor looks up routes. */
-const QUERIED_MARKS = 4
+const QUERIED_MARKS = 8
 
 export interface PeerQuery {
   readonly family: Family
@@ -33,7 +33,7 @@ export interface KernelRoutes {
   readonly rules: Readonly<Partial<Record<Family, readonly PolicyRule[]>>>
 }
 
-const containerIn = (net: Net): Address => (isIpv4Net(net) ? net.address + 2 : net.address + 2n)
+export const containerIn = (net: Net): Address => (isIpv4Net(net) ? net.address + 2 : net.address + 2n)
 
 /**
  * Returns true if weft itself makes the routes to peers. The backend ipsec makes none, because IPsec policies, which
@@ -86,9 +86,13 @@ export const peersOf = ({ family }: OwnSide, { peers }: Status): readonly SeenSi
     .filter((side) => side.family === family && side.state !== 'stored' && side.subnet)
 
 /**
- * Finds the marks that nftables rules set on packets. Policy rules may select another routing table for a marked
- * packet.
+ * Finds the marks that the rules of nftables and iptables set on packets. Policy rules may select another routing table
+ * for a marked packet.
  */
-export const marksIn = (nft: string): readonly number[] => [
-  ...new Set([...nft.matchAll(/\bmeta mark set (0x[\da-f]+)(?![\da-f])/g)].map(([, mark]) => Number(mark))),
+export const marksIn = (rules: string): readonly number[] => [
+  ...new Set(
+    [...rules.matchAll(/(?:\bmeta mark set|--set-xmark) (0x[\da-f]+)(?![\da-f])/g)]
+      .map(([, mark]) => Number(mark))
+      .filter((mark) => mark !== 0),
+  ),
 ]

@@ -43,10 +43,30 @@ export function changesOf(rules: HostRules, packet: FilteredPacket, side: OwnSid
               : []
           case 'untracked':
           case 'mapped':
+          case 'marked':
             return []
         }
       }),
   )
+}
+
+/**
+ * Returns the mark that the rules before routing certainly give a forwarded packet, and the last rule that changes it;
+ * undefined if no rule marks the packet, or if weft does not know the mark.
+ */
+export function markOf(
+  rules: HostRules,
+  packet: FilteredPacket,
+): { readonly mark: number; readonly rule: string } | undefined {
+  const marks = rules
+    .walk({ ...packet, mark: 0 })
+    .filter(({ hook }) => hook === 'prerouting')
+    .flatMap(({ tool, effects }) => effects.map((effect) => ({ ...effect, rule: `${tool}${effect.by}` })))
+    .filter(({ kind }) => kind === 'marked')
+  const last = marks.at(-1)
+  if (!last || marks.some(({ isCertain }) => !isCertain)) return undefined
+  const mark = marks.reduce((value, { clears = 0, inverts = 0 }) => ((value & ~clears) ^ inverts) >>> 0, 0)
+  return { mark, rule: last.rule }
 }
 
 /**

@@ -175,6 +175,14 @@ const OUTAGES: readonly Outage[] = [
     out: { refused: 'No route to host' },
   },
   {
+    what: 'iptables marks the packets of containers, and a policy rule routes marked packets to a VPN',
+    facts: {
+      iptables: '*mangle\n-A PREROUTING -i cni0 -j MARK --set-xmark 0x1/0xffffffff\nCOMMIT',
+      kernelRoutes: routesBy({ marked: { device: 'tun7', table: 100 } }),
+    },
+    finds: ['policy-route'],
+  },
+  {
     what: 'a lease directory that is not shared',
     facts: withStatus({
       store: { ...status.store, name: 'directory' },

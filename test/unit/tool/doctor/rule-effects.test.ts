@@ -599,7 +599,8 @@ describe("a rule that changes the addresses of the backend's packets", () => {
   })
 
   it('may change the source if peers accept the packets from any source', () => {
-    for (const status of [silent('wireguard'), silent('vxlan', 'kernel')]) expect(named({ ...status, ...snat })).toEqual([])
+    for (const part of [silent('wireguard'), silent('vxlan', 'kernel')])
+      expect(named({ ...part, ...snat })).toEqual([])
   })
 })
 
