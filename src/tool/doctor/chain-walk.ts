@@ -44,6 +44,8 @@ export interface Bridged {
   readonly way: 'in' | 'out' | 'through'
   /** The names of the bridge's ports; empty if weft does not know them. */
   readonly ports: readonly string[]
+  /** True if the rules of the host see the packets that the bridge passes between its containers (br_netfilter). */
+  readonly isFiltered?: boolean
 }
 
 export interface Verdict {

@@ -135,7 +135,9 @@ export function acrossBridge(question: Question): Step[] {
   const { source, destination, facts } = question
   const bridged = bridgedAs('through', question)
   if (!bridged.bridged) return []
-  const packet = { chain: 'FORWARD', protocol: 'tcp', state: 'new', source, destination, ...bridged } as const
+  const { bridge } = bridged.bridged
+  const ends = { source, destination, from: bridge, to: bridge } as const
+  const packet = { chain: 'FORWARD', protocol: 'tcp', state: 'new', ...ends, ...bridged } as const
   return filtered(facts, packet).filter(({ passes, says }) => passes !== true && says.startsWith('FORWARD'))
 }
 

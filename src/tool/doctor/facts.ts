@@ -111,6 +111,8 @@ export interface Facts {
   readonly ignoredEchoes?: readonly Family[]
   /** The value of net.bridge.bridge-nf-call-iptables; undefined if the module br_netfilter is not loaded. */
   readonly bridgeFilter?: string | undefined
+  /** The value of net.bridge.bridge-nf-call-ip6tables. */
+  readonly bridgeFilterIpv6?: string | undefined
 }
 
 export interface Reach {
@@ -193,6 +195,7 @@ export async function gatherFacts({
     readFile(file, 'utf8').then(parseEnv, () => undefined),
     storeAheadMs(status),
     getSysctl('net/bridge/bridge-nf-call-iptables'),
+    getSysctl('net/bridge/bridge-nf-call-ip6tables'),
     readQueues(),
     ignoredEchoes(),
     silence === undefined ? undefined : unlessRefused(unitState(run)),
@@ -210,6 +213,7 @@ export async function gatherFacts({
     subnetEnv,
     ahead,
     bridgeFilter,
+    bridgeFilterIpv6,
     queues,
     ignored,
     unit,
@@ -251,6 +255,7 @@ export async function gatherFacts({
     store,
     whyStoreUnknown,
     bridgeFilter,
+    bridgeFilterIpv6,
     unit,
     kernelRoutes,
     neighbours,

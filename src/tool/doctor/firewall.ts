@@ -138,8 +138,9 @@ function onBridge(side: OwnSide, walking: Walking): Dropped[] {
   const source = containerIn(side.subnet)
   const ends = { source, destination: neighbourOf(source) } as const
   const { bridge } = bridged('in')
+  const through = { from: bridge, to: bridge, bridged: bridged('through') } as const
   return [
-    { ...ends, chain: 'FORWARD', protocol: 'tcp', state: 'new', bridged: bridged('through') } as const,
+    { ...ends, ...through, chain: 'FORWARD', protocol: 'tcp', state: 'new' } as const,
     // IPv6 has neighbour discovery in place of ARP.
     ...(side.family === 'ipv4'
       ? [
@@ -149,8 +150,13 @@ function onBridge(side: OwnSide, walking: Walking): Dropped[] {
       : []),
   ]
     .flatMap((packet) => judged('forward-dropped', packet, false, side, walking))
+    .filter(({ detail }) => !isSeparation(detail, bridge))
     .concat(side.family === 'ipv6' ? discovery(side, bridged, walking) : [])
 }
+
+/** Returns true for Docker's rule that separates the containers of a bridge, if the operator set `"icc": false`. */
+const isSeparation = (detail: string, bridge: string): boolean =>
+  /^(?:docker|br-)/.test(bridge) && detail.includes(` -i ${bridge} -o ${bridge} -j DROP`)
 
 /**
  * Finds the packets of neighbour discovery (RFC 4861) that rules drop between this host and its containers, without
@@ -169,15 +175,18 @@ function discovery(side: OwnSide, bridged: (way: Bridged['way']) => Bridged, wal
 
 const neighbourOf = (address: Address): Address => (typeof address === 'bigint' ? address + 1n : address + 1)
 
+type BridgeFacts = Pick<Facts, 'links' | 'status' | 'bridgeFilter' | 'bridgeFilterIpv6'>
+
 /** Returns the bridge of this node's containers as a function of a packet's way; undefined if weft does not know it. */
 export function bridgedOf(
   { subnet }: Pick<OwnSide, 'subnet'>,
-  { links, status }: Pick<Facts, 'links' | 'status'>,
+  { links, status, bridgeFilter, bridgeFilterIpv6 }: BridgeFacts,
 ): ((way: Bridged['way']) => Bridged) | undefined {
   const bridge = bridgeOf(links, subnet, status)
   if (bridge === undefined) return undefined
   const ports = portsOf(links, bridge)
-  return (way) => ({ bridge, way, ports })
+  const isFiltered = (isIpv4Net(subnet) ? bridgeFilter : bridgeFilterIpv6) === '1'
+  return (way) => ({ bridge, way, ports, isFiltered })
 }
 
 /**

@@ -124,8 +124,12 @@ function parseRules(facts: RuleFacts, family: Family): HostRules {
 const chainsInNft = ({ builtIns, isOfNftables }: Listing, family: string): readonly string[] =>
   isOfNftables ? builtIns.map((name) => `${family} ${name}`) : []
 
-/** Returns true for a packet that the host itself sees, and false for ARP and for packets within a bridge. */
-const isOfHost = ({ protocol, bridged }: FilteredPacket): boolean => protocol !== ARP && bridged?.way !== 'through'
+/**
+ * Returns true for a packet that the rules of the host see, and false for ARP. The rules see packets within a bridge only
+ * with br_netfilter.
+ */
+const isOfHost = ({ protocol, bridged }: FilteredPacket): boolean =>
+  protocol !== ARP && (bridged?.way !== 'through' || bridged.isFiltered === true)
 
 const effectsOf = (verdicts: readonly HostVerdict[], kind: string) =>
   verdicts.flatMap(({ effects }) => effects.filter((effect) => effect.kind === kind))

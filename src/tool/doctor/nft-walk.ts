@@ -95,8 +95,9 @@ function isSeen(table: string, { source, protocol, bridged }: FilteredPacket): b
   const family = table.split(' ')[0] ?? ''
   if (family === 'bridge') return bridged !== undefined
   if (protocol === ARP) return family === 'arp' || family === 'netdev'
-  if (bridged?.way === 'through') return false
-  return [familyOf(source) === 'ipv4' ? 'ip' : 'ip6', 'inet', 'netdev'].includes(family)
+  const families = [familyOf(source) === 'ipv4' ? 'ip' : 'ip6', 'inet']
+  if (bridged?.way === 'through') return bridged.isFiltered === true && families.includes(family)
+  return [...families, 'netdev'].includes(family)
 }
 
 function isOnTheWay(base: BaseChain, packet: FilteredPacket): boolean {

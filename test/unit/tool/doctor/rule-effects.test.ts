@@ -638,3 +638,33 @@ describe("IPv6's neighbour discovery on the bridge of the containers", () => {
     ])
   })
 })
+
+describe('with br_netfilter, rules also see the packets between two containers of a bridge', () => {
+  const filtered: Facts = { ...host, bridgeFilter: '1', bridgeFilterIpv6: '1' }
+  const iptables = saved('filter', '-A FORWARD -i cni0 -o cni0 -j DROP')
+  const nft = base('inet own', 'filter hook forward priority 0', 'iifname "cni0" oifname "cni0" counter drop')
+  const near = (facts: Facts): string[] => {
+    const [source, destination] = [parseAddress('10.5.1.2')!, parseAddress('10.5.1.3')!]
+    const steps = explain({ source, destination, status: facts.status!, facts, route: route('', 'cni0') })
+    return steps.filter(({ passes }) => passes !== true).map(({ says }) => says)
+  }
+
+  it('and a rule that drops them is named', () => {
+    expect(found({ iptables }, filtered)).toEqual(['forward-dropped: -A FORWARD -i cni0 -o cni0 -j DROP'])
+    expect(found({ nft }, filtered)).toEqual([
+      'forward-dropped: nft: inet own c: iifname "cni0" oifname "cni0" counter drop',
+    ])
+    expect(near({ ...filtered, iptables })).toEqual(['FORWARD: dropped by -A FORWARD -i cni0 -o cni0 -j DROP'])
+  })
+
+  it('and without br_netfilter, or in the other family, they do not', () => {
+    expect([found({ iptables, nft }), near({ ...host, iptables, nft })]).toEqual([[], []])
+    expect(found({ iptables, nft }, { ...filtered, bridgeFilter: '0' })).toEqual([])
+  })
+
+  it("and Docker's rule for separate containers is no fault", () => {
+    const docker = iptables.replaceAll('cni0', 'docker0')
+    const links = host.links.filter(({ name }) => name !== 'docker0').map((each) => ({ ...each, name: each.name.replace('cni0', 'docker0') }))
+    expect(found({ iptables: docker, links }, filtered)).toEqual([])
+  })
+})
