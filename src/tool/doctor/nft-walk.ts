@@ -135,12 +135,12 @@ function readTable(
   readonly bases: readonly BaseChain[]
   readonly chains: ReadonlyMap<string, Chain>
 } {
-  const sets = new Map<string, readonly string[]>()
+  const sets = new Map<string, ListedSet>()
   for (const [, name = '', body = ''] of text.matchAll(/^\s+(?:set|map) (\S+) \{([^]*?)^\s+\}$/gm)) {
     const [, elements] = /elements = \{([^]*?)\}/.exec(body) ?? []
-    // Leave out a set that programs change, or whose elements nft does not list, because the set may contain any
-    // element.
-    if (elements !== undefined && !/^\s+flags [^\n]*(dynamic|timeout)/m.test(body)) sets.set(name, listOf(elements))
+    // Leave out a set whose elements nft does not list, because the set may contain any element.
+    const isWhole = !/^\s+flags [^\n]*(dynamic|timeout)/m.test(body)
+    if (elements !== undefined) sets.set(name, { values: listOf(elements).map(withoutNotes), isWhole })
   }
   const bases: BaseChain[] = []
   const chains = new Map<string, Chain>()
@@ -170,6 +170,17 @@ function readTable(
   }
   return { bases, chains }
 }
+
+/** The listed elements of an nftables set or map. */
+interface ListedSet {
+  readonly values: readonly string[]
+  /** False if programs add and remove elements, so that the set may soon contain any element. */
+  readonly isWhole: boolean
+}
+
+/** Removes the timeout, the counter and the comment from an element of a set. A map has its values after a colon. */
+const withoutNotes = (element: string): string =>
+  element.replace(/ (?:timeout|expires|counter|comment|last used|limit|quota) .*?(?= : |$)/, '')
 
 /** Splits the text of a chain into its rules. A line has one rule, or several with a semicolon between them. */
 const statementsOf = (body: string): readonly string[] =>
@@ -255,7 +266,7 @@ interface Reading {
   readonly words: readonly string[]
   readonly packet: FilteredPacket
   /** The elements of each nftables set, by the name of the set. */
-  readonly sets: ReadonlyMap<string, readonly string[]>
+  readonly sets: ReadonlyMap<string, ListedSet>
   /** True for a rule of the family bridge, whose interfaces are the ports of the bridge. */
   readonly isBridges: boolean
   readonly read: ReadQueues
@@ -509,27 +520,29 @@ function comparedAt({ words, sets }: Reading, at: number, { test, isRead, orders
   const value = words[place]
   if (value === undefined || (!isCompared && !isRead && endsCondition(words, place)))
     return { width: place - at, holds: unknown }
-  const values = valuesOf(value, sets)
-  const each = values?.map(test)
-  const holds = !each
-    ? 'unread'
-    : each.includes(true)
-      ? true
+  const { values, isWhole } = valuesOf(value, sets)
+  const each = values.map(test)
+  const holds = each.includes(true)
+    ? true
+    : !isWhole
+      ? 'unread'
       : (each.find((one) => one !== false) ?? (each.includes(undefined) ? undefined : false))
   return { width: place - at + 1, holds: negatedIf(isNot, holds) }
 }
 
-/** Returns the values of a set, or a single value as a list; undefined if weft does not know the set's elements. */
-const valuesOf = (value: string, sets: Reading['sets']): readonly string[] | undefined =>
-  value.startsWith('{') ? listOf(value) : value.startsWith('@') ? sets.get(value.slice(1)) : [value]
+/** Returns the values of a set, or a single value as a list. A set that nft does not list has no known values. */
+const valuesOf = (value: string, sets: Reading['sets']): ListedSet => {
+  if (value.startsWith('@')) return sets.get(value.slice(1)) ?? { values: [], isWhole: false }
+  return { values: value.startsWith('{') ? listOf(value) : [value], isWhole: true }
+}
 
 /**
  * Evaluates a verdict map, which gives each value its own verdict, such as `ct state vmap { established : accept,
  * invalid : drop }`.
  */
 function vmapOutcomes({ sets }: Reading, map: string, test: Test, before: Match): readonly Outcome[] {
-  const entries = valuesOf(map, sets)
-  if (!entries) return [{ matches: undefined, target: { to: 'drop' } }]
+  const { values: entries, isWhole } = valuesOf(map, sets)
+  if (!isWhole) return [{ matches: undefined, target: { to: 'drop' } }]
   const outcomes: Outcome[] = []
   for (const entry of entries) {
     const [, key = '', verdict = '', chain = ''] = /^(.*) : (\S+)(?: (\S+))?$/.exec(entry) ?? []

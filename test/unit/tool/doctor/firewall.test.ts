@@ -599,6 +599,9 @@ describe('an nftables rule', () => {
   const SETS = [
     '\tset trusted {\n\t\ttype ipv4_addr\n\t\tflags interval\n\t\telements = { 192.168.0.0/16,\n\t\t\t     10.0.0.0/8 }\n\t}',
     '\tset lately {\n\t\ttype ipv4_addr\n\t\tflags dynamic,timeout\n\t\telements = { 10.0.0.7 timeout 1m }\n\t}',
+    '\tset gone {\n\t\ttype ipv4_addr\n\t\tflags timeout\n\t\telements = { 10.0.0.8 timeout 4h expires 3h2s }\n\t}',
+    '\tset noted {\n\t\ttype ipv4_addr\n\t\telements = { 10.0.0.7 counter packets 3 bytes 84 comment "a: b" }\n\t}',
+    '\tmap noted_ways {\n\t\ttype ifname : verdict\n\t\telements = { "eth0" comment "c" : drop }\n\t}',
     '\tmap ways {\n\t\ttype ifname : verdict\n\t\telements = { "lo" : accept,\n\t\t\t     "eth0" : drop }\n\t}',
     '\tchain other {\n\t\tudp dport 8285 drop\n\t}',
     '\tchain back {\n\t\treturn\n\t}',
@@ -631,7 +634,11 @@ describe('an nftables rule', () => {
     ['ip6 saddr != fd00::/8 drop', 'accepted'],
     ['meta nfproto ipv6 drop', 'accepted'],
     ['ip saddr @trusted drop', 'dropped'],
-    ['ip saddr @lately drop', 'perhaps accepted'],
+    // A set that programs change may soon contain another element, and certainly contains those that nft lists.
+    ['ip saddr @lately drop', 'dropped'],
+    ['ip saddr @gone drop', 'perhaps accepted'],
+    ['ip saddr @noted drop', 'dropped'],
+    ['iifname vmap @noted_ways', 'dropped'],
     ['ip saddr . udp dport { 10.0.0.7 . 53 } drop', 'perhaps accepted'],
     ['iifname "eth*" drop', 'dropped'],
     ['iifname { "lo", "eth1" } drop', 'accepted'],

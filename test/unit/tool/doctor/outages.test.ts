@@ -183,6 +183,15 @@ const OUTAGES: readonly Outage[] = [
     finds: ['policy-route'],
   },
   {
+    what: 'a program such as crowdsec blocks the host of the peer for some hours',
+    facts: {
+      ...silent,
+      nft: 'table ip crowdsec {\n\tset blacklists {\n\t\ttype ipv4_addr\n\t\tflags timeout\n\t\telements = { 192.0.2.2 timeout 4h expires 3h59m58s }\n\t}\n\n\tchain c {\n\t\ttype filter hook input priority filter - 10; policy accept;\n\t\tip saddr @blacklists counter packets 9 bytes 540 drop\n\t}\n}\n',
+    },
+    finds: ['port-dropped', 'peer-silent'],
+    isSeen: true,
+  },
+  {
     what: 'a lease directory that is not shared',
     facts: withStatus({
       store: { ...status.store, name: 'directory' },
