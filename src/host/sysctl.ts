@@ -18,6 +18,12 @@ export const FORWARDING: Readonly<Record<Family, string>> = {
   ipv6: 'net/ipv6/conf/all/forwarding',
 }
 
+/** For each family the kernel setting that makes the host answer no echo requests. */
+export const ECHO_IGNORED: Readonly<Record<Family, string>> = {
+  ipv4: 'net/ipv4/icmp_echo_ignore_all',
+  ipv6: 'net/ipv6/icmp/echo_ignore_all',
+}
+
 /** Returns the kernel setting that makes the host forward the IPv4 packets that arrive on an interface. */
 export const forwardingOf = (device: string): string => `net/ipv4/conf/${device}/forwarding`
 

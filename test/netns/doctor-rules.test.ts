@@ -168,6 +168,27 @@ const RULES: readonly Rule[] = [
     finding: 'rule-unjudged',
     named: /nft: inet eyes c: iifname "cni0" ip6 version 6 counter drop \(\d+ packets\)/,
   },
+  {
+    ...tableRule('-A FORWARD -i cni0 -j NFQUEUE --queue-num 7'),
+    add: 'iptables -I FORWARD -i cni0 -j NFQUEUE --queue-num 7',
+    finding: 'forward-dropped',
+    named: /-A FORWARD -i cni0 -j NFQUEUE --queue-num 7 \(no program reads this queue\)/,
+  },
+  {
+    ...tableRule('-A INPUT -i cni0 -p ipv6-icmp -j DROP', 'ip6tables'),
+    add: 'ip6tables -A INPUT -i cni0 -p ipv6-icmp -j DROP; ip -6 neigh flush dev cni0',
+    family: 'ipv6',
+    way: 'in',
+    finding: 'discovery-dropped',
+    named: /ip6tables: -A INPUT -i cni0 -p ipv6-icmp -j DROP/,
+  },
+  {
+    add: 'iptables-legacy -t mangle -A PREROUTING -i cni0 -j MARK --set-mark 5; ip route add blackhole default table 99; ip rule add fwmark 5 lookup 99',
+    remove:
+      'ip rule del fwmark 5; ip route flush table 99; iptables-legacy -t mangle -D PREROUTING -i cni0 -j MARK --set-mark 5',
+    finding: 'route-refused',
+    named: /, because it has the mark 0x5 by the firewall rule iptables-legacy: -t mangle -A PREROUTING -i cni0 -j MARK/,
+  },
 ]
 
 const LEGACY: Rule = {

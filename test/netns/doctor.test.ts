@@ -270,6 +270,43 @@ const BROKEN: readonly {
     },
   },
   {
+    what: 'a route to the host of the peer through a gateway that does not forward',
+    find: ['underlay-route', 'peer-silent'],
+    detail: /: packets to 192\.168\.77\.2 go via 192\.168\.77\.253, although the host is on the link of eth0$/,
+    break: () => inShell(first, 'ip route add 192.168.77.2/32 via 192.168.77.253'),
+    repair: async () => {
+      await inShell(first, 'ip route del 192.168.77.2/32')
+      await areWell()
+    },
+  },
+  {
+    what: 'an interface whose packets the kernel does not forward',
+    find: ['interface-forwarding-off'],
+    detail: /^net\.ipv4\.conf\.cni0\.forwarding is 0$/,
+    break: () => inShell(first, 'echo 0 > /proc/sys/net/ipv4/conf/cni0/forwarding'),
+    repair: () => inShell(first, 'echo 1 > /proc/sys/net/ipv4/conf/cni0/forwarding'),
+  },
+  {
+    what: 'a kernel that answers no echo requests',
+    find: ['probes-dropped'],
+    detail: /^net\.ipv4\.icmp_echo_ignore_all is 1/,
+    break: () => inShell(first, 'echo 1 > /proc/sys/net/ipv4/icmp_echo_ignore_all'),
+    repair: async () => {
+      await inShell(first, 'echo 0 > /proc/sys/net/ipv4/icmp_echo_ignore_all')
+      await areWell()
+    },
+  },
+  {
+    what: 'a firewall that drops the probes of this host, but no packets of containers',
+    find: ['probes-dropped', 'peer-silent'],
+    detail: /^-A OUTPUT -o flannel0 -j DROP$/,
+    break: () => inShell(first, 'iptables -A OUTPUT -o flannel0 -j DROP'),
+    repair: async () => {
+      await inShell(first, 'iptables -F OUTPUT')
+      await areWell()
+    },
+  },
+  {
     what: 'a route that somebody else made',
     find: ['foreign-route', 'peer-silent'],
     detail: /^10\.5\..* goes via 192\.168\.77\.254 to eth0$/,

@@ -4,8 +4,12 @@
 import type { PolicyRule, Route } from '../../src/host/kernel.ts'
 import { errnoText } from '../../src/host/netlink/errno.ts'
 import { parseNet } from '../../src/net/address.ts'
-import { routeQueries, type KernelRoutes, type PeerQuery } from '../../src/tool/doctor/route-queries.ts'
-import { underlayQueries } from '../../src/tool/doctor/underlay.ts'
+import {
+  routeQueries,
+  underlayQueries,
+  type KernelRoutes,
+  type PeerQuery,
+} from '../../src/tool/doctor/route-queries.ts'
 import { sound } from './facts.ts'
 
 const rule = (priority: number, part: Partial<PolicyRule> = {}): PolicyRule => ({

@@ -19,7 +19,7 @@ import { briefly, conditionOf, isSendingOnly, placeIn, type Status } from '../..
 import { acrossBridge, divertedDatagram, entryOf, filtered, forwarded } from './explain-firewall.ts'
 import { sideOf, type Question, type Side, type Step } from './explain-question.ts'
 import type { Facts } from './facts.ts'
-import { portPacket, sentBack } from './firewall.ts'
+import { portPacket, sentBack, undiscovered } from './firewall.ts'
 import { datagramFlow, forwardedFlows, ipsecDrop, type Flow } from './ipsec.ts'
 import { markedFault } from './kernel-routes.ts'
 import { unaddressedBridges } from './links.ts'
@@ -280,13 +280,27 @@ function forwarding(facts: Facts, family: Family, entry: string | undefined): re
   return [step, ...full]
 }
 
+/** Returns the steps that show why packets do not pass between this host and its containers on their bridge. */
+function onBridge({ source, status, facts }: Question): Step[] {
+  const sides = ownSides(status).filter(({ family }) => family === familyOf(source))
+  return sides.flatMap((side) =>
+    undiscovered(side, facts).map(({ detail }) => ({
+      step: 'bridge',
+      passes: false,
+      says: `neighbour discovery of IPv6, without which no packet passes, is dropped by ${detail}`,
+    })),
+  )
+}
+
 /** Returns a step if the packets of containers do not leave their bridge, because it lacks the address of their gateway. */
-function atBridge({ source, status, facts }: Question, from: Side): Step[] {
+function atBridge(question: Question, from: Side): Step[] {
+  const { source, status, facts } = question
   if (from.kind !== 'here') return []
   const sides = ownSides(status).filter(({ family }) => family === familyOf(source))
-  return sides
+  const unaddressed = sides
     .flatMap((side) => unaddressedBridges(side, facts))
     .map(({ detail }) => ({ step: 'gateway', passes: false, says: detail }))
+  return [...unaddressed, ...onBridge(question)]
 }
 
 /** Returns a step if IPsec policies drop one of the packets; else an empty list. */
@@ -423,6 +437,7 @@ function inward(question: Question, from: Side, to: Side): Step[] {
     ...forwarding(facts, family, packet.from),
     ...forwarded(question, false),
     ...byIpsec(facts, forwardedFlows(packet)),
+    ...onBridge(question),
   )
   const led = ledAway({ source, destination, status, facts, route })
   if (led) return [...steps, led]

@@ -9,7 +9,7 @@ import type { Run } from '../../host/command.ts'
 import type { HostKernel } from '../../host/kernel.ts'
 import type { Link, Route } from '../../host/kernel.ts'
 import { neighboursOf, type NeighbourTable } from '../../host/neighbours.ts'
-import { forwardingOf, getSysctl } from '../../host/sysctl.ts'
+import { ECHO_IGNORED, forwardingOf, getSysctl } from '../../host/sysctl.ts'
 import { probeUdpPort, type UdpProbeResult } from '../../host/udp-probe.ts'
 import { FAMILIES, familiesOf, familyOf, listed, type Address, type ByFamily, type Family } from '../../net/address.ts'
 import { lengthsUpTo, longestOf } from '../../net/lengths.ts'
@@ -18,10 +18,8 @@ import { placeIn, sidesOf, type PeerSide, type PeerStatus, type Status } from '.
 import { containerGateways } from './container-gateways.ts'
 import { readListing } from './filter-walk.ts'
 import { gatherIpsec, type IpsecFacts } from './ipsec-facts.ts'
-import { ECHO_IGNORED } from './probe-packets.ts'
-import { marksIn, routeQueries, type KernelRoutes } from './route-queries.ts'
+import { marksIn, routeQueries, underlayQueries, type KernelRoutes } from './route-queries.ts'
 import { bridgeOf, networksOf, ownSides, type AllAnswers, type Answers } from './sides.ts'
-import { underlayQueries } from './underlay.ts'
 
 /**
  * The maximum number of peers that weft doctor itself probes. For all other peers it uses the probe results in weftd's

@@ -3,7 +3,7 @@
 // family only. rule-effects.ts checks for rules that change the packets. Pure.
 
 import { formatAddress, formatNet, isIpv4Net, netContains, netSize, type Address, type Family, type Net } from '../../net/address.ts'
-import { dotted } from '../../host/sysctl.ts'
+import { dotted, ECHO_IGNORED } from '../../host/sysctl.ts'
 import { kindOf, portOf } from '../../path/catalog.ts'
 import { WORDS } from '../../path/firewall/flannel-rules.ts'
 import { placeIn, type PeerStatus, type Status } from '../../report/status.ts'
@@ -12,7 +12,7 @@ import type { Facts } from './facts.ts'
 import type { Finding, FindingName } from './findings.ts'
 import { laterVerdicts, readRules, type HostRules, type HostVerdict } from './host-rules.ts'
 import { ARP, tablesOf, type BaseChain } from './nft-walk.ts'
-import { ECHO_IGNORED, otherEnd, probePackets } from './probe-packets.ts'
+import { otherEnd, probePackets } from './probe-packets.ts'
 import { changedBy, diversionsOf, unjudgedBy } from './rule-effects.ts'
 import { bridgeOf, outersIn, ownSides, portsOf, seenSides, type OwnSide, type SeenSide } from './sides.ts'
 
@@ -24,7 +24,13 @@ const COMMAND_PEERS = 8
 export function checkFirewall(facts: Facts): Finding[] | undefined {
   const sides = facts.status ? ownSides(facts.status) : []
   if (sides.length === 0) return undefined
-  const dropped = sides.flatMap((side) => droppedBy(side, facts))
+  const all = sides.flatMap((side) => droppedBy(side, facts))
+  // A rule that drops all packets on a bridge is reported once.
+  const dropped = all.filter(
+    (one) =>
+      one.name !== 'discovery-dropped' ||
+      !all.some(({ name, detail }) => name === 'forward-dropped' && detail === one.detail),
+  )
   // True if weft doctor could read neither the rules of nftables nor those of iptables, which makes the check
   // impossible.
   const isBlind = facts.nft === undefined && sides.every(({ family }) => listingOf(family, facts) === undefined)
@@ -171,6 +177,12 @@ function discovery(side: OwnSide, bridged: (way: Bridged['way']) => Bridged, wal
       { ...way, icmp, chain: 'OUTPUT', to: bridge, source: here, destination: there, bridged: bridged('out') },
     ])
     .flatMap((packet) => judged('discovery-dropped', packet, false, side, walking))
+}
+
+/** Returns the findings about packets of neighbour discovery that rules drop on the bridge of the containers. */
+export function undiscovered(side: OwnSide, facts: Facts): readonly Finding[] {
+  const bridged = side.family === 'ipv6' ? bridgedOf(side, facts) : undefined
+  return bridged ? merged(discovery(side, bridged, { facts, rules: readRules(facts, side.family) })) : []
 }
 
 const neighbourOf = (address: Address): Address => (typeof address === 'bigint' ? address + 1n : address + 1)

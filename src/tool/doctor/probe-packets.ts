@@ -54,12 +54,6 @@ export function dropsOfOwnProbes(peer: SeenSide, facts: Facts): readonly HostVer
   )
 }
 
-/** Returns the kernel setting that makes the kernel answer no echo requests of a family. */
-export const ECHO_IGNORED = {
-  ipv4: 'net/ipv4/icmp_echo_ignore_all',
-  ipv6: 'net/ipv6/icmp/echo_ignore_all',
-} as const
-
 /** Returns the address of the other host in a packet of a probe. */
 export const otherEnd = ({ chain, source, destination }: FilteredPacket): Address =>
   chain === 'INPUT' ? source : destination

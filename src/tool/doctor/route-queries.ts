@@ -4,11 +4,11 @@ import type { PolicyRule, RouteAnswer, RouteQuery } from '../../host/kernel.ts'
 import type { Link } from '../../host/kernel.ts'
 import { isIpv4Net, type Address, type Family, type Net } from '../../net/address.ts'
 import { kindOf } from '../../path/catalog.ts'
-import type { Status } from '../../report/status.ts'
-import { bridgeOf, ownSides, seenSides, type OwnSide, type SeenSide } from './sides.ts'
+import { placeIn, type Status } from '../../report/status.ts'
+import { bridgeOf, outerIn, ownSides, seenSides, type OwnSide, type SeenSide } from './sides.ts'
 
 /** The maximum number of peers for whose packets weft doctor looks up routes. */
-export const QUERIED_PEERS = 16
+const QUERIED_PEERS = 16
 /** The maximum number of packet marks (fwmark) with which weft doctor looks up routes. */
 const QUERIED_MARKS = 8
 
@@ -39,7 +39,7 @@ export const containerIn = (net: Net): Address => (isIpv4Net(net) ? net.address 
  * Returns true if weft itself makes the routes to peers. The backend ipsec makes none, because IPsec policies, which
  * weft or charon installs, steer its packets.
  */
-export const isRouted = ({ config, dataPath }: Status): boolean =>
+const isRouted = ({ config, dataPath }: Status): boolean =>
   dataPath !== null &&
   dataPath.engine !== null &&
   dataPath.engine !== 'none' &&
@@ -78,6 +78,47 @@ export function routeQueries(status: Status, links: readonly Link[], marks: read
         ]
       })
   })
+}
+
+/** The ends of the packets between this host and the host of a peer. */
+export interface Ends {
+  readonly family: Family
+  readonly own: Address
+  readonly host: Address
+}
+
+/** Returns the addresses between which the packets for a peer pass the underlay; undefined if weft does not know them. */
+export function endsOf(status: Status, side: SeenSide): Ends | undefined {
+  const family = outerIn(status, side.family, side.endpoint)
+  const own = status.node ? placeIn(status.node, family).publicIp : undefined
+  const host = placeIn(side.peer, family).publicIp
+  return own === undefined || host === undefined ? undefined : { family, own, host }
+}
+
+export const addressesIn = (link: Link | undefined, family: Family) => link?.addresses[family] ?? []
+
+/** Lists the packets between this host and the hosts of peers whose routes weft doctor looks up. */
+export function underlayQueries(status: Status, links: readonly Link[]): readonly PeerQuery[] {
+  const name = status.node?.externalInterface
+  if (!isRouted(status) || !name) return []
+  const found = new Map<string, readonly PeerQuery[]>()
+  for (const side of ownSides(status))
+    for (const peer of peersOf(side, status).slice(0, QUERIED_PEERS)) {
+      const ends = endsOf(status, peer)
+      if (!ends) continue
+      const { family, own, host } = ends
+      const { lease } = peer.peer
+      // If the nodes publish addresses that a router translates, this host does not have its own public address, and the
+      // kernel refuses to look up routes for it.
+      const isOwn = links.some((link) => addressesIn(link, family).some(({ address }) => address === own))
+      found.set(`${lease} ${family}`, [
+        { family, lease, direction: 'underlay', query: { to: host, ...(isOwn ? { from: own } : {}) } },
+        ...(isOwn
+          ? [{ family, lease, direction: 'from underlay', query: { to: own, from: host, iif: { name } } } as const]
+          : []),
+      ])
+    }
+  return [...found.values()].flat()
 }
 
 export const peersOf = ({ family }: OwnSide, { peers }: Status): readonly SeenSide[] =>

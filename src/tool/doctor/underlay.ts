@@ -3,54 +3,12 @@
 
 import { LOCAL_TABLE, MAIN_TABLE, ruleText, tableName } from '../../host/ip-words.ts'
 import type { Link } from '../../host/kernel.ts'
-import { formatAddress, netAround, netContains, type Address, type Family } from '../../net/address.ts'
-import { placeIn, type Status } from '../../report/status.ts'
+import { formatAddress, netAround, netContains } from '../../net/address.ts'
 import type { Facts } from './facts.ts'
 import type { Finding } from './findings.ts'
 import { ruleFor } from './kernel-routes.ts'
-import { isRouted, peersOf, QUERIED_PEERS, type AnsweredQuery, type PeerQuery } from './route-queries.ts'
-import { outerIn, ownSides, seenSides, subnetText, type SeenSide } from './sides.ts'
-
-/** The ends of the packets between this host and the host of a peer. */
-interface Ends {
-  readonly family: Family
-  readonly own: Address
-  readonly host: Address
-}
-
-/** Returns the addresses between which the packets for a peer pass the underlay; undefined if weft does not know them. */
-function endsOf(status: Status, side: SeenSide): Ends | undefined {
-  const family = outerIn(status, side.family, side.endpoint)
-  const own = status.node ? placeIn(status.node, family).publicIp : undefined
-  const host = placeIn(side.peer, family).publicIp
-  return own === undefined || host === undefined ? undefined : { family, own, host }
-}
-
-const addressesIn = (link: Link | undefined, family: Family) => link?.addresses[family] ?? []
-
-/** Lists the packets between this host and the hosts of peers whose routes weft doctor looks up. */
-export function underlayQueries(status: Status, links: readonly Link[]): readonly PeerQuery[] {
-  const name = status.node?.externalInterface
-  if (!isRouted(status) || !name) return []
-  const found = new Map<string, readonly PeerQuery[]>()
-  for (const side of ownSides(status))
-    for (const peer of peersOf(side, status).slice(0, QUERIED_PEERS)) {
-      const ends = endsOf(status, peer)
-      if (!ends) continue
-      const { family, own, host } = ends
-      const { lease } = peer.peer
-      // If the nodes publish addresses that a router translates, this host does not have its own public address, and the
-      // kernel refuses to look up routes for it.
-      const isOwn = links.some((link) => addressesIn(link, family).some(({ address }) => address === own))
-      found.set(`${lease} ${family}`, [
-        { family, lease, direction: 'underlay', query: { to: host, ...(isOwn ? { from: own } : {}) } },
-        ...(isOwn
-          ? [{ family, lease, direction: 'from underlay', query: { to: own, from: host, iif: { name } } } as const]
-          : []),
-      ])
-    }
-  return [...found.values()].flat()
-}
+import { addressesIn, endsOf, type AnsweredQuery, type Ends } from './route-queries.ts'
+import { seenSides, subnetText, type SeenSide } from './sides.ts'
 
 /** A fault on the way between this host and the host of a peer. */
 interface Fault {

@@ -615,12 +615,23 @@ describe("IPv6's neighbour discovery on the bridge of the containers", () => {
     expect(named({ ip6tables: rule })).toEqual([
       `discovery-dropped: ip6tables: ${rule}: accept the packets of neighbour discovery: \`ip6tables -I INPUT -i cni0 -p ipv6-icmp -j ACCEPT\``,
     ])
+    const ends = [parseAddress('fd00:5:0:1::2')!, parseAddress('fd00:5:0:2::2')!] as const
+    for (const [source, destination, device] of [[...ends, 'flannel-v6.1'], [ends[1], ends[0], 'cni0']] as const) {
+      const facts = { ...dual, ip6tables: rule }
+      const steps = explain({ source, destination, status: facts.status!, facts, route: route('', device) })
+      expect(steps.filter(({ passes }) => passes === false)).toEqual([
+        expect.objectContaining({ step: 'bridge', says: expect.stringContaining(`dropped by ip6tables: ${rule}`) }),
+      ])
+    }
     const nft = base('inet own', 'filter hook output priority 0', 'icmpv6 type nd-neighbor-advert drop')
     expect(named({ nft })).toEqual([
       'discovery-dropped: nft: inet own c: icmpv6 type nd-neighbor-advert drop: accept the packets of neighbour discovery: `nft insert rule inet own c meta l4proto ipv6-icmp accept`',
     ])
     const bridged = base('bridge own', 'filter hook input priority 0', 'icmpv6 type nd-neighbor-solicit drop')
     expect(named({ nft: bridged })).toEqual([expect.stringMatching(/^discovery-dropped: nft: bridge own c: /)])
+    // A rule that also drops all other packets of containers is named once.
+    const all = base('bridge own', 'filter hook input priority 0', 'ether type ip6 drop')
+    expect(named({ nft: all })).toEqual([expect.stringMatching(/^forward-dropped: nft: bridge own c: /)])
   })
 
   it('is not reported if the firewall drops only other packets', () => {

@@ -6,7 +6,7 @@ import { countPeers, type Status } from '../../../../src/report/status.ts'
 import { diagnose } from '../../../../src/tool/doctor/checks.ts'
 import { explain } from '../../../../src/tool/doctor/explain.ts'
 import type { Facts } from '../../../../src/tool/doctor/facts.ts'
-import { underlayQueries } from '../../../../src/tool/doctor/underlay.ts'
+import { underlayQueries } from '../../../../src/tool/doctor/route-queries.ts'
 import { link, route, silentSide, sound, soundDual, soundPeer, soundStatus as status } from '../../../support/facts.ts'
 import { routesBy } from '../../../support/kernel-routes.ts'
 
