@@ -187,7 +187,8 @@ const RULES: readonly Rule[] = [
     remove:
       'ip rule del fwmark 5; ip route flush table 99; iptables-legacy -t mangle -D PREROUTING -i cni0 -j MARK --set-mark 5',
     finding: 'route-refused',
-    named: /, because it has the mark 0x5 by the firewall rule iptables-legacy: -t mangle -A PREROUTING -i cni0 -j MARK/,
+    named:
+      /, because it has the mark 0x5 by the firewall rule iptables-legacy: -t mangle -A PREROUTING -i cni0 -j MARK/,
   },
 ]
 

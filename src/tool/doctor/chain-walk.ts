@@ -32,7 +32,7 @@ export interface FilteredPacket {
   readonly bridged?: Bridged
 }
 
-/** The types of ICMP packets that weft evaluates: echo packets, and those of IPv6's neighbour discovery (RFC 4861). */
+/** The types of ICMP packets that weft evaluates: echo packets, and those of the neighbour discovery protocol (RFC 4861). */
 type IcmpType = 'request' | 'reply' | 'solicitation' | 'advertisement'
 
 export interface Bridged {

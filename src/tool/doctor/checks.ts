@@ -3,8 +3,8 @@
 // A check reports a fault only if the facts prove it, so that a healthy host has no findings. findings.ts lists all
 // possible findings.
 
-import { FAMILIES, FAMILY_NAMES, formatNet } from '../../net/address.ts'
 import { dotted, forwardingOf } from '../../host/sysctl.ts'
+import { FAMILIES, FAMILY_NAMES, formatNet } from '../../net/address.ts'
 import { kindOf, publishers } from '../../path/catalog.ts'
 import type { Status } from '../../report/status.ts'
 import type { Facts } from './facts.ts'
@@ -297,7 +297,9 @@ const isRefusing = (facts: Facts): boolean =>
 
 /** Returns true if the routes of this host make packets for other nodes bypass the data path. */
 const isSendingElsewhere = (facts: Facts): boolean =>
-  (routesHere(facts) ?? []).some(({ name }) => ['foreign-route', 'policy-route', 'route-refused', 'underlay-route'].includes(name))
+  (routesHere(facts) ?? []).some(({ name }) =>
+    ['foreign-route', 'policy-route', 'route-refused', 'underlay-route'].includes(name),
+  )
 
 /**
  * The drop counters whose increase shows a fault. Other drops occur in a healthy network too. Examples are packets to a

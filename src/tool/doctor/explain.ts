@@ -2,6 +2,7 @@
 // this host show it. Pure.
 
 import type { Route } from '../../host/kernel.ts'
+import { dotted, forwardingOf } from '../../host/sysctl.ts'
 import {
   familyOf,
   FAMILY_NAMES,
@@ -13,7 +14,6 @@ import {
   type Address,
   type Family,
 } from '../../net/address.ts'
-import { dotted, forwardingOf } from '../../host/sysctl.ts'
 import { kindOf } from '../../path/catalog.ts'
 import { briefly, conditionOf, isSendingOnly, placeIn, type Status } from '../../report/status.ts'
 import { acrossBridge, divertedDatagram, entryOf, filtered, forwarded } from './explain-firewall.ts'
@@ -365,7 +365,9 @@ function away(question: Question, from: Side): Step[] {
   const isTranslated = isMasqueraded(facts) && from.kind !== 'host'
   return [
     ...atBridge(question, from),
-    ...(from.kind === 'host' ? [] : [...forwarding(facts, familyOf(source), entryOf(question, true)), ...forwarded(question, true)]),
+    ...(from.kind === 'host'
+      ? []
+      : [...forwarding(facts, familyOf(source), entryOf(question, true)), ...forwarded(question, true)]),
     ...byIpsec(facts, leavingFlows(question, from)),
     {
       step: 'route',

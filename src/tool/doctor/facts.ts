@@ -192,10 +192,7 @@ export async function gatherFacts({
     unlessRefused(run('nft', ['list', 'ruleset'])),
     readFile(file, 'utf8').then(parseEnv, () => undefined),
     storeAheadMs(status),
-    getSysctl('net/bridge/bridge-nf-call-iptables'),
-    getSysctl('net/bridge/bridge-nf-call-ip6tables'),
-    readQueues(),
-    ignoredEchoes(),
+    filterSettings(),
     silence === undefined ? undefined : unlessRefused(unitState(run)),
   ])
   const [
@@ -210,22 +207,18 @@ export async function gatherFacts({
     nft,
     subnetEnv,
     ahead,
-    bridgeFilter,
-    bridgeFilterIpv6,
-    queues,
-    ignored,
+    settings,
     unit,
   ] = looked
   const isRoot = process.getuid?.() === 0
   const rules = [nft, iptables.all, iptables.legacy, ip6tables?.all, ip6tables?.legacy].join('\n')
-  const [lacksNetAdmin, reaches, kernelRoutes, neighbours, ipsec, gateways, tracking, unforwarded] = await Promise.all([
+  const [lacksNetAdmin, reaches, kernelRoutes, neighbours, ipsec, gateways, unforwarded] = await Promise.all([
     isRoot && readFile('/proc/self/status', 'utf8').then(lacksNetAdminBy, () => false),
     reachesOf(status, probed.answers, ping, kernel),
     unlessRefused(kernelRoutesOf(status, links, marksIn(rules), kernel)),
     unlessRefused(Promise.all(familiesOf(networks).map((family) => neighboursOf(family, kernel)))),
     unlessRefused(gatherIpsec(kernel, links)),
     containerGateways(),
-    trackedConnections(),
     forwarding === '0' ? [] : unforwardedIn(status, links),
   ])
   return {
@@ -243,8 +236,6 @@ export async function gatherFacts({
     iptablesLegacy: iptables.legacy,
     ip6tablesLegacy: ip6tables?.legacy,
     nft,
-    queues,
-    ignoredEchoes: ignored,
     isForwarding: forwarding !== '0',
     subnetEnv,
     storeAheadMs: ahead,
@@ -252,14 +243,12 @@ export async function gatherFacts({
     reaches,
     store,
     whyStoreUnknown,
-    bridgeFilter,
-    bridgeFilterIpv6,
+    ...settings,
     unit,
     kernelRoutes,
     neighbours,
     ipsec,
     gateways,
-    tracking,
     unforwarded,
     lacksNetAdmin,
     isForwardingIpv6: forwardingIpv6 === undefined ? undefined : forwardingIpv6 !== '0',
@@ -453,6 +442,20 @@ const readQueues = (): Promise<ReadonlySet<number> | undefined> =>
   readFile('/proc/net/netfilter/nfnetlink_queue', 'utf8').then(queuesIn, (error: NodeJS.ErrnoException) =>
     error.code === 'ENOENT' ? new Set<number>() : undefined,
   )
+
+/** Reads the settings and tables of the kernel that decide which packets it filters, tracks and answers. */
+async function filterSettings(): Promise<
+  Pick<Facts, 'bridgeFilter' | 'bridgeFilterIpv6' | 'queues' | 'ignoredEchoes' | 'tracking'>
+> {
+  const [bridgeFilter, bridgeFilterIpv6, queues, ignored, tracking] = await Promise.all([
+    getSysctl('net/bridge/bridge-nf-call-iptables'),
+    getSysctl('net/bridge/bridge-nf-call-ip6tables'),
+    readQueues(),
+    ignoredEchoes(),
+    trackedConnections(),
+  ])
+  return { bridgeFilter, bridgeFilterIpv6, queues, ignoredEchoes: ignored, tracking }
+}
 
 async function trackedConnections(): Promise<Facts['tracking']> {
   const [entries, limit] = await Promise.all(

@@ -237,7 +237,7 @@ export const FINDINGS = {
     check: 'firewall',
     level: 'failure',
     means:
-      "this host's firewall drops packets of IPv6's neighbour discovery, by which this host and its containers find each other on the bridge: no IPv6 packets pass between them",
+      "this host's firewall drops neighbour discovery (ICMPv6), by which this host and its containers find each other on the bridge: no IPv6 packets pass between them",
     fix: 'accept `ipv6-icmp` on the bridge of the containers, in INPUT and OUTPUT of `ip6tables` or in the chain of nftables that this finding names',
   },
   'datagrams-changed': {

@@ -2,8 +2,17 @@
 // evaluating the rules of iptables and nftables for these packets. Also checks whether weft's own rules exist for one
 // family only. rule-effects.ts checks for rules that change the packets. Pure.
 
-import { formatAddress, formatNet, isIpv4Net, netContains, netSize, type Address, type Family, type Net } from '../../net/address.ts'
 import { dotted, ECHO_IGNORED } from '../../host/sysctl.ts'
+import {
+  formatAddress,
+  formatNet,
+  isIpv4Net,
+  netContains,
+  netSize,
+  type Address,
+  type Family,
+  type Net,
+} from '../../net/address.ts'
 import { kindOf, portOf } from '../../path/catalog.ts'
 import { WORDS } from '../../path/firewall/flannel-rules.ts'
 import { placeIn, type PeerStatus, type Status } from '../../report/status.ts'
@@ -417,7 +426,8 @@ function probesFix({ family, network }: OwnSide, base: BaseChain | undefined, al
     const isIn = packet.chain === 'INPUT'
     const end = otherEnd(packet)
     const whose = netContains(network, end) ? formatNet(network) : formatAddress(end)
-    if (base) return `\`nft insert rule ${base.name} ${word} ${isIn ? 's' : 'd'}addr ${whose} meta l4proto ${icmp} accept\``
+    if (base)
+      return `\`nft insert rule ${base.name} ${word} ${isIn ? 's' : 'd'}addr ${whose} meta l4proto ${icmp} accept\``
     const [, table] = /(?:^|: )-t (\S+) /.exec(detail) ?? []
     const program = detail.startsWith(`${tool}-legacy: `) ? `${tool}-legacy` : tool
     const where = table === undefined ? packet.chain : `${/ -[AP] (\S+)/.exec(detail)?.[1] ?? packet.chain} -t ${table}`

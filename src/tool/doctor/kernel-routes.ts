@@ -176,7 +176,6 @@ function findingsOf(
   const rule = ruleFor(rules, query, ({ table }) => table === route.table)
   const detail = `${about} goes to ${routeText(route, query, rules)}${marked}`
   const fix = isOther && route.type !== 'local' ? first(rule) : undefined
-  const name =
-    !isSure ? 'marked-route' : isOther && route.type !== 'local' ? 'policy-route' : 'foreign-route'
+  const name = !isSure ? 'marked-route' : isOther && route.type !== 'local' ? 'policy-route' : 'foreign-route'
   return [{ name, detail, ...(fix ? { fix } : {}) }]
 }

@@ -553,7 +553,10 @@ describe('the doctor', () => {
     const fixes = (part: Partial<Facts>) =>
       diagnose({ ...sound, ...part }).flatMap(({ findings = [] }) => findings.map(({ detail, fix }) => [detail, fix]))
     expect(fixes({ unforwarded: ['eth0.7'] })).toEqual([
-      ['net.ipv4.conf.eth0/7.forwarding is 0', expect.stringContaining('`sysctl -w net.ipv4.conf.eth0/7.forwarding=1`')],
+      [
+        'net.ipv4.conf.eth0/7.forwarding is 0',
+        expect.stringContaining('`sysctl -w net.ipv4.conf.eth0/7.forwarding=1`'),
+      ],
     ])
     expect(fixes({ tracking: { entries: 1000, limit: 1000 } })).toEqual([
       ['1000 connections, and net.netfilter.nf_conntrack_max is 1000', expect.stringMatching(/nf_conntrack_max=2000`/)],

@@ -50,6 +50,7 @@ it('reads the table filter alone if the host has no iptables-save', async () =>
   }))
 
 it('reads the numbers of the queues of netfilter', () => {
-  const text = '    7  31337     0 2 65531     0     0        0  1\n   10  -4242     3 2 65531     0     0        3  1\n'
+  const text =
+    '    7  31337     0 2 65531     0     0        0  1\n   10  -4242     3 2 65531     0     0        3  1\n'
   expect([...queuesIn(text)]).toEqual([7, 10])
 })

@@ -87,18 +87,20 @@ describe('a policy routing rule', () => {
   })
 
   it('for a mark is a failure if a rule of the firewall certainly sets the mark', () => {
-    const elsewhere = { device: 'eth0', gateway: '192.0.2.254', table: 100 }
+    const viaRouter = { device: 'eth0', gateway: '192.0.2.254', table: 100 }
     const mangle = '*mangle\n-A PREROUTING -i cni0 -j MARK --set-xmark 0x1/0xffffffff\nCOMMIT'
     const detail = `policy-route: 10.5.2.0/24 (from cni0) goes to eth0 via 192.0.2.254, by the table 100 and the rule "30000: from all fwmark 0x1/0x1 lookup 100", because it has the mark 0x1 by the firewall rule`
-    expect(by({ marked: elsewhere }, { iptables: mangle })).toEqual([
+    expect(by({ marked: viaRouter }, { iptables: mangle })).toEqual([
       `${detail} -t mangle -A PREROUTING -i cni0 -j MARK --set-xmark 0x1/0xffffffff`,
     ])
     const nft =
       'table ip own {\n\tchain c {\n\t\ttype filter hook prerouting priority mangle; policy accept;\n\t\tiifname "cni0" meta mark set 0x00000001\n\t}\n}\n'
-    expect(by({ marked: elsewhere }, { nft })).toEqual([
+    expect(by({ marked: viaRouter }, { nft })).toEqual([
       `${detail} nft: ip own c: iifname "cni0" meta mark set 0x00000001`,
     ])
-    expect(by({ marked: 'EACCES' }, { nft })).toEqual([expect.stringMatching(/^route-refused: .* because it has the mark/)])
+    expect(by({ marked: 'EACCES' }, { nft })).toEqual([
+      expect.stringMatching(/^route-refused: .* because it has the mark/),
+    ])
     // A later rule may give the packet another mark, and a condition may keep the rule from marking the packet.
     const others = [
       mangle.replace('COMMIT', '-A PREROUTING -j MARK --set-xmark 0x2/0x3\nCOMMIT'),
@@ -106,7 +108,7 @@ describe('a policy routing rule', () => {
       mangle.replace('-i cni0', '-i eth0'),
     ]
     for (const iptables of others)
-      expect(by({ marked: elsewhere }, { iptables })).toEqual([expect.stringMatching(/^marked-route: /)])
+      expect(by({ marked: viaRouter }, { iptables })).toEqual([expect.stringMatching(/^marked-route: /)])
     expect(by({}, { iptables: mangle })).toEqual([])
   })
 })

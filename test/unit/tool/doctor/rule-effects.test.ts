@@ -599,8 +599,7 @@ describe("a rule that changes the addresses of the backend's packets", () => {
   })
 
   it('may change the source if peers accept the packets from any source', () => {
-    for (const part of [silent('wireguard'), silent('vxlan', 'kernel')])
-      expect(named({ ...part, ...snat })).toEqual([])
+    for (const part of [silent('wireguard'), silent('vxlan', 'kernel')]) expect(named({ ...part, ...snat })).toEqual([])
   })
 })
 
@@ -616,7 +615,10 @@ describe("IPv6's neighbour discovery on the bridge of the containers", () => {
       `discovery-dropped: ip6tables: ${rule}: accept the packets of neighbour discovery: \`ip6tables -I INPUT -i cni0 -p ipv6-icmp -j ACCEPT\``,
     ])
     const ends = [parseAddress('fd00:5:0:1::2')!, parseAddress('fd00:5:0:2::2')!] as const
-    for (const [source, destination, device] of [[...ends, 'flannel-v6.1'], [ends[1], ends[0], 'cni0']] as const) {
+    for (const [source, destination, device] of [
+      [...ends, 'flannel-v6.1'],
+      [ends[1], ends[0], 'cni0'],
+    ] as const) {
       const facts = { ...dual, ip6tables: rule }
       const steps = explain({ source, destination, status: facts.status!, facts, route: route('', device) })
       expect(steps.filter(({ passes }) => passes === false)).toEqual([
@@ -675,7 +677,9 @@ describe('with br_netfilter, rules also see the packets between two containers o
 
   it("and Docker's rule for separate containers is no fault", () => {
     const docker = iptables.replaceAll('cni0', 'docker0')
-    const links = host.links.filter(({ name }) => name !== 'docker0').map((each) => ({ ...each, name: each.name.replace('cni0', 'docker0') }))
+    const links = host.links
+      .filter(({ name }) => name !== 'docker0')
+      .map((each) => ({ ...each, name: each.name.replace('cni0', 'docker0') }))
     expect(found({ iptables: docker, links }, filtered)).toEqual([])
   })
 })
