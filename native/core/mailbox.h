@@ -55,7 +55,8 @@ class Mailbox {
     std::vector<Moved> moved;
   };
 
-  /// Any thread calls `ring` when the mailbox has something new for JavaScript.
+  /// Any thread calls `ring` when the mailbox has something for JavaScript. `ring` is not called again until
+  /// JavaScript takes the mail, because a peer may change its address with each packet.
   explicit Mailbox(std::function<void()> ring) : ring_(std::move(ring)) {}
 
   /// Adds a handshake message. `session` is the session whose handshake the message answers, or 0. Returns false if the
@@ -74,24 +75,24 @@ class Mailbox {
     const size_t size = std::min(message.size(), kMessageBytes);
     ControlMessage& posted = messages.emplace_back(ControlMessage{from, {}, static_cast<uint32_t>(size), session});
     std::memcpy(posted.bytes.data(), message.data(), size);
-    ring_();
+    ring();
     return true;
   }
   void want(uint32_t session) {
     const std::lock_guard lock(lock_);
     wanted_.push_back(session);
-    ring_();
+    ring();
   }
   void confirm(uint32_t session) {
     const std::lock_guard lock(lock_);
     confirmed_.push_back(session);
-    ring_();
+    ring();
   }
   void moved(uint32_t session, const SocketAddress& to) {
     const std::lock_guard lock(lock_);
     std::erase_if(moved_, [&](const Moved& each) { return each.session == session; });
     moved_.push_back({session, to});
-    ring_();
+    ring();
   }
 
   /// Saves everything that JavaScript has not taken, for the next engine. Requests for handshakes are not saved,
@@ -116,7 +117,7 @@ class Mailbox {
     }
     in.get_all([&] { confirmed_.push_back(in.get<uint32_t>()); });
     in.get_all([&] { moved_.push_back(in.get<Moved>()); });
-    ring_();
+    ring();
   }
 
   /// Takes all reports out of the mailbox, with at most `most_of_others` messages of unknown senders (kOther). Discards
@@ -134,12 +135,18 @@ class Mailbox {
     wanted_.clear();
     confirmed_.clear();
     moved_.clear();
+    has_rung_ = false;
     return mail;
   }
 
  private:
+  void ring() {
+    if (!std::exchange(has_rung_, true)) ring_();
+  }
+
   std::function<void()> ring_;
   std::mutex lock_;
+  bool has_rung_ = false;  // true if `ring_` was called after the last take()
   std::array<std::vector<ControlMessage>, kOrigins> messages_;
   std::vector<uint32_t> wanted_, confirmed_;
   std::vector<Moved> moved_;
