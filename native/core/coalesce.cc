@@ -90,7 +90,7 @@ uint32_t Coalescer::start_run(uint8_t* bytes, uint32_t total, const VirtioHeader
   Run& run = runs_[write_count_];
   run = {};
   run.first = run.last = append(bytes, total, undone.flags & kVirtioNeedsCsum);
-  run.total = total;
+  run.total = run.bytes = total;
   run.count = run.packets = 1;
   virtio_[write_count_] = undone;
   return static_cast<uint32_t>(write_count_++);
@@ -137,6 +137,7 @@ inline bool Coalescer::extend(Run& run, const Flow& flow) {
   run.count++;
   run.packets++;
   run.total += flow.payload_bytes;
+  run.bytes += flow.total;
   run.next_sequence += flow.payload_bytes;
   run.next_id++;
   run.push = flow.ends_run;
@@ -164,7 +165,9 @@ void Coalescer::add(uint8_t* bytes, const Packet& packet, const CoalesceLimits& 
     open = kNone;
     Run& run = runs_[start_run(bytes, packet.total, undone)];
     run.udp = !tcp;
-    run.packets = static_cast<uint16_t>(count_packets(undone, bytes, packet));
+    const OnWire on_wire = count_on_wire(undone, bytes, packet);
+    run.packets = static_cast<uint16_t>(on_wire.packets);
+    run.bytes = static_cast<uint32_t>(on_wire.bytes);
     return;
   }
   if (open != kNone && joins(runs_[open], flow, limits)) {

@@ -82,10 +82,20 @@ class Segmenter {
 std::span<const uint8_t> first_as_sent(const VirtioHeader& virtio, uint8_t* bytes, Packet& packet,
                                        std::span<uint8_t> to);
 
-/// Returns the number of packets in a buffer read from the TUN; 1 if the buffer is malformed.
-inline size_t count_packets(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet) {
+/// The number of packets in a buffer, and the sum of their lengths in bytes.
+struct OnWire {
+  size_t packets, bytes;
+};
+
+/// Counts the packets in a buffer as on the wire: a superpacket counts as its segments, each with its own headers. A
+/// malformed buffer counts as one packet.
+inline OnWire count_on_wire(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet) {
   Segmenter segments;
-  return virtio.gso_type != kGsoNone && segments.begin(virtio, bytes, packet) ? segments.count() : 1;
+  if (virtio.gso_type == kGsoNone || !segments.begin(virtio, bytes, packet)) return {1, packet.total};
+  return {segments.count(), packet.total + (segments.count() - 1) * segments.header_bytes()};
+}
+inline size_t count_packets(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet) {
+  return count_on_wire(virtio, bytes, packet).packets;
 }
 
 }  // namespace weft

@@ -55,6 +55,7 @@ void Session::wipe() {
 void Session::forget() {
   const Lock lock(lock_);
   wipe();
+  forgotten_ += staged_.size();
   staged_.clear();
   to_ = {};
   any_port_ = false;
@@ -253,7 +254,7 @@ Session::Due Session::look(int64_t keepalive_ms, int64_t now_ms) {
   Due due;
   const auto waits =
       std::ranges::find_if(staged_, [&](const Staged& each) { return now_ms - each.since_ms < Limits::kStagedMs; });
-  due.expired = static_cast<size_t>(waits - staged_.begin());
+  due.expired = static_cast<size_t>(waits - staged_.begin()) + std::exchange(forgotten_, 0);
   staged_.erase(staged_.begin(), waits);
   for (PairPointer* pair : {&previous_, &current_, &next_}) {
     if (*pair && now_ms - (*pair)->made_ms >= Limits::kRejectAfterMs) pair->reset();

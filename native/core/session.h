@@ -103,7 +103,8 @@ class Session {
   struct Due {
     bool keepalive = false;
     bool wants_handshake = false;
-    size_t expired = 0;  ///< the number of waiting packets that were dropped because they had waited too long
+    /// The number of waiting packets that were dropped because they had waited too long, or by forget().
+    size_t expired = 0;
   };
 
   /// Installs a pair of keys. As long as this session exists, `number` must identify only these keys. Only JavaScript's
@@ -185,6 +186,7 @@ class Session {
   bool any_port_ = false;
   std::array<uint32_t, 2> expected_{};  // the index that each kind of answer must have; 0 if none is expected
   std::vector<Staged> staged_;          // the packets that wait for keys, the oldest first
+  size_t forgotten_ = 0;                // the waiting packets that forget() dropped since the last look()
   // The following times are in ms of session_ms(); 0 means never.
   int64_t requested_ms_ = 0;   // when a handshake was last requested
   int64_t passed_ms_ = 0;      // when an authenticated packet was last sent or received

@@ -40,11 +40,9 @@ Failure TunWriter::write(Coalescer& packets) {
       refused(packets, i, errno, failure);
       continue;
     }
-    size_t bytes = 0;
-    for (size_t j = 1; j < count; j++) bytes += iovecs_[j].iov_len;
     counters_.add(k_tun_writes);
     counters_.add(k_rx_packets, packets.run_packets(i));
-    counters_.add(k_rx_bytes, bytes);
+    counters_.add(k_rx_bytes, packets.run_bytes(i));
   }
   packets.clear();
   return failure;

@@ -64,7 +64,7 @@ Failure open_udp(const SocketAddress& address, Share share, int receive_buffer_b
 /// workers.
 Failure open_sender(const SocketAddress& address, size_t worker, uint32_t wanted, UdpSocket& socket);
 
-/// Sends one datagram without blocking. Returns false if the system call failed.
+/// Sends one datagram without blocking. Returns false if the system call failed, with its error in errno.
 bool send_now(int socket, const SocketAddress& to, std::span<const uint8_t> datagram);
 
 /// Returns the address to which a UDP socket is bound; an empty address for any other descriptor.

@@ -7,11 +7,14 @@
 // - write: write each packet with its virtio header to the TUN, in order (io/tun_writer.h).
 #pragma once
 
+#include <errno.h>
+
 #include "../core/checksum.h"
 #include "../core/coalesce.h"
 #include "../core/encapsulation.h"
 #include "../core/inspect.h"
 #include "../core/mss.h"
+#include "../core/refusals.h"
 #include "../io/clock.h"
 #include "../io/receiver.h"
 #include "../io/tun_writer.h"
@@ -100,8 +103,9 @@ class Ingress final : public Direction {
   struct Out {
     Ingress& self;
     void send(const SocketAddress& to, std::span<const uint8_t> datagram, size_t inner_bytes, uint32_t slot) {
-      if (!self.send(to, datagram)) return inner_bytes > 0 ? drop(k_tx_drop_refused, 1) : void();
+      const bool is_sent = self.send(to, datagram);
       if (inner_bytes == 0) return;
+      if (!is_sent) return drop(consequence_of({Way::kPeers, 0, 1}, errno).counted, 1);
       self.path_.counters.add(k_tx_messages);
       self.path_.counters.add(k_tx_packets);
       self.path_.counters.add(k_tx_bytes, inner_bytes);
@@ -159,8 +163,9 @@ class Ingress final : public Direction {
     if (path_.clamp_mtu != 0 && is_tcp_syn(bytes.data(), packet)) clamp(bytes.data(), packet, undone);
     if (filter_.peer() != received_.peer) count_received();
     received_.peer = filter_.peer();
-    received_.packets += count_packets(undone, bytes.data(), packet);
-    received_.bytes += packet.total;
+    const OnWire on_wire = count_on_wire(undone, bytes.data(), packet);
+    received_.packets += on_wire.packets;
+    received_.bytes += on_wire.bytes;
     if (coalescer_.full()) {
       if (Failure gone = writer_.write(coalescer_)) failure = gone;
     }

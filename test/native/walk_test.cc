@@ -5,6 +5,7 @@
 // program.
 #include <arpa/inet.h>
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <linux/icmp.h>
@@ -14,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <deque>
 #include <fstream>
 #include <functional>
 
@@ -37,6 +39,19 @@ extern "C" int clock_gettime(clockid_t clock, timespec* now) {
   const int64_t ms = clock_ms + (clock == CLOCK_BOOTTIME ? slept_ms : 0);
   *now = {time_t{ms / 1'000}, static_cast<long>(ms % 1'000 * 1'000'000)};
   return 0;
+}
+
+/// The errors of the next calls of sendto(), the first call first.
+static std::deque<int> sendto_errors;
+extern "C" ssize_t sendto(int socket, const void* bytes, size_t size, int flags, const sockaddr* to,
+                          socklen_t to_size) {
+  if (sendto_errors.empty()) {
+    using SendTo = ssize_t(int, const void*, size_t, int, const sockaddr*, socklen_t);
+    return reinterpret_cast<SendTo*>(dlsym(RTLD_NEXT, "sendto"))(socket, bytes, size, flags, to, to_size);
+  }
+  errno = sendto_errors.front();
+  sendto_errors.pop_front();
+  return -1;
 }
 
 /// The number of next calls of OpenSSL functions that fail, as if there were no memory. The engine finds these
@@ -1158,6 +1173,8 @@ void test_in(uint32_t features) {
   host.from_peer(outer<Encap>(Bytes(30, 0xff)));
   CHECK(!host.ingress->pump().failure);
   CHECK(host.row[k_rx_packets] == 10);
+  // Joined packets count with the headers that each of them had.
+  CHECK(host.row[k_rx_bytes] == 10 * packets[0].size() && host.of_peer().rx_bytes == host.row[k_rx_bytes]);
   CHECK(host.row[k_rx_drop_malformed] == 2);
   const auto writes = host.drain(host.tun[1]);
   CHECK(writes.size() == (features & kCoalesceTcp ? 1u : 10u));
@@ -2006,6 +2023,8 @@ void test_vxlan_in(uint32_t features) {
   for (int i = 0; i < 4; i++, f.sequence += 1000) host.from_peer(vxlan_frame(opened(build(f))));
   CHECK(!host.ingress->pump().failure);
   CHECK(host.row[k_rx_packets] == kSegmentsOf20000 + 4);
+  CHECK(host.row[k_rx_bytes] == 24'000 + 40 * host.row[k_rx_packets]);
+  CHECK(host.of_peer().rx_packets == host.row[k_rx_packets] && host.of_peer().rx_bytes == host.row[k_rx_bytes]);
   const auto writes = host.drain(host.tun[1]);
   const bool joins = features & kCoalesceTcp;
   CHECK(writes.size() == (joins ? 2 : kSegmentsOf20000 + 4));
@@ -2252,6 +2271,33 @@ void test_wireguard_waits() {
   host.sessions->set_keys(kSession, Remote(2).keys(true), clock_ms);
   host.ingress->tick();
   CHECK(Remote(2).open(host.drain(host.other).at(0), 0).empty());
+}
+
+/// The packets that wait for keys of a peer must be counted as dropped if the peer is removed.
+void test_wireguard_waits_for_removed_peer() {
+  Host<Wireguard> host(kAllFeatures, wireguard_end());
+  host.set_peers(with_session(host.peer_record()));
+  for (int i = 0; i < 3; i++) host.to_tun({}, build({}));
+  CHECK(!host.egress->pump().failure && host.row[k_tx_drop_no_session] == 0);
+  host.sessions->forget(kSession);
+  for (int ticks = 0; ticks < 2; ticks++, clock_ms += Wireguard::kTickMs) host.ingress->tick();
+  CHECK(host.row[k_tx_drop_no_session] == 3 && host.row[k_tx_packets] == 0);
+}
+
+/// If the kernel refuses a packet that waited for keys, the packet must be counted under the reason that the kernel
+/// gave.
+void test_wireguard_waits_for_full_socket() {
+  Host<Wireguard> host(kAllFeatures, wireguard_end());
+  host.set_peers(with_session(host.peer_record()));
+  for (int i = 0; i < 3; i++) host.to_tun({}, build({}));
+  CHECK(!host.egress->pump().failure);
+  host.sessions->set_keys(kSession, Remote(1).keys(true), clock_ms);
+  for (const int error : {EAGAIN, EPERM, EMSGSIZE}) sendto_errors.push_back(error);
+  host.ingress->tick();
+  CHECK(sendto_errors.empty() && host.row[k_tx_packets] == 0);
+  for (const Counter counter : {k_tx_drop_socket_full, k_tx_drop_refused, k_tx_drop_too_big}) {
+    CHECK(host.row[counter] == 1);
+  }
 }
 
 /// A packet for which there were no keys, and that begins to wait just after keys arrived, must be sent.
@@ -2789,9 +2835,10 @@ void test_wireguard_waits_in_all() {
   CHECK(dropped() == 2);
   clock_ms += SessionLimits::kStagedMs;
   host.ingress->tick();
-  CHECK(dropped() == 2 + fit);
+  const size_t all = 2 + fit + SessionLimits::kMaxStaged;
+  CHECK(dropped() == all);
   for (size_t i = 0; i < SessionLimits::kMaxStaged; i++) send(0);
-  CHECK(dropped() == 2 + fit);
+  CHECK(dropped() == all);
 }
 
 void test_wireguard(bool udp_gso) {
@@ -2804,6 +2851,8 @@ void test_wireguard(bool udp_gso) {
   test_wireguard_waits_in_all();
   test_wireguard_waits();
   test_wireguard_waits_too_late();
+  test_wireguard_waits_for_removed_peer();
+  test_wireguard_waits_for_full_socket();
   test_wireguard_in();
   test_wireguard_responds();
   test_wireguard_initiations();
