@@ -114,7 +114,10 @@ export interface DroppedPacket {
    * header.
    */
   readonly encapBytes: number
-  /** The first bytes of the dropped packet, at most `layout.drops.headerBytes`. */
+  /**
+   * The first bytes of the dropped packet, at most `layout.drops.headerBytes`; only the encapsulation's header if the
+   * packet is encrypted.
+   */
   readonly headers: Uint8Array
 }
 

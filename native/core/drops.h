@@ -26,6 +26,9 @@ struct Dropped {
   Address peer = {};                   ///< the datagram's sender or receiver; :: if it is not known
   /// How many bytes at the beginning of the packet are the encapsulation's header; 0 if the engine removed that header.
   size_t encap_bytes = 0;
+  /// True if the bytes after the encapsulation's header are encrypted. Only that header is kept, because the other
+  /// bytes look random, and some of them would look like an IP packet.
+  bool is_encrypted = false;
 };
 
 struct KeptDrop {
@@ -105,8 +108,9 @@ class Drops {
 
   void keep(const Dropped& dropped) {
     uint64_t words[kWords] = {};
-    const size_t size = std::min(dropped.bytes.size(), sizeof words);
-    const size_t more = std::min(dropped.more.size(), sizeof words - size);
+    const size_t most = dropped.is_encrypted ? dropped.encap_bytes : sizeof words;
+    const size_t size = std::min(dropped.bytes.size(), most);
+    const size_t more = std::min(dropped.more.size(), most - size);
     auto* bytes = reinterpret_cast<uint8_t*>(words);
     if (size > 0) std::memcpy(bytes, dropped.bytes.data(), size);
     if (more > 0) std::memcpy(bytes + size, dropped.more.data(), more);

@@ -58,14 +58,19 @@ struct Opened {
   /// The work that the sender's kernel left undone: computing a checksum, or segmenting a superpacket.
   VirtioHeader undone = {};
   uint32_t session = 0;  ///< the session of the peer that provably sent the packet; 0 without such a proof
+  /// True if `what` is kDrop and the datagram is still encrypted.
+  bool is_encrypted = false;
 
   static Opened packet(std::span<uint8_t> bytes, const VirtioHeader& undone = {}) {
     return {What::kPacket, {}, bytes, undone};
   }
   static Opened packet(std::span<uint8_t> bytes, uint32_t session) { return {What::kPacket, {}, bytes, {}, session}; }
   static Opened drop(Counter reason) { return {What::kDrop, reason}; }
-  /// The result for a datagram that is dropped, but whose first bytes JavaScript gets as a control message.
-  static Opened drop(Counter reason, std::span<uint8_t> message) { return {What::kDrop, reason, message}; }
+  /// The result for a datagram that could not be decrypted. If `message` is given, JavaScript gets these first bytes of
+  /// the datagram as a control message.
+  static Opened drop_encrypted(Counter reason, std::span<uint8_t> message = {}) {
+    return {What::kDrop, reason, message, {}, 0, true};
+  }
   static Opened control_message(std::span<uint8_t> datagram) { return {What::kControlMessage, {}, datagram}; }
   static Opened nothing() { return {What::kNothing}; }
 };

@@ -99,10 +99,10 @@ class Wireguard {
     if (!refused) opened_ms_ = now_ms_;
     // The peer may use keys that this host lost, for example in a restart. JavaScript gets the header and begins a
     // handshake.
-    if (refused == k_rx_drop_no_session) return Opened::drop(*refused, datagram.first(kHeaderBytes));
-    if (refused) return Opened::drop(*refused);
+    if (refused == k_rx_drop_no_session) return Opened::drop_encrypted(*refused, datagram.first(kHeaderBytes));
+    if (refused) return Opened::drop_encrypted(*refused);
     const std::span<uint8_t> packet = datagram.subspan(kHeaderBytes, datagram.size() - kHeaderBytes - kTrailerBytes);
-    if (!opening_->open(counter, packet)) return Opened::drop(k_rx_drop_not_authentic);
+    if (!opening_->open(counter, packet)) return Opened::drop_encrypted(k_rx_drop_not_authentic);
     // If the sender's address is inside the cluster's network, the session keeps its present address, because datagrams
     // to the new address would go through the tunnel.
     const SocketAddress from = message.is_from_inside ? session->to() : *message.sender;

@@ -62,7 +62,7 @@ Attempt attempt_of(size_t datagrams) { return {Way::kPeers, datagrams > 1 ? kUdp
 }  // namespace
 
 Sender::Sender(const ByFamily<Sockets>& sockets, size_t header_bytes, size_t trailer_bytes, size_t max_room_bytes,
-               Features* features, CounterRow counters, Drops* drops, TrafficRows* traffic)
+               Features* features, CounterRow counters, Drops* drops, TrafficRows* traffic, bool is_encrypted)
     : sockets_(sockets),
       has_one_socket_(are_one(sockets)),
       header_bytes_(header_bytes),
@@ -72,6 +72,7 @@ Sender::Sender(const ByFamily<Sockets>& sockets, size_t header_bytes, size_t tra
       counters_(counters),
       drops_(drops),
       traffic_(traffic),
+      is_encrypted_(is_encrypted),
       learnt_(features),
       room_size_(kMaxDatagrams * max_room_bytes),
       room_(std::make_unique_for_overwrite<uint8_t[]>(room_size_)),
@@ -192,11 +193,14 @@ void Sender::drop(Counter reason, const SocketAddress& to, std::span<const iovec
   const auto bytes = [](const iovec& piece) {
     return std::span(static_cast<const uint8_t*>(piece.iov_base), piece.iov_len);
   };
-  const auto first = bytes(datagram[0]).subspan(header_bytes_);
+  const size_t encap_bytes = is_encrypted_ ? header_bytes_ : 0;
+  const auto first = bytes(datagram[0]).subspan(header_bytes_ - encap_bytes);
   drops_->add({.reason = reason,
                .bytes = datagram.size() > 1 ? first : first.first(first.size() - trailer_bytes_),
                .more = datagram.size() > 1 ? bytes(datagram[1]) : std::span<const uint8_t>(),
-               .peer = to.address()});
+               .peer = to.address(),
+               .encap_bytes = encap_bytes,
+               .is_encrypted = is_encrypted_});
 }
 
 void Sender::count_sent(const Run& run, uint64_t datagrams, uint64_t bytes) {

@@ -36,9 +36,10 @@ struct Outer {
 class Sender {
  public:
   /// `header_bytes` and `trailer_bytes` are the lengths of the encapsulation's header and trailer, which do not count
-  /// as traffic. `max_room_bytes` is the largest size that may be passed to room().
+  /// as traffic. `max_room_bytes` is the largest size that may be passed to room(). `is_encrypted` is true if the
+  /// datagrams are encrypted, so that their packets cannot be kept as drops.
   Sender(const ByFamily<Sockets>& sockets, size_t header_bytes, size_t trailer_bytes, size_t max_room_bytes,
-         Features* features, CounterRow counters, Drops* drops, TrafficRows* traffic);
+         Features* features, CounterRow counters, Drops* drops, TrafficRows* traffic, bool is_encrypted = false);
 
   /// Returns `bytes` bytes of memory for the header and the trailer of one more datagram. If the buffers are full,
   /// first sends the datagrams that were added, and then reuses their memory.
@@ -106,6 +107,7 @@ class Sender {
   CounterRow counters_;
   Drops* drops_;
   TrafficRows* traffic_;
+  bool is_encrypted_;
   Learnt learnt_;
   bool waited_ = false;  // true if this batch has already waited for a full socket buffer
   size_t room_size_;

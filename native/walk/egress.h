@@ -48,7 +48,7 @@ class Egress final : public Direction {
         peers_(peers),
         encap_(std::move(encap)),
         sender_(path.sockets, Encap::kHeaderBytes, Encap::kTrailerBytes, kRoomBytes, path.features, path.counters,
-                path.tx_drops, path.traffic),
+                path.tx_drops, path.traffic, HasSessions<Encap>),
         reads_(std::make_unique_for_overwrite<uint8_t[]>(kReadBudgetBytes + kEncapBytes<Encap> + kMaxReadBytes)) {}
 
   Pump pump() override {

@@ -64,7 +64,8 @@ class Ingress final : public Direction {
           path_.rx_drops->add({.reason = opened.reason,
                                .bytes = {datagram, message.bytes},
                                .peer = message.sender->address(),
-                               .encap_bytes = Encap::kHeaderBytes});
+                               .encap_bytes = Encap::kHeaderBytes,
+                               .is_encrypted = opened.is_encrypted});
           if (!opened.bytes.empty()) deliver(*message.sender, opened.bytes);
         } else if (opened.what == Opened::What::kControlMessage) {
           if (const auto reason = deliver(*message.sender, opened.bytes)) {

@@ -33,6 +33,7 @@ export interface DroppedPacket {
   readonly peerName: string | null
   /** The encapsulation header in hexadecimal, if the datagram contained no valid packet; else empty. */
   readonly encap: string
+  /** The first bytes of the packet in hexadecimal; empty if the packet is encrypted. */
   readonly headers: string
 }
 

@@ -2300,6 +2300,43 @@ void test_wireguard_waits_for_full_socket() {
   }
 }
 
+/// Of a dropped datagram that is encrypted only the encapsulation's header may be kept. Otherwise `weft capture` would
+/// show random addresses.
+void test_wireguard_dropped_encrypted() {
+  Host<Wireguard> host(kAllFeatures, wireguard_end());
+  host.set_peers(with_session(host.peer_record()));
+  Remote remote(1);
+  host.sessions->set_keys(kSession, remote.keys(true), clock_ms);
+  const Bytes packet = build(inward());
+  Bytes damaged = remote.seal(packet);
+  damaged.back() ^= 1;
+  host.from_peer(damaged);
+  host.from_peer(Remote(5).seal(packet));
+  host.from_peer(remote.seal_at(9, packet));
+  host.from_peer(remote.seal_at(9, packet));
+  CHECK(!host.ingress->pump().failure && host.row[k_rx_packets] == 1);
+  close(host.socket);
+  const Bytes outward = build({});
+  host.to_tun({}, outward);
+  host.to_tun(tcp_in_segments_of(50), outward);
+  CHECK(!host.egress->pump().failure && host.row[k_tx_drop_refused] == 3);
+  host.socket = dup(host.other);
+  constexpr size_t kHeaderBytes = Wireguard::kHeaderBytes;
+  std::vector<size_t> received, sent;
+  const auto keep_length_in = [](std::vector<size_t>& lengths) {
+    return [&lengths](const KeptDrop& drop) {
+      lengths.push_back(drop.length);
+      CHECK(drop.encap_bytes == kHeaderBytes && load_le32(drop.bytes.data()) == 4);
+      // A replayed packet was decrypted, so its headers are kept.
+      CHECK((drop.size == kHeaderBytes) == (drop.reason != k_rx_drop_replay));
+    };
+  };
+  host.rx_drops.read(0, keep_length_in(received));
+  host.tx_drops.read(0, keep_length_in(sent));
+  CHECK(received == std::vector<size_t>(3, kEncapBytes<Wireguard> + packet.size()));
+  CHECK((sent == std::vector<size_t>{kHeaderBytes + 140, kHeaderBytes + 90, kHeaderBytes + 90}));
+}
+
 /// A packet for which there were no keys, and that begins to wait just after keys arrived, must be sent.
 void test_wireguard_waits_too_late() {
   Host<Wireguard> host(kAllFeatures, wireguard_end());
@@ -2853,6 +2890,7 @@ void test_wireguard(bool udp_gso) {
   test_wireguard_waits_too_late();
   test_wireguard_waits_for_removed_peer();
   test_wireguard_waits_for_full_socket();
+  test_wireguard_dropped_encrypted();
   test_wireguard_in();
   test_wireguard_responds();
   test_wireguard_initiations();

@@ -162,7 +162,9 @@ async function openOutput({ write, json, follow }: OutputOptions, first: DropsRe
  */
 function line(packet: DroppedPacket, { reasons }: DropsReport, { colour }: Screen): string {
   const { atUs, direction, reason, length, headers } = packet
-  const what = [packetText(Buffer.from(headers, 'hex')), `${length} bytes`, ...detailsOf(packet)].join(', ')
+  const isEncrypted = headers === '' && length > 0
+  const text = isEncrypted ? 'an encrypted packet' : packetText(Buffer.from(headers, 'hex'))
+  const what = [text, `${length} bytes`, ...detailsOf(packet)].join(', ')
   const means = reasons[reason]?.means ?? ''
   return `${colour('dim', timeText(atUs))} ${direction.padEnd(3)} ${what}: ${colour('bad', means)} (${reason})\n`
 }

@@ -160,3 +160,14 @@ it('counts packets that could not be kept, and no packet twice', () => {
   expect(told(3, 3)).toBe(0) // the data path was opened again
   expect(told(5, 1)).toBe(1)
 })
+
+it('does not take encrypted bytes for a packet', async () => {
+  const encap = '04000000010000000900000000000000'
+  report = { ...report, packets: [{ ...packet, length: 140, encap, headers: '' }] }
+  expect((await capture([])).out).toContain(
+    `Z out an encrypted packet, 140 bytes, to 192.0.2.2, behind ${encap}: TTL ran out (tx_drop_ttl)\n`,
+  )
+  const file = join(folder, 'file')
+  await capture(['--write', file])
+  expect(readFileSync(file).includes(`to 192.0.2.2; behind ${encap}`)).toBe(true)
+})
