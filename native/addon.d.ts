@@ -432,7 +432,7 @@ export function handoverHead(fd: number): Buffer | undefined
 /**
  * Starts the engine's threads. The engine owns the descriptors from now on, even if this function throws. `onFault` is
  * called at most once, when a thread cannot continue; the caller must still stop the engine. `onMail` is called when
- * `takeMail` has new reports.
+ * `takeMail` has reports, and not again before the next call of `takeMail`.
  */
 export function runEngine(
   descriptors: Descriptors,

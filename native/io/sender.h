@@ -140,7 +140,10 @@ void Sender::add(const Outer& outer, std::span<uint8_t> header, std::span<uint8_
                      last->bytes + size <= kMaxDatagramBytes;
   if (!joins) {
     last = &runs_[runs_used_++];
-    const uint16_t most = features_->has(kUdpGso) ? learnt_.udp_segments_to(endpoint, now_ms) : uint16_t{1};
+    // The kernel refuses a message of several datagrams that exceed the path MTU, after it has copied the message. It
+    // fragments such a datagram if the datagram is alone.
+    const bool may_join = features_->has(kUdpGso) && endpoint.path.fits(kOuterBytes + size);
+    const uint16_t most = may_join ? learnt_.udp_segments_to(endpoint, now_ms) : uint16_t{1};
     *last = {&endpoint, static_cast<uint32_t>(iovecs_used_), 0, static_cast<uint16_t>(size), 0, most, outer.version,
              outer.ecn};
   }

@@ -374,8 +374,8 @@ void test_ecn() {
   }
 }
 
-/// If a datagram with its headers exceeds the known path MTU, a refusal is no reason to stop joining. Otherwise the
-/// kernel must be queried again immediately.
+/// If a datagram with its headers exceeds the known path MTU, it must be alone in its message, because the kernel would
+/// refuse a joined message. If a datagram fits but the kernel refuses it, the kernel must be queried again immediately.
 void test_path_explains() {
   constexpr size_t kPath = 1500, kFits = kPath - 28;
   for (const size_t size : {kFits - 1, kFits, kFits + 1}) {
@@ -385,8 +385,13 @@ void test_path_explains() {
     out.here.path.learn(kPath, clock_ms);
     for (int i = 0; i < 3; i++) out.add(out.here, size);
     out.sender.flush();
-    CHECK(out.row[k_udp_gso_refusals] == 1 && out.row[k_tx_packets] == 3);
+    CHECK(out.row[k_udp_gso_refusals] == (size <= kFits ? 1 : 0) && out.row[k_tx_packets] == 3);
     CHECK(out.here.path.is_due(clock_ms) == (size <= kFits));
+    // Shorter datagrams to the same peer must still be joined.
+    kernel = {};
+    for (const size_t each : {kFits + 1, kFits + 1, size_t{100}, size_t{100}}) out.add(out.here, each);
+    out.sender.flush();
+    CHECK(kernel.taken.size() == 3 && out.row[k_tx_packets] == 7);
   }
 }
 

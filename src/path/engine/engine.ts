@@ -59,8 +59,8 @@ export interface EngineConfig {
   /** True if the TUN device, with its addresses and routes, must stay when this process ends without calling `stop`. */
   readonly persistent?: boolean
   /**
-   * Called when `sessions.takeMail` has new messages to return. An encapsulation without sessions never calls this
-   * function.
+   * Called when `sessions.takeMail` has messages to return, and not again before the next call of `sessions.takeMail`.
+   * An encapsulation without sessions never calls this function.
    */
   readonly onMail?: () => void
   /**
