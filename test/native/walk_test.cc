@@ -2300,7 +2300,7 @@ void test_wireguard_waits_for_full_socket() {
   }
 }
 
-/// Of a dropped datagram that is encrypted only the encapsulation's header may be kept. Otherwise `weft capture` would
+/// The engine must keep only the header of an encrypted datagram that it drops. Otherwise `weft capture` would
 /// show random addresses.
 void test_wireguard_dropped_encrypted() {
   Host<Wireguard> host(kAllFeatures, wireguard_end());
