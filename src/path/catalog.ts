@@ -543,13 +543,10 @@ export const publishersOf = (published: string): readonly Kind[] =>
 
 /**
  * Returns, as text, the backends that publish this type in leases, such as `udp, alloc or a cloud backend` for the
- * empty type.
+ * empty type. Each other type is the name of its backend.
  */
-export function publishers(published: string): string {
-  if (published === '') return 'udp, alloc or a cloud backend'
-  const types = Object.entries<Kind>(KINDS).filter(([, kind]) => kind.published === published)
-  return types.map(([type]) => type).join(' or ') || published
-}
+export const publishers = (published: string): string =>
+  published === '' ? 'udp, alloc or a cloud backend' : published
 
 /** Returns the remedy for a `Type` in the network configuration that weft does not support. */
 export function remedyFor(): string {
