@@ -5,8 +5,8 @@
 import { defineConfig } from 'vitest/config'
 import { PATIENCE } from './lab/command.ts'
 import { usableCores } from './scripts/forecast.mjs'
-import LongestFirst from './test/support/longest-first.ts'
 import { isStepAlone } from './test/support/long-step.ts'
+import { LongestFirst } from './test/support/longest-first.ts'
 import { needsOwnProcess } from './test/support/own-process.ts'
 import { filesOf, onlyOf, testFilesIn } from './test/support/selection.ts'
 

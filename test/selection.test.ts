@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { expect, it } from 'vitest'
 import type { TestSpecification, Vitest } from 'vitest/node'
-import LongestFirst from './support/longest-first.ts'
+import { LongestFirst } from './support/longest-first.ts'
 import { needsOwnProcess } from './support/own-process.ts'
 import { SELECTION } from './support/selection.ts'
 
@@ -60,15 +60,15 @@ it('gives a process of its own to each file that changes its process, and to no 
 
 it('starts the longest files of a project first', async () => {
   const [unit, system] = [0, 1].map((groupOrder) => ({ name: `${groupOrder}`, config: { sequence: { groupOrder } } }))
-  const inProject = (project: unknown, files: readonly string[]): TestSpecification[] =>
-    files.map((file) => ({ project, moduleId: join('/w/test', file) }) as TestSpecification)
+  const inProject = (project: unknown, names: readonly string[]): TestSpecification[] =>
+    names.map((file) => ({ project, moduleId: join('/w/test', file) }) as TestSpecification)
   const [long, short, unknown] = ['native/core.test.ts', 'native/echo.test.ts', 'unit/net/nets.test.ts'] as const
   const context = {
     config: { root: '/w' },
     cache: { getFileTestResults: () => undefined, getFileStats: () => ({ size: 1 }) },
   }
   const order = new LongestFirst(context as unknown as Vitest)
-  const files = [...inProject(system, [short, long]), ...inProject(unit, [unknown, short, long])]
-  const sorted = await order.sort(files)
+  const given = [...inProject(system, [short, long]), ...inProject(unit, [unknown, short, long])]
+  const sorted = await order.sort(given) // oxlint-disable-line unicorn/no-array-sort -- the name is vitest's
   expect(sorted).toEqual([...inProject(unit, [long, short, unknown]), ...inProject(system, [long, short])])
 })

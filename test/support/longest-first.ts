@@ -9,9 +9,9 @@ import { SELECTION } from './selection.ts'
 /** The duration of each test file in seconds. */
 const seconds = new Map(SELECTION.map((entry) => [`test/${entry.file}`, entry.seconds ?? 0]))
 
-export default class LongestFirst extends BaseSequencer {
+export class LongestFirst extends BaseSequencer {
   override async sort(files: TestSpecification[]): Promise<TestSpecification[]> {
-    const sorted = await super.sort(files)
+    const sorted = await super.sort(files) // oxlint-disable-line unicorn/no-array-sort -- the name is vitest's
     const projects = [...new Set(sorted.map(({ project }) => project))]
     const length = ({ moduleId }: TestSpecification): number =>
       seconds.get(relative(this.ctx.config.root, moduleId)) ?? 0

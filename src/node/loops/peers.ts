@@ -55,7 +55,7 @@ export async function keepPeers(node: Node): Promise<never> {
       await applyPeers(node, applying)
       // Log the changes of leases only after the data path has them, because a program that reads such a log line may
       // send packets to the peer immediately.
-      const peers = (leases: readonly Lease[]) => leases.filter((lease) => !isOwn(lease))
+      const peers = (some: readonly Lease[]) => some.filter((lease) => !isOwn(lease))
       for (const line of peers([...added, ...changed]).flatMap(say.added)) log.info(line)
       for (const line of peers(removed).flatMap(say.removed)) log.info(line)
       node.learnt.ring()
