@@ -9,7 +9,7 @@
 //   missing; set by hand.
 // - cpu: CPU seconds of the whole file and of all programs that it started.
 // - part: CPU seconds of the tests that `npm test` runs, if the file has `only`.
-// - seconds: the elapsed time of the file; with `only`, of the tests that `npm test` runs.
+// - seconds: the elapsed time of the file; with `only`, of the tests that `npm test` runs. The longest files start first.
 // - hosts: true if the file's tests need hosts made of network namespaces.
 // - rows: the rows of CONTRACT.md that no other test file covers.
 // - functions: the number of named functions of src/ that no other test file calls; C++ is not counted.
