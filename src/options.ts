@@ -300,6 +300,12 @@ export function checkOptions(options: DaemonOptions): void {
       remedy: 'give 1 to 3600 seconds, or 0 to send no probes',
     })
   }
+  const healthPort = options['healthz-port']
+  if (healthPort > 65_535) {
+    throw new WeftError('USAGE', `--healthz-port is ${healthPort}`, {
+      remedy: 'give a TCP port, such as 8081, or 0 for no port',
+    })
+  }
   const statusIp = options['status-ip']
   if (statusIp !== '' && !isAddress(statusIp)) {
     throw new WeftError('USAGE', `--status-ip is ${JSON.stringify(statusIp)}`, {

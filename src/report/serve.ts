@@ -50,7 +50,7 @@ export async function serveStatus(
   const calm = seldom(log)
   const place = { ip: places['healthz-ip'], port: places['healthz-port'], statusIp: places['status-ip'] }
   const open: Pick<HealthServer, 'close'>[] = []
-  const atPort = async (): Promise<void> => void open.push(await serveHealth(place, health, log))
+  const atPort = async (): Promise<void> => void open.push(await serveHealth(place, health, calm))
   const atSocket = async (): Promise<void> => {
     const socket = await serveSocket(places['status-socket'], health, log)
     if (socket) open.push(socket)
@@ -84,7 +84,8 @@ export async function serveStatus(
   const catchUp = async (): Promise<void> => {
     await Promise.race([before.free, closed])
     for (const serve of later) {
-      while (!closing.signal.aborted) {
+      // After a stop `pause` does not wait any more, so a further try would block the event loop.
+      while (!closing.signal.aborted && !signal.aborted) {
         try {
           await serve()
           break

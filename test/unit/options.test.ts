@@ -218,6 +218,7 @@ describe('checkOptions and checkMargin', () => {
     [['-nice=20'], '--nice is 20'],
     [['-status-ip=node1'], '--status-ip is "node1"'],
     [['-status-ip=fe80::1%eth0'], '--status-ip is "fe80::1%eth0"'],
+    [['-healthz-port=65536'], '--healthz-port is 65536'],
     [['-status-network=-1'], '--status-network is -1'],
     [['-status-network=65536'], '--status-network is 65536'],
     [['-status-token-file=/token'], '--status-token-file is given without --status-network'],

@@ -5,6 +5,7 @@ import { mkdtempSync, rmSync } from 'node:fs'
 import { connect, createServer, type AddressInfo, type Server } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
+import { setImmediate } from 'node:timers/promises'
 import { afterEach, beforeEach, expect, it } from 'vitest'
 import { createHealth } from '../../../src/report/health.ts'
 import { serveStatus, type PredecessorState, type ServedPlaces } from '../../../src/report/serve.ts'
@@ -18,16 +19,19 @@ beforeEach(async () => {
 })
 afterEach(() => void taken.close())
 
+const MOST_LINES = 100
 const serve = (before: Partial<PredecessorState>, more: Partial<ServedPlaces> = {}, isForwarding = false) => {
   const lines: string[] = []
-  const say = (line: string): void => void lines.push(line)
+  const say = (line: string): void => {
+    if (lines.push(line) > MOST_LINES) throw new Error('too many log lines') // ends a loop that would block the test
+  }
   const address = { 'healthz-ip': '127.0.0.1', 'healthz-port': port, 'status-ip': '127.0.0.1' }
   const places = { ...address, 'status-socket': '', ...more }
   const log = { info: say, warn: say, error: say, v: () => false }
   const alone: PredecessorState = { isSuccessor: false, predecessor: async () => undefined, free: Promise.resolve() }
   const stopping = new AbortController()
   const serving = serveStatus(places, createHealth(), { ...alone, ...before }, log, stopping, isForwarding)
-  return { lines, serving }
+  return { lines, serving, stopping }
 }
 const answersAt = (healthPort: number) => async () => ({ healthPort })
 
@@ -50,6 +54,16 @@ it.each<[string, () => Partial<PredecessorState>, boolean]>([
   const answer = () => fetch(`http://127.0.0.1:${port}/healthz`).then((response) => response.text(), String)
   await expect.poll(answer).toBe('flanneld is running')
   await health.close()
+})
+
+it('a stop ends the tries to bind a port in use, which log each line once', async () => {
+  const { serving, lines, stopping } = serve({}, {}, true)
+  const health = await serving
+  await expect.poll(() => lines.some((line) => line.includes('Start healthz server error.'))).toBe(true)
+  stopping.abort(new Error('the test stops weftd'))
+  await setImmediate() // passes only if the tries leave the event loop free
+  await health.close()
+  expect(lines).toEqual([`Start healthz server on 127.0.0.1:${port}`, expect.stringContaining('EADDRINUSE')])
 })
 
 const isAnswered = (path: string): Promise<boolean> =>
