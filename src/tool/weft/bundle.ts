@@ -105,6 +105,13 @@ function secretsIn(value: unknown): readonly Secret[] {
  */
 const SHORTEST = 4
 
+/**
+ * Matches the password of etcd on a command line, which `systemctl status` prints for a weftd that has ended, and in an
+ * assignment of a variable. systemd puts quotes around a whole argument, shells also around a part of it.
+ */
+const PASSWORD =
+  /("--?etcd-password=)(?:\\.|[^"\\\n])*|((?:--?etcd-password=|(?<=(?:weftd|flanneld) .*)--?etcd-password +|FLANNELD_ETCD_PASSWORD=)["']?)(?:(?<=")(?:\\.|[^"\\\n])*|(?<=')[^'\n]*|\S+)/g
+
 /** Makes a function that removes the secrets `secrets` from a text, and escapes terminal sequences in the text. */
 function cleaner(secrets: readonly Secret[]): (text: string) => string {
   // Replace the longest secret first, because a shorter secret may be the beginning of a longer one.
@@ -112,7 +119,11 @@ function cleaner(secrets: readonly Secret[]): (text: string) => string {
     .map((secret) => secret.reveal())
     .filter((value) => value.length >= SHORTEST)
     .toSorted((a, b) => b.length - a.length)
-  return (text) => printableLines(values.reduce((left, value) => left.replaceAll(value, '<hidden>'), withoutUser(text)))
+  const withoutPassword = (text: string): string => text.replaceAll(PASSWORD, '$1$2<hidden>')
+  return (text) =>
+    printableLines(
+      values.reduce((left, value) => left.replaceAll(value, '<hidden>'), withoutUser(withoutPassword(text))),
+    )
 }
 
 /**

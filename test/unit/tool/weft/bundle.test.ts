@@ -27,3 +27,23 @@ it('hides a secret completely if another secret is a part of it', async () => {
   const read = await output(['tar', '-xzOf', path, 'weft-doctor/doctor.txt'])
   expect(read).toBe('a <hidden> b <hidden> c <hidden> d\n')
 })
+
+it.each([
+  [
+    'ExecStart=/usr/bin/weftd --etcd-password=pa:ss --ip-masq',
+    'ExecStart=/usr/bin/weftd --etcd-password=<hidden> --ip-masq',
+  ],
+  ['weftd -etcd-password pa@ss', 'weftd -etcd-password <hidden>'],
+  [String.raw`weftd "--etcd-password=p \"a b" -v=1`, 'weftd "--etcd-password=<hidden>" -v=1'],
+  [`--etcd-password='p a' -v=1`, `--etcd-password='<hidden>' -v=1`],
+  ['FLANNELD_ETCD_PASSWORD="p a", -v=1', 'FLANNELD_ETCD_PASSWORD="<hidden>", -v=1'],
+  ['give --etcd-password of a user', 'give --etcd-password of a user'],
+])('hides the password that a command prints in %s', async (said, expected) => {
+  const path = join(folder, 'bundle.tar.gz')
+  const files = { findings: '', findingsJson: '[]\n', status: undefined, subnetFile: join(folder, 'none') }
+  await writeBundle(path, { ...files, config: undefined, secrets: [] }, async (file) =>
+    file === 'systemctl' ? said : '',
+  )
+  const read = await output(['tar', '-xzOf', path, 'weft-doctor/log.txt'])
+  expect(read.split('\n')[1]).toBe(expected)
+})
