@@ -183,10 +183,21 @@ export class LeaseFiles {
     }
   }
 
-  /** Replaces the network configuration, `DIR/config`, atomically. The caller must hold the lock. */
+  /**
+   * Replaces the network configuration, `DIR/config`, atomically. Keeps the mode of the file, because the configuration
+   * may have a secret. The caller must hold the lock.
+   */
   async setConfig(text: string): Promise<void> {
-    const temporary = await this.#writeTemporary('config', text, 0o644)
-    await call(() => rename(temporary, join(this.#top, 'config')))
+    const path = join(this.#top, 'config')
+    const mode = await call(() => stat(path)).then(
+      (info) => info.mode & 0o777,
+      (error: unknown) => {
+        if (isMissing(error)) return 0o644
+        throw error
+      },
+    )
+    const temporary = await this.#writeTemporary('config', text, mode)
+    await call(() => rename(temporary, path))
     await call(() => syncDirectory(this.#top))
   }
 
@@ -321,7 +332,7 @@ export class LeaseFiles {
   #writeTemporary(key: string, value: string, mode: number): Promise<string> {
     const path = join(this.#temporaries, `${key}.${this.#identity}.${this.#temporaryCount++}`)
     return call(async () =>
-      using(await open(path, 'wx', 0o644), async (file) => {
+      using(await open(path, 'wx', mode | 0o200), async (file) => {
         try {
           await file.writeFile(value)
           await file.chmod(mode) // independent of the umask, because the mode marks a reservation

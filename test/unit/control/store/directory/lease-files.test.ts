@@ -1,7 +1,17 @@
 // lease-files.test.ts - makes the lease directory: reports that it was missing, and the true reason if it cannot be made.
 
 import { execFileSync, spawnSync } from 'node:child_process'
-import { existsSync, mkdirSync, mkdtempSync, readdirSync, renameSync, rmSync, writeFileSync } from 'node:fs'
+import {
+  chmodSync,
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  renameSync,
+  rmSync,
+  statSync,
+  writeFileSync,
+} from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, expect, it, vi } from 'vitest'
@@ -52,6 +62,19 @@ it.skipIf(process.getuid?.() !== 0)('names a read-only file system', async () =>
 })
 
 const STOPS_NEVER = new AbortController().signal
+
+it('keeps the mode of a configuration that only root may read', async () => {
+  const files = new LeaseFiles(folder)
+  const path = join(folder, 'config')
+  const set = async (text: string): Promise<number> => {
+    await files.changing(STOPS_NEVER, () => files.setConfig(text))
+    return statSync(path).mode & 0o777
+  }
+  expect(await set('{}')).toBe(0o644)
+  chmodSync(path, 0o600)
+  expect(await set('{"Network":"10.5.0.0/16"}')).toBe(0o600)
+  await files.close()
+})
 
 it('makes its folders again after somebody emptied a directory that has its configuration again', async () => {
   const files = new LeaseFiles(folder, (each) => made.push(each))
