@@ -7,7 +7,7 @@
 // All requests are read-only. weftd stops if it cannot serve the health checks, but not if it cannot serve the status.
 
 import { once } from 'node:events'
-import { mkdir, unlink } from 'node:fs/promises'
+import { unlink } from 'node:fs/promises'
 import type { IncomingMessage, Server } from 'node:http'
 import { connect } from 'node:net'
 import { hostname, networkInterfaces } from 'node:os'
@@ -15,6 +15,7 @@ import { dirname } from 'node:path'
 import { messageOf, WeftError } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
 import { jsonLine } from '../base/text.ts'
+import { makeFolder } from '../host/make-folder.ts'
 import { isReachableAt, listenAt, refusalOf, type Refusal } from './audience.ts'
 import { noDrops, parseAfter, type DropsReport } from './drops.ts'
 import type { Hour } from './hour.ts'
@@ -384,7 +385,7 @@ export async function serveSocket(
 ): Promise<Pick<HealthServer, 'close'> | undefined> {
   if (path === '') return undefined
   try {
-    await mkdir(dirname(path), { recursive: true, mode: 0o755 })
+    await makeFolder(dirname(path))
     if (await isAnswered(path)) throw new Error('another daemon answers there')
     await unlink(path).catch((error: NodeJS.ErrnoException) => {
       if (error.code !== 'ENOENT') throw error

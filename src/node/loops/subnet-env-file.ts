@@ -2,11 +2,12 @@
 //
 // The format is flanneld's to the byte (pkg/subnet/subnet.go, WriteSubnetFile).
 
-import { mkdir, readFile } from 'node:fs/promises'
+import { readFile } from 'node:fs/promises'
 import { dirname } from 'node:path'
 import { parseEnv } from 'node:util'
 import { messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
+import { makeFolder } from '../../host/make-folder.ts'
 import { replaceFile } from '../../host/replace-file.ts'
 import type { Net, Nets } from '../../net/address.ts'
 import { formatIpv4, formatIpv4Net, parseIpv4Net } from '../../net/ipv4.ts'
@@ -39,7 +40,7 @@ export function formatSubnetEnv({ network, subnet, mtu, ipMasq }: SubnetEnv): st
 /** Writes subnet.env atomically with mode 0644, and makes its folder if necessary. Throws WeftError PERMISSION. */
 export async function writeSubnetEnv(path: string, env: SubnetEnv): Promise<void> {
   try {
-    await mkdir(dirname(path), { recursive: true, mode: 0o755 })
+    await makeFolder(dirname(path))
     await replaceFile(path, formatSubnetEnv(env), 0o644)
   } catch (error) {
     throw new WeftError('PERMISSION', `cannot write ${path}: ${messageOf(error)}`, {

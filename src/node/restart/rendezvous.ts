@@ -128,7 +128,7 @@ export function rendezvousAt(options: SubnetFile, warn: (message: string) => voi
     tryLock() {
       let fd: number
       try {
-        mkdirSync(dirname(lockPath), { recursive: true, mode: 0o755 })
+        makeFolderSync(dirname(lockPath))
         fd = openSync(lockPath, 'a+', 0o600)
       } catch (error) {
         if (['EACCES', 'EPERM'].includes((error as NodeJS.ErrnoException).code ?? '')) throw forbidden(error)
@@ -183,6 +183,25 @@ export function rendezvousAt(options: SubnetFile, warn: (message: string) => voi
         return false // the process has ended or belongs to another user
       }
     },
+  }
+}
+
+/**
+ * Creates a folder and its parents, as host/make-folder.ts does, but synchronously. Throws the system's error. It is
+ * here because begin.ts must load few files.
+ */
+function makeFolderSync(path: string): void {
+  if (statSync(path, { throwIfNoEntry: false })?.isDirectory()) return
+  const make = (): void => mkdirSync(path, { mode: 0o755 })
+  try {
+    make()
+  } catch (error) {
+    const { code } = error as NodeJS.ErrnoException
+    if (code === 'EEXIST' && statSync(path).isDirectory()) return // another process made it meanwhile
+    const parent = dirname(path)
+    if (code !== 'ENOENT' || parent === path) throw error
+    makeFolderSync(parent)
+    make()
   }
 }
 

@@ -2,11 +2,12 @@
 // For IPv4 the output equals the script's to the byte. For IPv6, which the script does not support, the output has the
 // corresponding Docker options.
 
-import { mkdir, readFile, writeFile } from 'node:fs/promises'
+import { readFile, writeFile } from 'node:fs/promises'
 import { dirname } from 'node:path'
 import { parseArgs, parseEnv } from 'node:util'
 import { messageOf, WeftError } from '../../base/errors.ts'
 import type { HostKernel } from '../../host/kernel.ts'
+import { makeFolder } from '../../host/make-folder.ts'
 import { hostKernel } from '../../host/netlink/host-kernel.ts'
 import { familyOf, formatNet, type Net } from '../../net/address.ts'
 import { parseIpv4Net } from '../../net/ipv4.ts'
@@ -41,7 +42,7 @@ export async function dockerOpts(
   const env = { ...environment, ...parseEnv(await readIfThere(wish.from)) }
   const text = formatDockerOpts(env, wish)
   try {
-    await mkdir(dirname(wish.to), { recursive: true })
+    await makeFolder(dirname(wish.to))
     await writeFile(wish.to, text)
   } catch (error) {
     throw new WeftError('PERMISSION', `cannot write ${wish.to}: ${messageOf(error)}`, {

@@ -12,11 +12,12 @@
 
 import { randomBytes } from 'node:crypto'
 import { constants, watch as watchDirectory, type FSWatcher } from 'node:fs'
-import { link, mkdir, open, readdir, readFile, rename, stat, unlink, type FileHandle } from 'node:fs/promises'
+import { link, open, readdir, readFile, rename, stat, unlink, type FileHandle } from 'node:fs/promises'
 import { hostname } from 'node:os'
-import { dirname, join, resolve } from 'node:path'
+import { join, resolve } from 'node:path'
 import { messageOf, WeftError } from '../../../base/errors.ts'
 import { addon } from '../../../host/addon.ts'
+import { makeFolder } from '../../../host/make-folder.ts'
 import type { StoreEntry } from '../store.ts'
 
 /**
@@ -391,35 +392,6 @@ function revisionOf(info: { readonly mtimeNs: bigint; readonly ino: bigint; read
 
 async function syncDirectory(path: string): Promise<void> {
   await using(await open(path, 'r'), (directory) => directory.sync())
-}
-
-/**
- * Creates a directory and its parents. Returns false if the directory existed. Does not use the recursive mkdir of
- * Node.js, which never ends under /proc, and reports ENOENT for a read-only file system.
- */
-async function makeFolder(path: string): Promise<boolean> {
-  const make = (): Promise<void> => mkdir(path, { mode: 0o755 })
-  try {
-    await make()
-    return true
-  } catch (error) {
-    const isThere = await stat(path).then(
-      (info) => info.isDirectory(),
-      () => false,
-    )
-    if (isThere) return false
-    const { code } = error as NodeJS.ErrnoException
-    const parent = dirname(path)
-    if (code !== 'ENOENT' || parent === path) throw error
-    await makeFolder(parent)
-  }
-  return make().then(
-    () => true,
-    (error: NodeJS.ErrnoException) => {
-      if (error.code === 'EEXIST') return false // another process made it meanwhile
-      throw error
-    },
-  )
 }
 
 /** Runs `body` with an open file, and closes the file afterwards. */

@@ -4,10 +4,11 @@
 // the file is missing, weftd creates it.
 
 import { randomBytes } from 'node:crypto'
-import { mkdir, readFile, writeFile } from 'node:fs/promises'
+import { readFile, writeFile } from 'node:fs/promises'
 import { dirname } from 'node:path'
 import { messageOf, WeftError } from '../../../base/errors.ts'
 import { Secret } from '../../../base/secret.ts'
+import { makeFolder } from '../../../host/make-folder.ts'
 import { WIREGUARD_KEY } from '../../catalog.ts'
 import { KEY_BYTES, keyPairOf } from './x25519.ts'
 
@@ -40,7 +41,7 @@ export function publicKeyTo(privateKey: Secret): string {
 
 async function makeKeyFile(file: string, key: Secret): Promise<void> {
   try {
-    await mkdir(dirname(file), { recursive: true })
+    await makeFolder(dirname(file))
     await writeFile(file, key.reveal(), { mode: 0o400, flag: 'wx' })
   } catch (error) {
     throw new WeftError('PERMISSION', `the key file ${file} cannot be created: ${messageOf(error)}`, {

@@ -1,5 +1,6 @@
 // rendezvous.test.ts - the lock for a subnet file, and the files that are removed with it.
 
+import { execFileSync, spawnSync } from 'node:child_process'
 import { existsSync, mkdtempSync, openSync, readdirSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
@@ -33,6 +34,30 @@ it('has one owner at a time, and no file of it remains after it was removed', as
   expect(readdirSync(folder)).toEqual([])
   await rendezvous.untilFree()
   expect(readdirSync(folder)).toEqual([])
+})
+
+it('makes the missing folders of the subnet file', () => {
+  const deep = { 'subnet-file': join(folder, 'a/b/subnet.env') }
+  const lock = rendezvousAt(deep, (message) => expect.fail(message)).tryLock()!
+  expect(existsSync(handoverLock(deep))).toBe(true)
+  lock.close()
+})
+
+it.skipIf(process.getuid?.() !== 0)('names a read-only file system', () => {
+  execFileSync('mount', ['-t', 'tmpfs', '-o', 'ro', 'tmpfs', folder])
+  try {
+    const warnings: string[] = []
+    rendezvousAt({ 'subnet-file': join(folder, 'a/b/subnet.env') }, (message) => warnings.push(message)).tryLock()
+    expect(warnings).toEqual([expect.stringMatching(/^Cannot watch for another weftd .*: EROFS/)])
+  } finally {
+    spawnSync('umount', [folder])
+  }
+})
+
+it('warns about a folder that cannot exist', () => {
+  const warn = vi.fn<(message: string) => void>()
+  rendezvousAt({ 'subnet-file': '/proc/nonexistent/x/subnet.env' }, warn).tryLock()
+  expect(warn).toHaveBeenCalledExactlyOnceWith(expect.stringContaining('ENOENT'))
 })
 
 it('is not acquired with a file that its owner has removed meanwhile', () => {
