@@ -203,8 +203,8 @@ export async function chooseExternalInterface(
 ): Promise<ExternalInterface> {
   const asked = byFamily(readPublicIp(wishes).filter((address) => families.includes(familyOf(address))))
   const ipv6OffBy = async ({ name }: Link): Promise<string | undefined> => {
-    const { dotted, getSysctl } = await import('./sysctl.ts') // few hosts need this module
-    const setting = `net/ipv6/conf/${name}/disable_ipv6`
+    const { disablingIpv6, dotted, getSysctl } = await import('./sysctl.ts') // few hosts need this module
+    const setting = disablingIpv6(name)
     return (await (readSysctl ?? getSysctl)(setting)) === '1' ? dotted(setting) : undefined
   }
   const host: Host = { kernel, links: await kernel.links(), families, ipv6OffBy, earlier, log }

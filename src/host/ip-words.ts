@@ -227,16 +227,33 @@ const ALL_BITS = 0xff_ff_ff_ff
 const netText = (net: Net): string =>
   net.prefixLength === ADDRESS_BITS[familyOf(net)] ? formatAddress(net.address) : formatNet(net)
 
+/** The names of protocols, as `ip rule` prints them (protocols(5)). */
+const PROTOCOL_NAMES: ReadonlyMap<number, string> = new Map([
+  [1, 'icmp'],
+  [6, 'tcp'],
+  [17, 'udp'],
+  [58, 'ipv6-icmp'],
+])
+
+const rangeText = ([first, last]: readonly [number, number]): string =>
+  first === last ? `${first}` : `${first}-${last}`
+
 /** Writes a policy rule as `ip rule` prints it, such as `5270: from all lookup 52`. */
 export function ruleText(rule: PolicyRule): string {
-  const { priority, table, action, iif, oif, from, to, mark, mask, isInverted } = rule
+  const { priority, table, action, iif, oif, from, to, mark, mask, isInverted, part = {} } = rule
   const bits = mask === ALL_BITS ? '' : `/0x${mask.toString(16)}`
   return [
     `${priority}:${isInverted ? ' not' : ''} from ${from ? netText(from) : 'all'}`,
     ...option('to', to && netText(to)),
+    ...option('tos', part.tos && `0x${part.tos.toString(16)}`),
     ...option('fwmark', mark === undefined ? undefined : `0x${mark.toString(16)}${bits}`),
     ...option('iif', iif),
     ...option('oif', oif),
+    ...option('ipproto', part.protocol && (PROTOCOL_NAMES.get(part.protocol) ?? part.protocol)),
+    ...option('sport', part.sport && rangeText(part.sport)),
+    ...option('dport', part.dport && rangeText(part.dport)),
+    ...option('dscp', part.dscp),
+    ...option('tun_id', part.tunnel === undefined ? undefined : String(part.tunnel)),
     table === undefined ? action : `lookup ${tableName(table)}`,
   ].join(' ')
 }

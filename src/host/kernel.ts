@@ -162,6 +162,29 @@ export interface RouteQuery {
   readonly from?: Address
   readonly iif?: Device
   readonly mark?: number
+  /** The protocol, ports and TOS of the packet; the kernel assumes UDP over IPv4 if they are left out. */
+  readonly part?: PacketPart
+}
+
+/** The properties of a packet by which policy rules select a part of the packets between two addresses. */
+export interface PacketPart {
+  /** The number of the IP protocol: 1 for ICMP, 6 for TCP, 17 for UDP, 58 for ICMPv6. */
+  readonly protocol?: number
+  readonly sport?: number
+  readonly dport?: number
+  /** The byte TOS of IPv4, or the traffic class of IPv6, whose upper six bits are the DSCP. */
+  readonly tos?: number
+}
+
+/** The properties that packets must have to match a policy rule, beside addresses, interfaces and marks. */
+export interface RulePart {
+  readonly protocol?: number
+  readonly sport?: readonly [first: number, last: number]
+  readonly dport?: readonly [first: number, last: number]
+  readonly tos?: number
+  readonly dscp?: number
+  /** The number of the tunnel (VNI) by which a device with external tunnel metadata received the packet. */
+  readonly tunnel?: bigint
 }
 
 /** The kernel's answer to a route lookup: a route, or the reason why the kernel rejects the packet. */
@@ -181,6 +204,8 @@ export interface PolicyRule {
   readonly mark: number | undefined
   readonly mask: number
   readonly isInverted: boolean
+  /** Undefined if the rule matches packets of all protocols, ports and DSCPs. */
+  readonly part?: RulePart
 }
 
 /** An entry of the kernel's neighbour table, which maps an IP address to a link-layer address. */

@@ -27,6 +27,9 @@ export const ECHO_IGNORED: Readonly<Record<Family, string>> = {
 /** Returns the kernel setting that makes the host forward the IPv4 packets that arrive on an interface. */
 export const forwardingOf = (device: string): string => `net/ipv4/conf/${device}/forwarding`
 
+/** Returns the kernel setting that disables IPv6 on an interface. */
+export const disablingIpv6 = (device: string): string => `net/ipv6/conf/${device}/disable_ipv6`
+
 /**
  * Converts the path of a kernel setting below /proc/sys to the name for sysctl(8). For example,
  * `net/ipv6/conf/eth0.7/accept_ra` becomes `net.ipv6.conf.eth0/7.accept_ra`.

@@ -147,6 +147,15 @@ const FAULTS: readonly Fault[] = [
     repairs: 'ip address add GATE6 dev cni0 nodad',
   },
   {
+    what: 'a bridge on which a setting disables IPv6',
+    family: 'ipv6',
+    finds: ['ipv6-disabled'],
+    detail: /^net\.ipv6\.conf\.cni0\.disable_ipv6 is 1: cni0 does not have the address fd00:5\S+::1,/,
+    stops: ['out gateway', 'in route'],
+    breaks: 'echo 1 > /proc/sys/net/ipv6/conf/cni0/disable_ipv6',
+    repairs: 'echo 0 > /proc/sys/net/ipv6/conf/cni0/disable_ipv6; ip address add GATE6 dev cni0 nodad',
+  },
+  {
     what: 'a firewall that drops only packets from the tunnel',
     family: 'ipv4',
     finds: ['forward-dropped'],

@@ -190,6 +190,20 @@ const RULES: readonly Rule[] = [
     named:
       /, because it has the mark 0x5 by the firewall rule iptables-legacy: -t mangle -A PREROUTING -i cni0 -j MARK/,
   },
+  {
+    add: 'ip route add blackhole default table 98; ip rule add pref 98 iif cni0 ipproto icmp lookup 98',
+    remove: 'ip rule del pref 98; ip route flush table 98',
+    finding: 'route-refused',
+    named: /a blackhole drops the packets, by the rule "98: from all iif cni0 ipproto icmp lookup 98"/,
+  },
+  {
+    add: 'ip -6 rule add pref 98 iif flannel0 ipproto ipv6-icmp prohibit',
+    remove: 'ip -6 rule del pref 98',
+    family: 'ipv6',
+    way: 'in',
+    finding: 'route-refused',
+    named: /by the rule "98: from all iif flannel0 ipproto ipv6-icmp prohibit", which is for a part/,
+  },
 ]
 
 const LEGACY: Rule = {

@@ -12,7 +12,7 @@ import {
 } from '../../src/tool/doctor/route-queries.ts'
 import { sound } from './facts.ts'
 
-const rule = (priority: number, part: Partial<PolicyRule> = {}): PolicyRule => ({
+export const policyRule = (priority: number, part: Partial<PolicyRule> = {}): PolicyRule => ({
   priority,
   table: undefined,
   action: 'lookup',
@@ -26,12 +26,12 @@ const rule = (priority: number, part: Partial<PolicyRule> = {}): PolicyRule => (
   ...part,
 })
 const RULES = [
-  rule(0, { table: 255 }),
-  rule(100, { action: 'prohibit', to: parseNet('10.5.2.0/24') }),
-  rule(5270, { table: 52 }),
-  rule(30_000, { table: 100, mark: 1, mask: 1 }),
-  rule(30_400, { table: 30_400, iif: 'cni0' }),
-  rule(32_766, { table: 254 }),
+  policyRule(0, { table: 255 }),
+  policyRule(100, { action: 'prohibit', to: parseNet('10.5.2.0/24') }),
+  policyRule(5270, { table: 52 }),
+  policyRule(30_000, { table: 100, mark: 1, mask: 1 }),
+  policyRule(30_400, { table: 30_400, iif: 'cni0' }),
+  policyRule(32_766, { table: 254 }),
 ]
 /** A changed route, or the name of the error with which the kernel refuses the packet. */
 type Answer = Partial<Route> | string

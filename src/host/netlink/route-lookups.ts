@@ -12,7 +12,7 @@ import type { Answer } from './socket.ts'
 const RTM_F_LOOKUP_TABLE = 0x1000
 
 /** Returns the request that looks up the route of a packet; undefined if the packet's interface does not exist. */
-export function lookUpRequest({ to, from, iif, mark }: RouteQuery, indexOf: IndexOf): Buffer | undefined {
+export function lookUpRequest({ to, from, iif, mark, part = {} }: RouteQuery, indexOf: IndexOf): Buffer | undefined {
   const index = iif && indexOf(iif)
   if (index === 0) return undefined
   const family = familyOf(to)
@@ -22,12 +22,19 @@ export function lookUpRequest({ to, from, iif, mark }: RouteQuery, indexOf: Inde
   writer.u8(from === undefined ? 0 : bits)
   // For IPv6 the kernel refuses RTM_F_LOOKUP_TABLE, and its answer names the routing table without this flag.
   const flags = family === 'ipv4' ? RTM_F_LOOKUP_TABLE : 0
-  writer.raw(new Uint8Array(5)).u32(flags).address(RTA.DST, to)
+  writer.u8(part.tos ?? 0)
+  writer.raw(new Uint8Array(4)).u32(flags).address(RTA.DST, to)
   if (from !== undefined) writer.address(RTA.SRC, from)
   if (index !== undefined) writer.attributeU32(RTA.IIF, index)
   if (mark !== undefined) writer.attributeU32(RTA.MARK, mark)
+  if (part.protocol !== undefined) writer.bytes(RTA.IP_PROTO, Uint8Array.of(part.protocol))
+  if (part.sport !== undefined) writer.bytes(RTA.SPORT, portBytes(part.sport))
+  if (part.dport !== undefined) writer.bytes(RTA.DPORT, portBytes(part.dport))
   return writer.finish()
 }
+
+/** Returns a port in network byte order. */
+const portBytes = (port: number): Uint8Array => Uint8Array.of(port >> 8, port & 0xff)
 
 /** Reads the kernel's answer to a lookup. */
 export function lookedUpIn({ data, errno }: Pick<Answer, 'data' | 'errno'>, nameOf: NameOf): RouteAnswer {

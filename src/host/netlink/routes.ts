@@ -50,6 +50,9 @@ export const RTA = {
   TABLE: 15,
   MARK: 16,
   VIA: 18,
+  IP_PROTO: 27,
+  SPORT: 28,
+  DPORT: 29,
   NH_ID: 30,
 } as const
 /** Flags of a route: the gateway is reachable on the link; the route is a copy in the routing cache. */

@@ -1,8 +1,8 @@
 // rules.ts - netlink requests and answers about policy rules (linux/fib_rules.h). All functions are pure.
 
 import { netAround, type Address, type Family, type Net } from '../../net/address.ts'
-import type { Change, PolicyRule } from '../kernel.ts'
-import { FAMILY_NUMBERS, familyIn, MessageWriter, NLM_F, type ReceivedMessage } from './message.ts'
+import type { Change, PolicyRule, RulePart } from '../kernel.ts'
+import { FAMILY_NUMBERS, familyIn, MessageWriter, NLM_F, type Attributes, type ReceivedMessage } from './message.ts'
 
 export const RTM_NEWRULE = 32
 export const RTM_DELRULE = 33
@@ -17,10 +17,15 @@ const FRA = {
   IIFNAME: 3,
   PRIORITY: 6,
   FWMARK: 10,
+  TUN_ID: 12,
   TABLE: 15,
   FWMASK: 16,
   OIFNAME: 17,
   L3MDEV: 19,
+  IP_PROTO: 22,
+  SPORT_RANGE: 23,
+  DPORT_RANGE: 24,
+  DSCP: 25,
 } as const
 const FIB_RULE_INVERT = 2
 const TO_TABLE = 1
@@ -86,6 +91,7 @@ function ruleIn(message: ReceivedMessage): PolicyRule | undefined {
   const action = message.u8(7)
   const mark = attributes.u32(FRA.FWMARK)
   const mask = attributes.u32(FRA.FWMASK)
+  const part = partIn(message, attributes)
   const netOf = (address: Address | undefined, prefixLength: number): Net | undefined =>
     address === undefined || prefixLength === 0 ? undefined : netAround(address, prefixLength)
   return {
@@ -99,7 +105,30 @@ function ruleIn(message: ReceivedMessage): PolicyRule | undefined {
     mark: mark ?? (mask === undefined ? undefined : 0),
     mask: mask ?? ALL_BITS,
     isInverted: (message.u32(8) & FIB_RULE_INVERT) !== 0,
+    ...(part ? { part } : {}),
   }
+}
+
+/** Reads the protocol, ports, TOS, DSCP and tunnel of a rule; undefined if the rule has none of them. */
+function partIn(message: ReceivedMessage, attributes: Attributes): RulePart | undefined {
+  const [protocol, dscp] = [attributes.u8(FRA.IP_PROTO), attributes.u8(FRA.DSCP)]
+  const [sport, dport] = [portsIn(attributes.bytes(FRA.SPORT_RANGE)), portsIn(attributes.bytes(FRA.DPORT_RANGE))]
+  const [tos, tunnel] = [message.u8(3), attributes.bytes(FRA.TUN_ID)]
+  const part = {
+    ...(protocol ? { protocol } : {}),
+    ...(sport ? { sport } : {}),
+    ...(dport ? { dport } : {}),
+    ...(tos === 0 ? {} : { tos }),
+    ...(dscp === undefined ? {} : { dscp }),
+    ...(tunnel ? { tunnel: tunnel.readBigUInt64BE() } : {}),
+  }
+  return Object.keys(part).length > 0 ? part : undefined
+}
+
+/** Reads a `struct fib_rule_port_range`, two numbers of 16 bits in the byte order of the host. */
+function portsIn(bytes: Buffer | undefined): readonly [number, number] | undefined {
+  const [first, last] = new Uint16Array(Uint8Array.from(bytes ?? []).buffer)
+  return first === undefined || last === undefined ? undefined : [first, last]
 }
 
 /** Reads the rules of a family from the kernel's answer, in the order in which the kernel applies them. */

@@ -8,10 +8,11 @@ import { FAMILIES, FAMILY_NAMES, formatNet } from '../../net/address.ts'
 import { kindOf, publishers } from '../../path/catalog.ts'
 import type { Status } from '../../report/status.ts'
 import type { Facts } from './facts.ts'
-import { each, type Finding } from './findings.ts'
+import { each, firstRemove, type Finding } from './findings.ts'
 import { checkFirewall, keepsFromLeaving } from './firewall.ts'
 import { checkHandshakes } from './handshakes.ts'
 import { blocksSending, checkIpsec } from './ipsec.ts'
+import { checkIpv6Off } from './ipv6-off.ts'
 import { checkKernelRoutes } from './kernel-routes.ts'
 import { checkContainers, checkMtu } from './links.ts'
 import { checkNeighbours } from './neighbours.ts'
@@ -132,15 +133,20 @@ function checkTun({ status, tunProblem, lacksNetAdmin }: Facts): Finding[] | und
   return [...lacking, { name: isForbidden ? 'tun-forbidden' : 'tun-missing', detail: tunProblem }]
 }
 
-function checkFamilies({ status, defaultRoutes }: Facts): Finding[] | undefined {
-  const { config, dataPath } = status ?? {}
+function checkFamilies(facts: Facts): Finding[] | undefined {
+  const { status, defaultRoutes } = facts
+  const { config, dataPath, node } = status ?? {}
   if (!config) return undefined
+  const off = checkIpv6Off(facts)
   const gone = FAMILIES.flatMap((family) => {
     const what = dataPath?.addressGone[family] ?? undefined
-    return what === undefined ? [] : [{ name: 'address-gone', detail: `${FAMILY_NAMES[family]}: ${what}` } as const]
+    if (what === undefined) return []
+    const isOff = family === 'ipv6' && off.some(({ detail }) => detail.includes(`.${node?.externalInterface}.`))
+    const detail = `${FAMILY_NAMES[family]}: ${what}`
+    return [{ name: 'address-gone', detail, ...(isOff ? { fix: firstRemove('ipv6-disabled') } : {}) } as const]
   })
   const { ipv4, ipv6 } = networksOf(config)
-  if (!ipv4 || !ipv6) return gone
+  if (!ipv4 || !ipv6) return [...off, ...gone]
   const carried = dataPath?.open ? dataPath.families : undefined
   const without = FAMILIES.filter((family) => defaultRoutes[family] === false)
   const down = FAMILIES.flatMap((family) => {
@@ -148,6 +154,7 @@ function checkFamilies({ status, defaultRoutes }: Facts): Finding[] | undefined 
     return why === undefined ? [] : [`${FAMILY_NAMES[family]}: ${why}`]
   })
   return [
+    ...off,
     ...gone,
     ...down.map((detail) => ({ name: 'family-down', detail }) as const),
     ...(carried?.includes('ipv6') === false ? [{ name: 'family-not-carried', detail: formatNet(ipv6) } as const] : []),

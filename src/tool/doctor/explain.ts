@@ -21,7 +21,8 @@ import { sideOf, type Question, type Side, type Step } from './explain-question.
 import type { Facts } from './facts.ts'
 import { portPacket, sentBack, undiscovered } from './firewall.ts'
 import { datagramFlow, forwardedFlows, ipsecDrop, type Flow } from './ipsec.ts'
-import { markedFault } from './kernel-routes.ts'
+import { ipv6OffBetween } from './ipv6-off.ts'
+import { faultsOfParts, markedFault } from './kernel-routes.ts'
 import { unaddressedBridges } from './links.ts'
 import { dropsOfOwnProbes } from './probe-packets.ts'
 import { hasOneRoute, isOnlyRouteMissing } from './routes.ts'
@@ -172,7 +173,7 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
         ? `${toText}${isRight ? '' : ` instead of ${wantedText(peer, status)}: ${whyNotRight}`}`
         : 'there is none'),
   })
-  if (from.kind === 'here') steps.push(...byMark(facts, peer))
+  if (from.kind === 'here') steps.push(...byMark(facts, peer), ...ofParts(facts, peer, 'out'))
   steps.push({
     step: 'data path',
     passes: dataPath?.open === true && peer.state !== 'stored',
@@ -187,7 +188,7 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
               : 'this node cannot use the lease of that node: see the log of weftd'
             : sentBy(dataPath.engine, peer),
   })
-  steps.push(...acrossUnderlay(facts, peer, 'underlay'))
+  steps.push(...withoutIpv6(facts, peer), ...acrossUnderlay(facts, peer, 'underlay'))
   if (from.kind !== 'here') steps.push(...provenSource(question, from))
   if (dataPath?.mtu && conditionOf(peer) === 'narrow') {
     const most =
@@ -221,6 +222,17 @@ function byMark(facts: Facts, peer: SeenSide): readonly Step[] {
   const faults = sides.flatMap((side) => markedFault(peer, side, facts))
   return faults.map(({ detail }) => ({ step: 'route', passes: false, says: detail }))
 }
+
+/** Returns the steps about wrong routes of a part of the packets; explain does not know the packet's protocol. */
+function ofParts(facts: Facts, peer: SeenSide, direction: 'out' | 'in'): readonly Step[] {
+  const sides = facts.status ? ownSides(facts.status).filter(({ family }) => family === peer.family) : []
+  const faults = sides.flatMap((side) => faultsOfParts(peer, side, direction, facts))
+  return faults.map(({ detail }) => ({ step: 'route', passes: undefined, says: detail }))
+}
+
+/** Returns a step for each interface to the peer on which IPv6 is disabled. */
+const withoutIpv6 = (facts: Facts, peer: SeenSide): readonly Step[] =>
+  ipv6OffBetween(facts, peer).map((says) => ({ step: 'underlay', passes: false, says }))
 
 /** Returns a step if the kernel's route to or from the host of a silent peer is wrong; else an empty list. */
 function acrossUnderlay(facts: Facts, peer: SeenSide, direction: 'underlay' | 'from underlay'): readonly Step[] {
@@ -421,7 +433,7 @@ function inward(question: Question, from: Side, to: Side): Step[] {
       : isCarried(status, family)
         ? 'the kernel accepts it from any sender'
         : `the ${status.config?.backendType} backend carries only IPv4 here, so the packet does not arrive`
-    steps.push(...acrossUnderlay(facts, from.peer, 'from underlay'))
+    steps.push(...withoutIpv6(facts, from.peer), ...acrossUnderlay(facts, from.peer, 'from underlay'))
     steps.push({ step: 'data path', passes: from.peer.state !== 'stored' && status.dataPath?.open === true, says })
   }
   const sender = from.kind === 'outside' ? peerAt(source, status) : undefined
@@ -455,5 +467,6 @@ function inward(question: Question, from: Side, to: Side): Step[] {
           ? `to ${route.device}, a bridge of containers`
           : `no bridge of containers has ${formatAddress(destination)}`,
   })
+  if (from.kind === 'peer') steps.push(...ofParts(facts, from.peer, 'in'))
   return steps
 }

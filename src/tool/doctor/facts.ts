@@ -9,7 +9,7 @@ import type { Run } from '../../host/command.ts'
 import type { HostKernel } from '../../host/kernel.ts'
 import type { Link, Route } from '../../host/kernel.ts'
 import { neighboursOf, type NeighbourTable } from '../../host/neighbours.ts'
-import { ECHO_IGNORED, forwardingOf, getSysctl } from '../../host/sysctl.ts'
+import { disablingIpv6, ECHO_IGNORED, forwardingOf, getSysctl } from '../../host/sysctl.ts'
 import { probeUdpPort, type UdpProbeResult } from '../../host/udp-probe.ts'
 import { FAMILIES, familiesOf, familyOf, listed, type Address, type ByFamily, type Family } from '../../net/address.ts'
 import { lengthsUpTo, longestOf } from '../../net/lengths.ts'
@@ -105,6 +105,11 @@ export interface Facts {
    * (net.ipv4.conf.INTERFACE.forwarding is 0) although net.ipv4.ip_forward is 1.
    */
   readonly unforwarded?: readonly string[]
+  /**
+   * The bridges, the devices of the data path and the external interface on which a kernel setting disables IPv6
+   * (net.ipv6.conf.INTERFACE.disable_ipv6 is 1).
+   */
+  readonly withoutIpv6?: readonly string[]
   /** The families whose echo requests the kernel does not answer (net.ipv4.icmp_echo_ignore_all). */
   readonly ignoredEchoes?: readonly Family[]
   /** The value of net.bridge.bridge-nf-call-iptables; undefined if the module br_netfilter is not loaded. */
@@ -212,15 +217,17 @@ export async function gatherFacts({
   ] = looked
   const isRoot = process.getuid?.() === 0
   const rules = [nft, iptables.all, iptables.legacy, ip6tables?.all, ip6tables?.legacy].join('\n')
-  const [lacksNetAdmin, reaches, kernelRoutes, neighbours, ipsec, gateways, unforwarded] = await Promise.all([
-    isRoot && readFile('/proc/self/status', 'utf8').then(lacksNetAdminBy, () => false),
-    reachesOf(status, probed.answers, ping, kernel),
-    unlessRefused(kernelRoutesOf(status, links, marksIn(rules), kernel)),
-    unlessRefused(Promise.all(familiesOf(networks).map((family) => neighboursOf(family, kernel)))),
-    unlessRefused(gatherIpsec(kernel, links)),
-    containerGateways(),
-    forwarding === '0' ? [] : unforwardedIn(status, links),
-  ])
+  const [lacksNetAdmin, reaches, kernelRoutes, neighbours, ipsec, gateways, unforwarded, withoutIpv6] =
+    await Promise.all([
+      isRoot && readFile('/proc/self/status', 'utf8').then(lacksNetAdminBy, () => false),
+      reachesOf(status, probed.answers, ping, kernel),
+      unlessRefused(kernelRoutesOf(status, links, marksIn(rules), kernel)),
+      unlessRefused(Promise.all(familiesOf(networks).map((family) => neighboursOf(family, kernel)))),
+      unlessRefused(gatherIpsec(kernel, links)),
+      containerGateways(),
+      forwarding === '0' ? [] : unforwardedIn(status, links),
+      withoutIpv6In(status, links),
+    ])
   return {
     status,
     silence,
@@ -250,6 +257,7 @@ export async function gatherFacts({
     ipsec,
     gateways,
     unforwarded,
+    withoutIpv6,
     lacksNetAdmin,
     isForwardingIpv6: forwardingIpv6 === undefined ? undefined : forwardingIpv6 !== '0',
   }
@@ -289,30 +297,23 @@ async function kernelRoutesOf(
   kernel: HostKernel,
 ): Promise<KernelRoutes | undefined> {
   if (!status) return undefined
-  const wanted = [...routeQueries(status, links, marks), ...underlayQueries(status, links)]
+  const rules = Object.fromEntries(
+    await Promise.all(FAMILIES.map(async (family) => [family, (await kernel.rules(family)) ?? []] as const)),
+  )
+  const wanted = [...routeQueries(status, links, marks, rules), ...underlayQueries(status, links)]
   if (wanted.length === 0) return undefined
-  const families = FAMILIES.filter((family) => wanted.some((each) => each.family === family))
   const byFamily = await Promise.all(
-    families.map(async (family) => {
+    FAMILIES.map(async (family) => {
       const mine = wanted.filter((each) => each.family === family)
-      const [found, rules] = await Promise.all([
-        kernel.lookUp(
-          family,
-          mine.map(({ query }) => query),
-        ),
-        kernel.rules(family),
-      ])
-      const answers = mine.flatMap((each, at) => {
+      const queries = mine.map(({ query }) => query)
+      const found = queries.length === 0 ? [] : await kernel.lookUp(family, queries)
+      return mine.flatMap((each, at) => {
         const answer = found[at]
         return answer ? [{ ...each, answer }] : []
       })
-      return { family, answers, rules: rules ?? [] }
     }),
   )
-  return {
-    answers: byFamily.flatMap((each) => each.answers),
-    rules: Object.fromEntries(byFamily.map(({ family, rules }) => [family, rules])),
-  }
+  return { answers: byFamily.flat(), rules }
 }
 
 async function probePeers(
@@ -477,6 +478,15 @@ async function unforwardedIn(status: Status | undefined, links: readonly Link[])
   ].filter((name) => name !== undefined)
   const values = await Promise.all(names.map((name) => getSysctl(forwardingOf(name))))
   return names.filter((_name, at) => values[at] === '0')
+}
+
+/** Lists the bridges, the devices of the data path and the external interface on which a setting disables IPv6. */
+async function withoutIpv6In(status: Status | undefined, links: readonly Link[]): Promise<readonly string[]> {
+  const own = [status?.node?.externalInterface, status?.dataPath?.devices.ipv6]
+  const bridges = links.filter(({ type }) => type === 'bridge').map(({ name }) => name)
+  const names = [...new Set([...own.filter((name) => typeof name === 'string'), ...bridges])]
+  const values = await Promise.all(names.map((name) => getSysctl(disablingIpv6(name))))
+  return names.filter((_name, at) => values[at] === '1')
 }
 
 async function ignoredEchoes(): Promise<readonly Family[]> {

@@ -117,6 +117,13 @@ export const FINDINGS = {
     means: 'weftd may not open /dev/net/tun',
     fix: "on a host, run weftd as root, or give /dev/net/tun the mode 0666 (udev's default) and weftd the capability CAP_NET_ADMIN; in a container, allow the device: `--device /dev/net/tun`; in a pod on a host with SELinux, give weft's pods the type spc_t (docs/kubernetes/security.md)",
   },
+  'ipv6-disabled': {
+    check: 'families',
+    level: 'failure',
+    means:
+      'net.ipv6.conf.INTERFACE.disable_ipv6 is 1 for an interface that carries IPv6 packets of the network: the kernel removed its IPv6 addresses, and sends and accepts no IPv6 packets on this interface',
+    fix: 'run `sysctl -w net.ipv6.conf.INTERFACE.disable_ipv6=0`, find the program or file of /etc/sysctl.d that sets it to 1, and then give the interface its IPv6 address again',
+  },
   'address-gone': {
     check: 'families',
     level: 'failure',
@@ -543,6 +550,9 @@ export interface Finding {
 }
 
 export const fixOf = ({ name, fix }: Finding): string => fix ?? FINDINGS[name].fix
+
+/** The remedy for a fault that the finding `cause` explains. */
+export const firstRemove = (cause: FindingName): string => `first remove the fault that \`${cause}\` names`
 
 export const each = <T>(name: FindingName, all: readonly T[], detailOf: (one: T) => string): Finding[] =>
   all.map((one) => ({ name, detail: detailOf(one) }))

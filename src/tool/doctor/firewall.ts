@@ -86,6 +86,13 @@ export const keepsFromLeaving = (facts: Facts): boolean =>
     )
   })
 
+/** Returns the finding about the firewall of this host that loses the datagrams between the hosts; undefined if none. */
+export function datagramFault(peer: SeenSide, facts: Facts): 'port-dropped' | 'datagrams-changed' | undefined {
+  const [side] = facts.status ? ownSides(facts.status).filter(({ family }) => family === peer.family) : []
+  const found = side ? atPort(side, peer, { facts, rules: readRules(facts, peer.family) }) : []
+  return found.map(({ name }) => name).find((name) => name === 'port-dropped' || name === 'datagrams-changed')
+}
+
 interface Dropped extends Finding {
   readonly chain: FilteredPacket['chain']
   /**

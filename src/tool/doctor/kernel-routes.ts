@@ -2,13 +2,21 @@
 // tables and policy rules, not only the main table. Pure.
 
 import { LOCAL_TABLE, MAIN_TABLE, ruleText, tableName } from '../../host/ip-words.ts'
-import type { PolicyRule, Route, RouteQuery } from '../../host/kernel.ts'
-import { formatAddress, formatNet, isIpv4Net, netContains, parseAddress, parseNet } from '../../net/address.ts'
+import type { PacketPart, PolicyRule, Route, RouteQuery, RulePart } from '../../host/kernel.ts'
+import {
+  formatAddress,
+  formatNet,
+  isIpv4Net,
+  netContains,
+  parseAddress,
+  parseNet,
+  type Address,
+} from '../../net/address.ts'
 import type { Status } from '../../report/status.ts'
 import type { Facts } from './facts.ts'
 import type { Finding } from './findings.ts'
 import { readRules } from './host-rules.ts'
-import { containerIn, peersOf, type AnsweredQuery } from './route-queries.ts'
+import { containerIn, peersOf, UDP, type AnsweredQuery } from './route-queries.ts'
 import { markOf } from './rule-effects.ts'
 import { bridgeOf, isOwnDevice, ownSides, subnetText, type OwnSide, type SeenSide } from './sides.ts'
 
@@ -32,7 +40,8 @@ export function checkKernelRoutes(facts: Facts, isReported: boolean): readonly F
       const isForwarded = ({ query }: AnsweredQuery): boolean =>
         forwards && !(side.family === 'ipv4' && unforwarded.includes(query.iif?.name ?? ''))
       const relevant = answered.filter((each) => each.direction === 'host' || isForwarded(each))
-      const wrong = relevant.filter((each) => isWrong(each, peer, bridge, status) && !isOfBridge(each, side, facts))
+      const all = relevant.filter((each) => isWrong(each, peer, bridge, status) && !isOfBridge(each, side, facts))
+      const wrong = all.filter(({ query }) => query.part === undefined)
       const marked = wrong.every(({ query }) => query.mark !== undefined) ? markedFault(peer, side, facts) : []
       if (marked.length > 0) return marked
       const [first] = [
@@ -40,9 +49,45 @@ export function checkKernelRoutes(facts: Facts, isReported: boolean): readonly F
         ...wrong.filter(({ direction, query }) => direction !== 'out' && query.mark === undefined),
         ...wrong,
       ]
-      return first ? findingsOf(first, peer, side, kernelRoutes.rules[side.family] ?? [], isReported) : []
+      const rules = kernelRoutes.rules[side.family] ?? []
+      const whole = first ? findingsOf(first, peer, side, rules, isReported) : []
+      if (first && first.query.mark === undefined) return whole
+      return [...firstOfParts(all).flatMap((each) => findingsOf(each, peer, side, rules, false)), ...whole]
     })
   })
+}
+
+/** Returns the first lookup for each part of the packets; packets of containers have precedence. */
+function firstOfParts(wrong: readonly AnsweredQuery[]): readonly AnsweredQuery[] {
+  const found = new Map<string, AnsweredQuery>()
+  for (const each of wrong.toSorted((a, b) => Number(b.direction === 'out') - Number(a.direction === 'out'))) {
+    const key = JSON.stringify(each.query.part)
+    if (each.query.part && !found.has(key)) found.set(key, each)
+  }
+  return [...found.values()]
+}
+
+/**
+ * Returns the wrong routes of a part of the packets between the containers of this node and a peer: those of one
+ * protocol, port or DSCP.
+ */
+export function faultsOfParts(
+  peer: SeenSide,
+  side: OwnSide,
+  direction: 'out' | 'in',
+  facts: Facts,
+): readonly Finding[] {
+  const { status, kernelRoutes, links } = facts
+  if (!status || !kernelRoutes) return []
+  const bridge = bridgeOf(links, side.subnet, status)
+  const mine = kernelRoutes.answers.filter(
+    (each) => each.family === side.family && each.lease === peer.peer.lease && each.direction === direction,
+  )
+  const wrong = mine.filter((each) => isWrong(each, peer, bridge, status) && !isOfBridge(each, side, facts))
+  // A wrong route of all packets is not a fault of a part.
+  if (wrong.some(({ query: { part, mark } }) => part === undefined && mark === undefined)) return []
+  const rules = kernelRoutes.rules[side.family] ?? []
+  return firstOfParts(wrong).flatMap((each) => findingsOf(each, peer, side, rules, false))
 }
 
 /**
@@ -107,7 +152,7 @@ function isOfBridge({ direction, query, answer }: AnsweredQuery, { subnet }: Own
  */
 export const ruleFor = (
   rules: readonly PolicyRule[],
-  { to, from, iif, mark }: RouteQuery,
+  { to, from, iif, mark, part }: RouteQuery,
   isIt: (rule: PolicyRule) => boolean,
 ): PolicyRule | undefined =>
   rules.find(
@@ -116,8 +161,24 @@ export const ruleFor = (
       (rule.isInverted || rule.to === undefined || netContains(rule.to, to)) &&
       (rule.isInverted || rule.from === undefined || (from !== undefined && netContains(rule.from, from))) &&
       (rule.iif === undefined || rule.iif === iif?.name) &&
-      (rule.mark === undefined || rule.isInverted || ((mark ?? 0) & rule.mask) >>> 0 === rule.mark),
+      (rule.mark === undefined || rule.isInverted || ((mark ?? 0) & rule.mask) >>> 0 === rule.mark) &&
+      (rule.part === undefined || isOfPart(rule.part, to, part) !== rule.isInverted),
   )
+
+/** Returns true if a packet to the address `to` is one of those that a policy rule selects by protocol, ports or DSCP. */
+function isOfPart(rule: RulePart, to: Address, part: PacketPart = {}): boolean {
+  // The kernel looks up a packet without a protocol as UDP over IPv4, and as no protocol over IPv6.
+  const { protocol = typeof to === 'number' ? UDP : 0, sport = 0, dport = 0, tos = 0 } = part
+  const isIn = (port: number, [first, last]: readonly [number, number]): boolean => port >= first && port <= last
+  return (
+    rule.tunnel === undefined &&
+    (rule.protocol === undefined || rule.protocol === protocol) &&
+    (rule.sport === undefined || isIn(sport, rule.sport)) &&
+    (rule.dport === undefined || isIn(dport, rule.dport)) &&
+    (rule.tos === undefined || rule.tos === tos) &&
+    (rule.dscp === undefined || rule.dscp === tos >> 2)
+  )
+}
 
 /**
  * Describes a route with its table and policy rule, such as `ts0, by the table 52 and the rule "5270: from all lookup
@@ -153,28 +214,34 @@ function findingsOf(
       : marking === undefined
         ? `, if it has the mark 0x${query.mark.toString(16)} that a firewall rule sets`
         : `, because it has the mark 0x${query.mark.toString(16)} by the firewall rule ${marking}`
+  const partly = query.part === undefined ? '' : ', which is for a part of the packets'
   const isSure = query.mark === undefined || marking !== undefined
   const about = `${whose}${where}`
   const first = (rule: PolicyRule | undefined): string | undefined =>
     rule &&
     `configure the program that made the rule to leave out the network, or make the kernel use the main table first: \`ip ${isIpv4Net(network) ? '' : '-6 '}rule add pref ${Math.max(1, rule.priority - 1)} to ${formatNet(network)} lookup main\``
   if ('refused' in answer) {
-    const rule = ruleFor(rules, query, ({ action }) => REFUSING.has(action))
+    // If only a part of the packets is refused, the cause is a rule for this part, or the table that it selects.
+    const rule = ruleFor(rules, query, ({ action, part }) =>
+      query.part === undefined ? REFUSING.has(action) : part !== undefined,
+    )
     // The kernel's error EXDEV means that strict reverse path filtering (net.ipv4.conf.*.rp_filter) rejected the
     // packet.
     const isReverse = answer.errno === 'EXDEV'
-    const why = isReverse ? 'rp_filter: the route back uses another interface' : answer.refused
+    // For a blackhole the kernel answers with EINVAL (net/ipv4/fib_semantics.c, fib_props).
+    const refused = query.part && answer.errno === 'EINVAL' ? 'a blackhole drops the packets' : answer.refused
+    const why = isReverse ? 'rp_filter: the route back uses another interface' : refused
     const fix = isReverse
       ? `set \`net.ipv4.conf.${query.iif?.name}.rp_filter=2\` with sysctl, and find why packets to ${subnetText(peer)} go elsewhere`
       : first(rule)
-    const detail = `${about}: ${why}${rule && !isReverse ? `, by the rule "${ruleText(rule)}"` : ''}${marked}`
+    const detail = `${about}: ${why}${rule && !isReverse ? `, by the rule "${ruleText(rule)}"` : ''}${marked}${partly}`
     return [{ name: isSure ? 'route-refused' : 'marked-route', detail, ...(fix ? { fix } : {}) }]
   }
   const { route } = answer
   const isOther = route.table !== MAIN_TABLE
   if (!isOther && isReported) return []
   const rule = ruleFor(rules, query, ({ table }) => table === route.table)
-  const detail = `${about} goes to ${routeText(route, query, rules)}${marked}`
+  const detail = `${about} goes to ${routeText(route, query, rules)}${marked}${partly}`
   const fix = isOther && route.type !== 'local' ? first(rule) : undefined
   const name = !isSure ? 'marked-route' : isOther && route.type !== 'local' ? 'policy-route' : 'foreign-route'
   return [{ name, detail, ...(fix ? { fix } : {}) }]

@@ -3,6 +3,7 @@
 
 import type { Link, Route } from '../../host/kernel.ts'
 import { givenTo } from '../../host/links.ts'
+import { disablingIpv6, dotted } from '../../host/sysctl.ts'
 import {
   ADDRESS_BITS,
   familyOf,
@@ -132,7 +133,7 @@ function unroutedBridges({ family, subnet }: OwnSide, { links, routes }: Facts):
  * weft doctor sees no container with a gateway in the subnet, finds only bridges of containers without any address.
  */
 export function unaddressedBridges({ family, subnet }: OwnSide, facts: Facts): readonly Finding[] {
-  const { status, links, routes, gateways = [] } = facts
+  const { status, links, routes, gateways = [], withoutIpv6 = [] } = facts
   const others = links.filter(({ name }) => !(status && isOwnDevice(status, family, name)))
   const addressesIn = (link: Link): readonly Address[] =>
     givenTo(link).filter((address) => familyOf(address) === family)
@@ -144,11 +145,15 @@ export function unaddressedBridges({ family, subnet }: OwnSide, facts: Facts): r
       type === 'bridge' && master === 0 && links.some((port) => port.master === index && port.type === 'veth'),
   )
   const found = (wrong: readonly Link[], gateway: Address, isUsed: boolean): readonly Finding[] =>
-    wrong.map(({ name }) => ({
-      name: 'bridge-unaddressed',
-      detail: `${name} does not have the address ${formatAddress(gateway)}${isUsed ? ', which its containers use as gateway' : ', and has no other address'}`,
-      fix: `give the bridge its address again: \`ip address add ${formatAddress(gateway)}/${subnet.prefixLength} dev ${name}\`, or delete the bridge and restart its containers`,
-    }))
+    wrong.map(({ name }) => {
+      const detail = `${name} does not have the address ${formatAddress(gateway)}${isUsed ? ', which its containers use as gateway' : ', and has no other address'}`
+      const fix = `give the bridge its address again: \`ip address add ${formatAddress(gateway)}/${subnet.prefixLength} dev ${name}\`, or delete the bridge and restart its containers`
+      if (family === 'ipv4' || !withoutIpv6.includes(name)) return { name: 'bridge-unaddressed', detail, fix }
+      // The kernel gives the interface no address until the setting is 0.
+      const setting = dotted(disablingIpv6(name))
+      const before = `run \`sysctl -w ${setting}=0\`, and find the program or file of /etc/sysctl.d that sets it to 1; then`
+      return { name: 'ipv6-disabled', detail: `${setting} is 1: ${detail}`, fix: `${before} ${fix}` }
+    })
   if (all.some((address) => netContains(subnet, address))) {
     // A gateway other than the first address of the subnet may be a container.
     const wrong = bridges.filter((link) => addressesIn(link).some((address) => netContains(subnet, address)))
@@ -225,7 +230,8 @@ export function checkContainers(facts: Facts): Finding[] | undefined {
       sides.flatMap((side) => unroutedBridges(side, facts)),
       (detail) => detail,
     ),
-    ...sides.flatMap((side) => unaddressedBridges(side, facts)),
+    // The check `families` reports bridges on which IPv6 is disabled.
+    ...sides.flatMap((side) => unaddressedBridges(side, facts)).filter(({ name }) => name === 'bridge-unaddressed'),
   ]
 }
 

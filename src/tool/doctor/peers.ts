@@ -14,12 +14,11 @@ import {
 import { kindOf, portOf, PROTOCOL_TEXTS } from '../../path/catalog.ts'
 import { isSendingOnly, placeIn, titleOf, type PeerStatus, type Status } from '../../report/status.ts'
 import type { Facts, Reach } from './facts.ts'
-import { each, type Finding, type FindingName } from './findings.ts'
+import { each, firstRemove, type Finding, type FindingName } from './findings.ts'
 import { troubleOf } from './handshakes.ts'
-import { dropsOfOwnProbes } from './probe-packets.ts'
 import { checkRoutes, isOnlyRouteMissing } from './routes.ts'
 import { outerIn, seenSides, sideText, type SeenSide } from './sides.ts'
-import { underlayFault } from './underlay.ts'
+import { causeOf, hiddenCause } from './silence-causes.ts'
 
 /** At this percentage of lost probes or more, the doctor reports a peer as lossy. */
 const LOSSY_PERCENT = 20
@@ -130,7 +129,7 @@ export function checkPeers(facts: Facts, isSendingWrong: boolean): Finding[] | u
     // If no weftd runs, no counter says when a packet from the peer last arrived. So describe only the results of
     // contacting the peer's host.
     if (silence !== undefined) return reach ? reachText(reach) : 'it does not answer'
-    const known = knownCause(side, facts)
+    const known = hiddenCause(side, facts)
     if (known === 'underlay-route') return `the route to its host, or from its host, is wrong here: see \`${known}\``
     if (known)
       return `the firewall of this host drops the probes: see \`${known}\`${reach?.port === undefined ? '' : `; ${reachText(reach)}`}`
@@ -141,9 +140,9 @@ export function checkPeers(facts: Facts, isSendingWrong: boolean): Finding[] | u
     return last + (why ?? '')
   }
   const fixOf = (side: SeenSide): string => {
-    const known = knownCause(side, facts)
+    const known = hiddenCause(side, facts)
     const isElse = reaches.get(side.peer.lease)?.port !== undefined
-    return known && !isElse ? `first remove the fault that \`${known}\` names` : silentFix(status, side)
+    return known && !isElse ? firstRemove(known) : silentFix(status, side)
   }
   const isProbed = kindOf(status.config?.backendType ?? '')?.probe !== 'nobody'
   const isBlind = isProbed && answering === null && answers.size === 0 && list.some(({ state }) => state !== 'stored')
@@ -158,12 +157,7 @@ export function checkPeers(facts: Facts, isSendingWrong: boolean): Finding[] | u
       detail: `${sideText(side)}: ${silentText(side)}`,
       fix: fixOf(side),
     })),
-    ...each(
-      'family-broken',
-      halves,
-      (side) =>
-        `${sideText(side)}: over ${FAMILY_NAMES[side.family]} ${isSilent(side) ? 'it does not answer' : 'this node cannot use its lease'}`,
-    ),
+    ...halves.map((side) => halfFinding(side, isSilent(side), facts)),
     ...each(
       'peer-lossy',
       seen.flat().filter(isLossy),
@@ -173,13 +167,15 @@ export function checkPeers(facts: Facts, isSendingWrong: boolean): Finding[] | u
   ]
 }
 
-/**
- * Returns the finding that explains why a peer looks silent although its host may be well; undefined if the facts about
- * this host do not explain the silence.
- */
-function knownCause(side: SeenSide, facts: Facts): 'underlay-route' | 'probes-dropped' | undefined {
-  if (underlayFault(side, facts)) return 'underlay-route'
-  return dropsOfOwnProbes(side, facts).length > 0 ? 'probes-dropped' : undefined
+/** Returns the finding about a peer that this node reaches over the other family alone. */
+function halfFinding(side: SeenSide, isSilent: boolean, facts: Facts): Finding {
+  const cause = isSilent ? causeOf(side, facts) : undefined
+  const what = isSilent ? 'it does not answer' : 'this node cannot use its lease'
+  return {
+    name: 'family-broken',
+    detail: `${sideText(side)}: over ${FAMILY_NAMES[side.family]} ${what}${cause ? `: see \`${cause}\`` : ''}`,
+    ...(cause ? { fix: firstRemove(cause) } : {}),
+  }
 }
 
 /** Returns the remedy for a silent peer, which depends on the backend, and names the port and both hosts. */

@@ -1,9 +1,9 @@
 // route-queries.ts - lists the packets, to and from each peer, for which weft doctor queries the kernel's routes. Pure.
 
-import type { PolicyRule, RouteAnswer, RouteQuery } from '../../host/kernel.ts'
+import type { PacketPart, PolicyRule, RouteAnswer, RouteQuery } from '../../host/kernel.ts'
 import type { Link } from '../../host/kernel.ts'
 import { isIpv4Net, type Address, type Family, type Net } from '../../net/address.ts'
-import { kindOf } from '../../path/catalog.ts'
+import { kindOf, portOf } from '../../path/catalog.ts'
 import { placeIn, type Status } from '../../report/status.ts'
 import { bridgeOf, outerIn, ownSides, seenSides, type OwnSide, type SeenSide } from './sides.ts'
 
@@ -11,6 +11,40 @@ import { bridgeOf, outerIn, ownSides, seenSides, type OwnSide, type SeenSide } f
 const QUERIED_PEERS = 16
 /** The maximum number of packet marks (fwmark) with which weft doctor looks up routes. */
 const QUERIED_MARKS = 8
+/** The maximum number of policy rules with protocols, ports or DSCPs for whose packets weft doctor looks up routes. */
+const QUERIED_PARTS = 8
+
+/** The numbers of IP protocols (protocols(5)). */
+const TCP = 6
+export const UDP = 17
+const ICMP: Readonly<Record<Family, number>> = { ipv4: 1, ipv6: 58 }
+
+/**
+ * Returns one packet for each policy rule that selects packets by protocol, ports or DSCP, without the packet's
+ * addresses. The kernel looks up no routes of other protocols than TCP, UDP and ICMP (rtm_getroute_parse_ip_proto in
+ * net/ipv4/fib_frontend.c). Only devices with external tunnel metadata receive packets of a rule with `tun_id`.
+ */
+export function partsOf(rules: readonly PolicyRule[], family: Family): readonly PacketPart[] {
+  const parts = rules.flatMap(({ part, isInverted }): readonly PacketPart[] => {
+    if (!part || part.tunnel !== undefined) return []
+    // The lookups without a protocol show the effect of an inverted rule, unless the rule leaves out UDP.
+    if (isInverted) return [{ protocol: TCP }]
+    const { protocol, sport, dport, tos, dscp } = part
+    if (protocol !== undefined && ![TCP, UDP, ICMP[family]].includes(protocol)) return []
+    const isOfPorts = sport !== undefined || dport !== undefined
+    const byte = dscp === undefined ? tos : dscp << 2
+    return [
+      {
+        ...(protocol === undefined ? (isOfPorts ? { protocol: TCP } : {}) : { protocol }),
+        ...(sport ? { sport: sport[0] } : {}),
+        ...(dport ? { dport: dport[0] } : {}),
+        ...(byte === undefined ? {} : { tos: byte }),
+      },
+    ]
+  })
+  const found = new Map(parts.map((part) => [JSON.stringify(part), part]))
+  return [...found.values()].slice(0, QUERIED_PARTS)
+}
 
 export interface PeerQuery {
   readonly family: Family
@@ -47,13 +81,20 @@ const isRouted = ({ config, dataPath }: Status): boolean =>
 
 /**
  * Lists the packets whose routes weft doctor looks up. `marks` are the packet marks that a firewall of this host sets,
- * because policy rules may match marks.
+ * because policy rules may match marks. `rules` are the policy rules of this host, some of which may match only a part
+ * of the packets.
  */
-export function routeQueries(status: Status, links: readonly Link[], marks: readonly number[]): readonly PeerQuery[] {
+export function routeQueries(
+  status: Status,
+  links: readonly Link[],
+  marks: readonly number[],
+  rules: KernelRoutes['rules'] = {},
+): readonly PeerQuery[] {
   if (!isRouted(status)) return []
   return ownSides(status).flatMap((side) => {
     const bridge = bridgeOf(links, side.subnet, status)
     const device = status.dataPath?.devices[side.family] ?? null
+    const parts = partsOf(rules[side.family] ?? [], side.family)
     return peersOf(side, status)
       .slice(0, QUERIED_PEERS)
       .flatMap((peer): PeerQuery[] => {
@@ -68,7 +109,7 @@ export function routeQueries(status: Status, links: readonly Link[], marks: read
           query,
         })
         const out = bridge === undefined ? undefined : { to: there, from: here, iif: { name: bridge } }
-        return [
+        const whole = [
           of('host', { to: there }),
           ...(out ? [of('out', out), ...marks.slice(0, QUERIED_MARKS).map((mark) => of('out', { ...out, mark }))] : []),
           // Packets from a directly routed peer do not arrive on the data path's device, so do not look up their route.
@@ -76,6 +117,10 @@ export function routeQueries(status: Status, links: readonly Link[], marks: read
             ? [of('in', { to: here, from: there, iif: { name: device } })]
             : []),
         ]
+        const ofParts = whole
+          .filter(({ query }) => query.mark === undefined)
+          .flatMap((each) => parts.map((part) => ({ ...each, query: { ...each.query, part } })))
+        return [...whole, ...ofParts]
       })
   })
 }
@@ -107,18 +152,35 @@ export function underlayQueries(status: Status, links: readonly Link[]): readonl
       const ends = endsOf(status, peer)
       if (!ends) continue
       const { family, own, host } = ends
+      const { backendType, backend } = status.config ?? {}
+      const ownPort = portOf(backendType ?? '', backend ?? {})
+      const port = ownPort && (portIn(peer.endpoint) ?? ownPort)
+      const to = (dport: number | undefined) => (dport === undefined ? {} : { part: { protocol: UDP, dport } })
       const { lease } = peer.peer
       // If the nodes publish addresses that a router translates, this host does not have its own public address, and the
       // kernel refuses to look up routes for it.
       const isOwn = links.some((link) => addressesIn(link, family).some(({ address }) => address === own))
       found.set(`${lease} ${family}`, [
-        { family, lease, direction: 'underlay', query: { to: host, ...(isOwn ? { from: own } : {}) } },
+        { family, lease, direction: 'underlay', query: { to: host, ...(isOwn ? { from: own } : {}), ...to(port) } },
         ...(isOwn
-          ? [{ family, lease, direction: 'from underlay', query: { to: own, from: host, iif: { name } } } as const]
+          ? [
+              {
+                family,
+                lease,
+                direction: 'from underlay',
+                query: { to: own, from: host, iif: { name }, ...to(ownPort) },
+              } as const,
+            ]
           : []),
       ])
     }
   return [...found.values()].flat()
+}
+
+/** Returns the port in an endpoint such as `192.0.2.2:8285`. */
+const portIn = (endpoint: string | null): number | undefined => {
+  const text = /:(\d+)$/.exec(endpoint ?? '')?.[1]
+  return text === undefined ? undefined : Number(text)
 }
 
 export const peersOf = ({ family }: OwnSide, { peers }: Status): readonly SeenSide[] =>

@@ -185,4 +185,9 @@ it('writes policy rules as `ip rule` prints them', () => {
   expect(ruleText({ ...rule, table: undefined, action: 'prohibit', mark: 16, mask: 255, isInverted: true })).toBe(
     '5270: not from all fwmark 0x10/0xff prohibit',
   )
+  const parts = { protocol: 6, sport: [7, 7], dport: [80, 90], tos: 16, dscp: 46, tunnel: 5n } as const
+  expect(ruleText({ ...rule, part: parts })).toBe(
+    '5270: from all tos 0x10 ipproto tcp sport 7 dport 80-90 dscp 46 tun_id 5 lookup 52',
+  )
+  expect(ruleText({ ...rule, part: { protocol: 132 } })).toBe('5270: from all ipproto 132 lookup 52')
 })

@@ -20,6 +20,8 @@ import * as recorded from './recorded.ts'
 
 const NAMES: Readonly<Record<number, string>> = { 1: 'lo', 3: 'd0', 4: 'vx', 5: 'd1', 6: 'br0' }
 const nameOf = (index: number): string => NAMES[index] ?? ''
+/** Returns a `struct fib_rule_port_range` in the byte order of this host. */
+const portRange = (first: number, last: number): Uint8Array => new Uint8Array(Uint16Array.of(first, last).buffer)
 const read = (data: Buffer, filter: RouteFilter, index?: number): readonly Route[] =>
   new RouteDump(filter, index).routesIn(data, nameOf)
 /** The parts of a route that `ip route` prints, in its order. */
@@ -152,6 +154,11 @@ describe.skipIf(endianness() === 'BE')('the answers of a kernel', () => {
       { ...looksUp, priority: 32_766, table: 254 },
       { ...looksUp, priority: 32_767, table: 253 },
     ])
+    const select = new MessageWriter(RTM_NEWRULE).raw(Uint8Array.of(2, 0, 0, 16, 254, 0, 0, 1, 0, 0, 0, 0))
+    select.bytes(22, Uint8Array.of(17)).bytes(23, portRange(7, 7)).bytes(24, portRange(80, 90))
+    select.bytes(25, Uint8Array.of(46)).bytes(12, Uint8Array.of(0, 0, 0, 0, 0, 0, 0, 5))
+    const part = { protocol: 17, sport: [7, 7], dport: [80, 90], tos: 16, dscp: 46, tunnel: 5n }
+    expect(rulesIn(messagesIn(select.finish()), 'ipv4')).toEqual([{ ...looksUp, priority: 0, table: 254, part }])
     const rules6 = rulesIn(messagesIn(recorded.IPV6_RULES), 'ipv6')
     expect(rules6.map(({ priority, table, from }) => [priority, table, from && formatNet(from)])).toEqual([
       [0, 255, undefined],

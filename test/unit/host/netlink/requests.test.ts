@@ -90,6 +90,14 @@ it('is not made for an interface that does not exist', () => {
   expect(requestOf({ kind: 'delete forwarding', host: at('10.5.0.0'), mac, device })).toBeUndefined()
 })
 
+it('for a lookup names the protocol, the ports and the TOS of the packet', () => {
+  const part = { protocol: 6, sport: 7, dport: 8285, tos: 16 }
+  const message = messagesIn(lookUpRequest({ to: at('10.5.2.9'), part }, indexOf)!).next().value!
+  const attributes = message.attributes(12)
+  expect(message.u8(3)).toBe(16)
+  expect([27, 28, 29].map((type) => attributes.bytes(type)?.toString('hex'))).toEqual(['06', '0007', '205d'])
+})
+
 it('for a lookup has the flag RTM_F_LOOKUP_TABLE only for IPv4, because the kernel refuses the flag for IPv6', () => {
   const flags = (to: string): number | undefined =>
     messagesIn(lookUpRequest({ to: at(to) }, indexOf)!)

@@ -517,6 +517,18 @@ describe('the doctor', () => {
         gateways: [parseIpv6('fd00:5:0:1::1')!],
       },
     ],
+    [
+      'ipv6-disabled',
+      {
+        ...soundDual,
+        links: withPort(soundDual.links, true),
+        routes: soundDual.routes.filter(({ destination }) => destination !== 'fd00:5:0:1::/64'),
+        gateways: [parseIpv6('fd00:5:0:1::1')!],
+        withoutIpv6: ['cni0', 'docker0'],
+      },
+    ],
+    ['ipv6-disabled', { ...soundDual, withoutIpv6: ['eth0'] }],
+    ['ipv6-disabled', { ...soundDual, withoutIpv6: ['flannel-v6.1'] }],
     ['ipsec-blocked', { ipsec: blocking }],
     ['ipsec-blocked', { ipsec: blocking, nft: undefined, iptables: undefined }],
     ['ipsec-unkeyed', { ipsec: { ...blocking, ...unkeyed } }],
@@ -547,6 +559,79 @@ describe('the doctor', () => {
       ['subnet-env-wrong: /run/flannel/subnet.env says no subnet, but this node has 10.5.1.0/24'],
       ['subnet-env-wrong: /run/flannel/subnet.env says no IPv6 subnet, but this node has fd00:5:0:1::/64'],
     ])
+  })
+
+  it('refers to the finding that explains why a peer is reached over one family alone', () => {
+    const broken = (part: Partial<Facts>, [side4, side6]: readonly [object, object] = [{}, silentSide]) =>
+      diagnose({ ...soundDual, ...withDual(dualPeer(side4, side6)), ...part })
+        .flatMap(({ findings = [] }) => findings)
+        .filter(({ name }) => name === 'family-broken')
+        .map(({ detail, fix }) => `${detail.replace(/^.*: over/, 'over')}: ${fix}`)
+    const refersTo = (cause: string) => [
+      `over IPv6 it does not answer: see \`${cause}\`: first remove the fault that \`${cause}\` names`,
+    ]
+    expect(broken({})).toEqual(['over IPv6 it does not answer: undefined'])
+    expect(broken({ withoutIpv6: ['eth0'] })).toEqual(refersTo('ipv6-disabled'))
+    expect(broken({ withoutIpv6: ['flannel-v6.1'] })).toEqual(refersTo('ipv6-disabled'))
+    const [drop, drop4] = ['-A INPUT -p udp --dport 8472 -j DROP', '-A INPUT -p icmp -j DROP'].map(
+      (rule) => `-P INPUT ACCEPT\n${rule}`,
+    )
+    expect(broken({ ip6tables: drop })).toEqual(refersTo('port-dropped'))
+    expect(broken({ iptables: drop })).toEqual(['over IPv6 it does not answer: undefined'])
+    expect(broken({ ip6tables: '-P INPUT ACCEPT\n-A INPUT -p ipv6-icmp -j DROP' })).toEqual(refersTo('probes-dropped'))
+    expect(broken({ iptables: drop4 }, [silentSide, {}])).toEqual([
+      'over IPv4 it does not answer: see `probes-dropped`: first remove the fault that `probes-dropped` names',
+    ])
+    expect(broken({ routes: soundDual.routes.filter(({ destination }) => destination !== 'fd00:5:0:2::/64') })).toEqual(
+      refersTo('no-route'),
+    )
+    expect(broken({ routes: soundDual.routes.filter(({ destination }) => destination !== '10.5.2.0/24') })).toEqual([
+      'over IPv6 it does not answer: undefined',
+    ])
+    const { status: of } = soundDual
+    const peers = countPeers([dualPeer({}, silentSide)], 10)
+    const lacking = { ipv4: null, ipv6: 'no device' }
+    expect(broken({ status: { ...of, peers, dataPath: { ...of.dataPath, lacking } } })).toEqual(refersTo('family-down'))
+    const addressGone = { ipv4: null, ipv6: 'gone' }
+    expect(broken({ status: { ...of, peers, dataPath: { ...of.dataPath, addressGone } } })).toEqual(
+      refersTo('address-gone'),
+    )
+    // A lease that this node cannot use has another cause.
+    expect(broken({ withoutIpv6: ['eth0'] }, [{}, { state: 'stored' }])).toEqual([
+      'over IPv6 this node cannot use its lease: undefined',
+    ])
+  })
+
+  it('names the setting that disables IPv6, and the remedy, before the address that is missing', () => {
+    const lines = (part: Partial<Facts>) =>
+      diagnose({ ...soundDual, ...part })
+        .flatMap(({ findings = [] }) => findings)
+        .map(({ name, detail, fix }) => `${name}: ${detail}: ${fix}`)
+    const { dataPath, store } = soundDual.status
+    const addressGone = { ipv4: null, ipv6: 'eth0 has lost its address 2001:db8::1' }
+    const gone = { ...soundDual.status, dataPath: { ...dataPath, addressGone } }
+    expect(lines({ status: gone, withoutIpv6: ['eth0'] })).toEqual([
+      expect.stringMatching(
+        /^ipv6-disabled: net\.ipv6\.conf\.eth0\.disable_ipv6 is 1: run `sysctl -w net\.ipv6\.conf\.eth0\.disable_ipv6=0`/,
+      ),
+      'address-gone: IPv6: eth0 has lost its address 2001:db8::1: first remove the fault that `ipv6-disabled` names',
+    ])
+    const links = withPort(soundDual.links, true)
+    const routes = soundDual.routes.filter(({ destination }) => destination !== 'fd00:5:0:1::/64')
+    expect(lines({ links, routes, gateways: [parseIpv6('fd00:5:0:1::1')!], withoutIpv6: ['cni0'] })).toEqual([
+      expect.stringMatching(
+        /^ipv6-disabled: net\.ipv6\.conf\.cni0\.disable_ipv6 is 1: cni0 does not have .*: run `sysctl -w net\.ipv6\.conf\.cni0\.disable_ipv6=0`.*; then give .* `ip address add fd00:5:0:1::1\/64 dev cni0`/,
+      ),
+    ])
+    // In Kubernetes the bridge must have IPv6, even if weft doctor sees no container.
+    const kubernetes = { ...soundDual.status, store: { ...store, name: 'kubernetes' as const } }
+    const off = { links, routes, withoutIpv6: ['cni0'], bridgeFilter: '1' }
+    expect(lines({ ...off, status: kubernetes })).toEqual([expect.stringMatching(/^ipv6-disabled: .*ip link del cni0/)])
+    expect(lines(off)).toEqual([])
+    // Without an IPv6 network, and without IPv6 between the hosts, the setting does not matter.
+    expect(
+      diagnose({ ...sound, withoutIpv6: ['eth0', 'cni0', 'flannel0'] }).flatMap(({ findings = [] }) => findings),
+    ).toEqual([])
   })
 
   it('names the setting of the interface, and a larger limit for tracked connections', () => {

@@ -696,3 +696,23 @@ it('stops packets of containers at a bridge without the address of the gateway',
   expect(stopped('192.0.2.1', '10.5.2.2', by('flannel0'), facts)).toEqual([])
   expect(stopped('10.5.1.2', '10.5.2.2', by('flannel0'), { ...facts, gateways: [] })).toEqual([])
 })
+
+it('names the setting that disables IPv6 on an interface to a peer', () => {
+  const [here, there] = ['fd00:5:0:1::2', 'fd00:5:0:2::2'] as const
+  const stopsBy = (withoutIpv6: readonly string[], source: string, destination: string) =>
+    explain({
+      source: parseAddress(source)!,
+      destination: parseAddress(destination)!,
+      status: soundDual.status,
+      facts: { ...soundDual, withoutIpv6 },
+      route: routeTo('', source === here ? 'flannel-v6.1' : 'cni0'),
+    })
+      .filter(({ passes }) => passes === false)
+      .map(({ says: text }) => text)
+  for (const name of ['eth0', 'flannel-v6.1']) {
+    const setting = `net.ipv6.conf.${name.replace('.', '/')}.disable_ipv6 is 1`
+    expect(stopsBy([name], here, there)).toEqual([setting])
+    expect(stopsBy([name], there, here)).toEqual([setting])
+  }
+  expect(stopsBy(['docker0'], here, there)).toEqual([])
+})

@@ -1,13 +1,15 @@
 // kernel-routes.test.ts - weft doctor judges the routes that the kernel uses, by all tables and rules.
 
 import { describe, expect, it } from 'vitest'
+import type { PolicyRule, RulePart } from '../../../../src/host/kernel.ts'
 import { formatAddress, parseAddress, type Address } from '../../../../src/net/address.ts'
 import { countPeers } from '../../../../src/report/status.ts'
+import { explain } from '../../../../src/tool/doctor/explain.ts'
 import type { Facts } from '../../../../src/tool/doctor/facts.ts'
 import { checkKernelRoutes } from '../../../../src/tool/doctor/kernel-routes.ts'
-import { marksIn, routeQueries } from '../../../../src/tool/doctor/route-queries.ts'
-import { sound, soundDual, soundPeer } from '../../../support/facts.ts'
-import { routesBy } from '../../../support/kernel-routes.ts'
+import { marksIn, partsOf, routeQueries, type KernelRoutes } from '../../../../src/tool/doctor/route-queries.ts'
+import { route, sound, soundDual, soundPeer } from '../../../support/facts.ts'
+import { policyRule, routesBy } from '../../../support/kernel-routes.ts'
 
 const found = (part: Partial<Facts>, isTold = false): string[] =>
   checkKernelRoutes({ ...sound, ...part }, isTold).map(({ name, detail }) => `${name}: ${detail}`)
@@ -165,4 +167,85 @@ describe('a route of the main table', () => {
   })
 
   it('is not judged if the routes were not looked up', () => expect(found({})).toEqual([]))
+})
+
+describe('a policy routing rule for a part of the packets', () => {
+  const partial = (part: RulePart, of: Partial<PolicyRule> = {}) => policyRule(90, { table: 7, part, ...of })
+  const parts = (...rules: PolicyRule[]) => partsOf(rules, 'ipv4')
+
+  it('makes weft doctor look up a packet of that part', () => {
+    expect(parts(partial({ protocol: 1 }), partial({ protocol: 1 }))).toEqual([{ protocol: 1 }])
+    expect(parts(partial({ dport: [53, 54] }))).toEqual([{ protocol: 6, dport: 53 }])
+    expect(parts(partial({ protocol: 17, sport: [7, 7] }))).toEqual([{ protocol: 17, sport: 7 }])
+    expect(parts(partial({ tos: 16 }), partial({ dscp: 46 }))).toEqual([{ tos: 16 }, { tos: 184 }])
+    expect(parts(partial({ protocol: 17 }, { isInverted: true }))).toEqual([{ protocol: 6 }])
+    // The kernel looks up no packets of SCTP and of another family's ICMP, and containers send none with a tunnel.
+    expect(parts(partial({ protocol: 132 }), partial({ protocol: 58 }), partial({ tunnel: 5n }))).toEqual([])
+    expect(partsOf([partial({ protocol: 58 })], 'ipv6')).toEqual([{ protocol: 58 }])
+    const queries = routeQueries(sound.status!, sound.links, [1], { ipv4: [partial({ protocol: 1 })] })
+    expect(queries.filter(({ query }) => query.part).map(({ direction }) => direction)).toEqual(['host', 'out', 'in'])
+  })
+
+  /** Returns the answers of a kernel that treats the packets of a rule's part in another way. */
+  function routesOf(
+    part: RulePart,
+    changed: Parameters<typeof routesBy>[0],
+    of: Partial<PolicyRule> = {},
+  ): KernelRoutes {
+    const rules = [partial(part, of), ...routesBy({}).rules.ipv4!]
+    const queries = routeQueries(sound.status!, sound.links, [], { ipv4: rules }).filter(({ query }) => query.part)
+    const answers = queries.flatMap((each) => {
+      const { answer } = routesBy(changed).answers.find(({ direction }) => direction === each.direction)!
+      return [{ ...each, answer }]
+    })
+    return { answers: [...routesBy({}).answers, ...answers], rules: { ipv4: rules } }
+  }
+  const explained = (kernelRoutes: KernelRoutes, [source, destination]: readonly [string, string]) =>
+    explain({
+      source: at(source),
+      destination: at(destination),
+      status: sound.status!,
+      facts: { ...sound, kernelRoutes },
+      route: route('', source === '10.5.1.2' ? 'flannel0' : 'cni0'),
+    })
+      .filter(({ passes }) => passes !== true)
+      .map(({ step, passes, says }) => `${step} ${passes} ${says}`)
+  const [out, back] = [
+    ['10.5.1.2', '10.5.2.2'],
+    ['10.5.2.2', '10.5.1.2'],
+  ] as const
+
+  it('is reported with the rule if the packets go to another interface or to a blackhole', () => {
+    const gone = routesOf({ protocol: 1 }, { host: 'EINVAL', out: 'EINVAL' })
+    const detail =
+      '10.5.2.0/24 (from cni0): a blackhole drops the packets, by the rule "90: from all ipproto icmp lookup 7", which is for a part of the packets'
+    expect(found({ kernelRoutes: gone })).toEqual([`route-refused: ${detail}`])
+    expect(explained(gone, out)).toEqual([`route undefined ${detail}`])
+    expect(explained(gone, back)).toEqual([])
+    const [one] = checkKernelRoutes({ ...sound, kernelRoutes: gone }, false)
+    expect(one!.fix).toContain('`ip rule add pref 89 to 10.5.0.0/16 lookup main`')
+
+    const vpn = routesOf({ protocol: 17, dport: [53, 53] }, { in: { device: 'vpn0', table: 7 } })
+    const elsewhere =
+      'from 10.5.2.0/24 (to 10.5.1.2) goes to vpn0, by the table 7 and the rule "90: from all ipproto udp dport 53 lookup 7", which is for a part of the packets'
+    expect(found({ kernelRoutes: vpn })).toEqual([`policy-route: ${elsewhere}`])
+    expect(explained(vpn, back)).toEqual([`route undefined ${elsewhere}`])
+  })
+
+  it('is not named as the cause of a wrong route of all packets', () => {
+    const elsewhere = { device: 'ts0', table: 52 }
+    const all = routesOf({ protocol: 1 }, { out: elsewhere })
+    const answers = all.answers.map((each) => (each.direction === 'out' ? { ...each, ...answerOf(elsewhere) } : each))
+    const kernelRoutes = { ...all, answers }
+    expect(found({ kernelRoutes })).toEqual([
+      'policy-route: 10.5.2.0/24 (from cni0) goes to ts0, by the table 52 and the rule "5270: from all lookup 52"',
+    ])
+    expect(explained(kernelRoutes, out)).toEqual([])
+  })
+  const answerOf = (changed: Parameters<typeof routesBy>[0]['out']) => ({
+    answer: routesBy({ out: changed! }).answers.find(({ direction }) => direction === 'out')!.answer,
+  })
+
+  it('is not reported if its table sends the packets as the main table does', () =>
+    expect(found({ kernelRoutes: routesOf({ protocol: 1 }, {}) })).toEqual([]))
 })

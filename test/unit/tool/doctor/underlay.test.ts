@@ -98,5 +98,19 @@ it('looks up the packets in both directions once for each peer and underlay', ()
   expect(textOf({ ...status, dataPath: { ...status.dataPath!, engine: 'none' } })).toEqual([])
 })
 
+it('looks up the packets with the port of the backend, by which policy rules may select them', () => {
+  const ports = (of: Status): readonly unknown[] => underlayQueries(of, sound.links).map(({ query }) => query.part)
+  const [usual, mapped] = [
+    { protocol: 17, dport: 8285 },
+    { protocol: 17, dport: 9999 },
+  ]
+  expect(ports(status)).toEqual([usual, usual])
+  expect(ports({ ...status, peers: countPeers([{ ...soundPeer, endpoint: '192.0.2.2:9999' }], 10) })).toEqual([
+    mapped,
+    usual,
+  ])
+  expect(ports({ ...status, config: { ...status.config!, backendType: 'host-gw' } })).toEqual([undefined, undefined])
+})
+
 it('does not look up the packets of a public address that this host does not have', () =>
   expect(textOf({ ...status, node: { ...status.node!, publicIp: '203.0.113.1' } })).toEqual(['underlay 192.0.2.2  ']))
