@@ -83,6 +83,8 @@ export interface Link {
   readonly queueLength: number
   /** The queueing discipline of the interface (IFLA_QDISC), such as `fq_codel`. */
   readonly queueDiscipline: string
+  /** True if an XDP program is attached to the interface; left out if there is none. */
+  readonly hasXdp?: true
   /** True for an interface with Ethernet frames (ARPHRD_ETHER in ifi_type). */
   readonly isEthernet: boolean
   /** The link-layer address in lower case, such as `02:11:22:33:44:55`; empty if the interface has none. */

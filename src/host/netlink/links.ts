@@ -34,8 +34,11 @@ const IFLA = {
   QUEUE_LENGTH: 13,
   INFO: 18,
   EXT_MASK: 29,
+  XDP: 43,
   ALT_NAME: 53,
 } as const
+/** The attribute within IFLA.XDP that says how a program is attached; 0 if there is none (linux/if_link.h). */
+const XDP_ATTACHED = 2
 /**
  * Makes the kernel leave out the counters of an interface, which make up most of an answer (RTEXT_FILTER_SKIP_STATS).
  */
@@ -223,6 +226,7 @@ function linkOf(message: ReceivedMessage, addresses: ReadonlyMap<number, readonl
     loopback: (flags & IFF.LOOPBACK) !== 0,
     queueLength: attributes.u32(IFLA.QUEUE_LENGTH) ?? 0,
     queueDiscipline: attributes.text(IFLA.QDISC) ?? '',
+    ...(attributes.nested(IFLA.XDP)?.u8(XDP_ATTACHED) ? { hasXdp: true } : {}),
     isEthernet: message.u16(2) === ARPHRD_ETHER,
     mac: linkLayerAddressIn(attributes),
     master: attributes.u32(IFLA.MASTER) ?? 0,

@@ -7,6 +7,7 @@ import { dotted, forwardingOf } from '../../host/sysctl.ts'
 import { FAMILIES, FAMILY_NAMES, formatNet } from '../../net/address.ts'
 import { kindOf, publishers } from '../../path/catalog.ts'
 import type { Status } from '../../report/status.ts'
+import { checkCrossing } from './crossing.ts'
 import type { Facts } from './facts.ts'
 import { each, firstRemove, type Finding } from './findings.ts'
 import { checkFirewall, keepsFromLeaving } from './firewall.ts'
@@ -16,6 +17,7 @@ import { checkIpv6Off } from './ipv6-off.ts'
 import { checkKernelRoutes } from './kernel-routes.ts'
 import { checkContainers, checkMtu } from './links.ts'
 import { checkNeighbours } from './neighbours.ts'
+import { checkPrograms } from './path-programs.ts'
 import { checkLeases, checkPeers } from './peers.ts'
 import { checkRoutes } from './routes.ts'
 import { networksOf } from './sides.ts'
@@ -45,6 +47,7 @@ export const CHECKS: readonly Check[] = [
   { name: 'handshakes', look: checkHandshakes },
   { name: 'mtu', look: checkMtu },
   { name: 'containers', look: checkContainers },
+  { name: 'crossing', look: checkCrossing },
   { name: 'drops', look: checkDrops },
 ]
 
@@ -267,10 +270,10 @@ function checkClock({ status, now, storeAheadMs, silence }: Facts): Finding[] | 
     : []
 }
 
-/** Checks the rules of the firewall, and the IPsec policies. */
+/** Checks the rules of the firewall, the IPsec policies, and if packets are lost the programs on their way. */
 function firewallHere(facts: Facts): Finding[] | undefined {
-  const [byRules, byIpsec] = [checkFirewall(facts), checkIpsec(facts)]
-  return byRules === undefined && byIpsec.length === 0 ? undefined : [...(byRules ?? []), ...byIpsec]
+  const [byRules, others] = [checkFirewall(facts), [...checkIpsec(facts), ...checkPrograms(facts)]]
+  return byRules === undefined && others.length === 0 ? undefined : [...(byRules ?? []), ...others]
 }
 
 /**

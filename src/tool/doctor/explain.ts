@@ -16,6 +16,7 @@ import {
 } from '../../net/address.ts'
 import { kindOf } from '../../path/catalog.ts'
 import { briefly, conditionOf, isSendingOnly, placeIn, type Status } from '../../report/status.ts'
+import { isCrossing } from './bridge-probes.ts'
 import { acrossBridge, divertedDatagram, entryOf, filtered, forwarded } from './explain-firewall.ts'
 import { sideOf, type Question, type Side, type Step } from './explain-question.ts'
 import type { Facts } from './facts.ts'
@@ -212,7 +213,7 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
   steps.push(
     ...byIpsec(facts, [...leavingFlows(question, from), ...(datagram ? [datagramFlow(sentBack(datagram))] : [])]),
   )
-  steps.push(answered(peer, status, facts))
+  steps.push(answered(peer, from, status, facts))
   return steps
 }
 
@@ -252,8 +253,12 @@ function sentBy(engine: string | null, { way, endpoint }: SeenSide): string {
   return `${engine === 'kernel' ? 'the kernel' : `the ${engine} engine`} sends it to ${endpoint}`
 }
 
-function answered(peer: SeenSide, { peers }: Status, facts: Facts): Step {
+function answered(peer: SeenSide, from: Side, { peers, config }: Status, facts: Facts): Step {
   const loss = peer.lossPercent === null || peer.lossPercent === 0 ? '' : `, ${peer.lossPercent}% lost`
+  if (peer.state === 'answering' && isCrossing({ config }) && from.kind !== 'host') {
+    const says = `its host answers this host, in ${peer.roundTripMs} ms${loss}; this does not show whether the underlay passes packets with addresses of containers: weft doctor checks this`
+    return { step: 'peer', passes: undefined, says }
+  }
   if (peer.state === 'answering')
     return {
       step: 'peer',

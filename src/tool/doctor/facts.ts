@@ -9,17 +9,19 @@ import type { Run } from '../../host/command.ts'
 import type { HostKernel } from '../../host/kernel.ts'
 import type { Link, Route } from '../../host/kernel.ts'
 import { neighboursOf, type NeighbourTable } from '../../host/neighbours.ts'
+import { programsOn, type PathProgram } from '../../host/path-programs.ts'
 import { disablingIpv6, ECHO_IGNORED, forwardingOf, getSysctl } from '../../host/sysctl.ts'
 import { probeUdpPort, type UdpProbeResult } from '../../host/udp-probe.ts'
 import { FAMILIES, familiesOf, familyOf, listed, type Address, type ByFamily, type Family } from '../../net/address.ts'
 import { lengthsUpTo, longestOf } from '../../net/lengths.ts'
 import { kindOf } from '../../path/catalog.ts'
 import { placeIn, sidesOf, type PeerSide, type PeerStatus, type Status } from '../../report/status.ts'
+import { bridgeProbes, type BridgeAnswer } from './bridge-probes.ts'
 import { containerGateways } from './container-gateways.ts'
 import { readListing } from './filter-walk.ts'
 import { gatherIpsec, type IpsecFacts } from './ipsec-facts.ts'
 import { marksIn, routeQueries, underlayQueries, type KernelRoutes } from './route-queries.ts'
-import { bridgeOf, networksOf, ownSides, type AllAnswers, type Answers } from './sides.ts'
+import { bridgeOf, networksOf, ownSides, pathLinks, type AllAnswers, type Answers } from './sides.ts'
 
 /**
  * The maximum number of peers that weft doctor itself probes. For all other peers it uses the probe results in weftd's
@@ -80,6 +82,10 @@ export interface Facts {
   readonly answers: AllAnswers
   /** Why weft doctor could not probe any peer; undefined if it could probe at least one. */
   readonly whyUnprobed: string | undefined
+  /** The eBPF programs, tc filters and lossy queueing disciplines on the interfaces that packets of the network pass. */
+  readonly programs?: readonly PathProgram[]
+  /** Which bridges of peers answered, if the underlay carries packets with the addresses of containers (host-gw). */
+  readonly bridgeAnswers?: readonly BridgeAnswer[]
   /** The result of an attempt to reach a silent peer's host without the data path, by lease. */
   readonly reaches: ReadonlyMap<string, Reach>
   /** The data that weft doctor has just read from the store; undefined if it did not query the store. */
@@ -163,6 +169,11 @@ export interface Sources {
    * family. Rejects if this host cannot send pings over the family.
    */
   readonly ping?: ((peer: PeerStatus, family: Family) => Promise<boolean | undefined>) | undefined
+  /**
+   * Pings an address from an address of this host; undefined if the operator wants no probes. Rejects if this host cannot
+   * send pings from the address.
+   */
+  readonly pingFrom?: ((from: Address, to: Address) => Promise<boolean>) | undefined
   readonly store?: StoreSeen | undefined
   readonly whyStoreUnknown?: string | undefined
 }
@@ -176,6 +187,7 @@ export async function gatherFacts({
   kernel,
   probe,
   ping,
+  pingFrom,
   store,
   whyStoreUnknown,
 }: Sources): Promise<Facts> {
@@ -217,17 +229,14 @@ export async function gatherFacts({
   ] = looked
   const isRoot = process.getuid?.() === 0
   const rules = [nft, iptables.all, iptables.legacy, ip6tables?.all, ip6tables?.legacy].join('\n')
-  const [lacksNetAdmin, reaches, kernelRoutes, neighbours, ipsec, gateways, unforwarded, withoutIpv6] =
-    await Promise.all([
-      isRoot && readFile('/proc/self/status', 'utf8').then(lacksNetAdminBy, () => false),
-      reachesOf(status, probed.answers, ping, kernel),
-      unlessRefused(kernelRoutesOf(status, links, marksIn(rules), kernel)),
-      unlessRefused(Promise.all(familiesOf(networks).map((family) => neighboursOf(family, kernel)))),
-      unlessRefused(gatherIpsec(kernel, links)),
-      containerGateways(),
-      forwarding === '0' ? [] : unforwardedIn(status, links),
-      withoutIpv6In(status, links),
-    ])
+  const [lacksNetAdmin, reaches, kernelRoutes, neighbours, ipsec, ofContainers] = await Promise.all([
+    isRoot && readFile('/proc/self/status', 'utf8').then(lacksNetAdminBy, () => false),
+    reachesOf(status, probed.answers, ping, kernel),
+    unlessRefused(kernelRoutesOf(status, links, marksIn(rules), kernel)),
+    unlessRefused(Promise.all(familiesOf(networks).map((family) => neighboursOf(family, kernel)))),
+    unlessRefused(gatherIpsec(kernel, links)),
+    containerFacts(status, links, forwarding !== '0', pingFrom),
+  ])
   return {
     status,
     silence,
@@ -255,9 +264,7 @@ export async function gatherFacts({
     kernelRoutes,
     neighbours,
     ipsec,
-    gateways,
-    unforwarded,
-    withoutIpv6,
+    ...ofContainers,
     lacksNetAdmin,
     isForwardingIpv6: forwardingIpv6 === undefined ? undefined : forwardingIpv6 !== '0',
   }
@@ -480,6 +487,23 @@ async function unforwardedIn(status: Status | undefined, links: readonly Link[])
   return names.filter((_name, at) => values[at] === '0')
 }
 
+/** Gathers the facts about the interfaces and bridges that the packets of containers pass. */
+async function containerFacts(
+  status: Status | undefined,
+  links: readonly Link[],
+  isForwarding: boolean,
+  pingFrom: Sources['pingFrom'],
+): Promise<Pick<Facts, 'gateways' | 'unforwarded' | 'withoutIpv6' | 'bridgeAnswers' | 'programs'>> {
+  const [gateways, unforwarded, withoutIpv6, bridgeAnswers, programs] = await Promise.all([
+    containerGateways(),
+    isForwarding ? unforwardedIn(status, links) : [],
+    withoutIpv6In(status, links),
+    bridgeAnswersOf(status, links, pingFrom),
+    programsOf(status, links),
+  ])
+  return { gateways, unforwarded, withoutIpv6, bridgeAnswers, programs }
+}
+
 /** Lists the bridges, the devices of the data path and the external interface on which a setting disables IPv6. */
 async function withoutIpv6In(status: Status | undefined, links: readonly Link[]): Promise<readonly string[]> {
   const own = [status?.node?.externalInterface, status?.dataPath?.devices.ipv6]
@@ -487,6 +511,32 @@ async function withoutIpv6In(status: Status | undefined, links: readonly Link[])
   const names = [...new Set([...own.filter((name) => typeof name === 'string'), ...bridges])]
   const values = await Promise.all(names.map((name) => getSysctl(disablingIpv6(name))))
   return names.filter((_name, at) => values[at] === '1')
+}
+
+/** Probes the bridges of peers from the bridge of this node and from this host. Leaves out probes that cannot be sent. */
+async function bridgeAnswersOf(
+  status: Status | undefined,
+  links: readonly Link[],
+  pingFrom: Sources['pingFrom'],
+): Promise<readonly BridgeAnswer[]> {
+  if (!status || !pingFrom) return []
+  const answers = await Promise.all(
+    bridgeProbes(status, links).map(async (probe) => {
+      const sources = [probe.fromBridge, probe.fromHost]
+      const found = await unlessRefused(Promise.all(sources.map((from) => pingFrom(from, probe.to))))
+      return found ? [{ ...probe, isBridgeAnswered: found[0] === true, isHostAnswered: found[1] === true }] : []
+    }),
+  )
+  return answers.flat()
+}
+
+async function programsOf(status: Status | undefined, links: readonly Link[]): Promise<readonly PathProgram[]> {
+  const found = await Promise.all(
+    (status ? pathLinks(status, links) : []).map(async (link) =>
+      (await programsOn(link)).map((what) => ({ device: link.name, what })),
+    ),
+  )
+  return found.flat()
 }
 
 async function ignoredEchoes(): Promise<readonly Family[]> {

@@ -275,6 +275,13 @@ export const FINDINGS = {
       'the policy or the last rule of an nftables chain drops every packet that no rule of the chain accepts, and weft cannot tell which packets the rules accept',
     fix: "check with `nft list ruleset` that the chain accepts the network in `forward`, and the backend's port in `input` and `output`",
   },
+  'program-on-path': {
+    check: 'firewall',
+    level: 'warning',
+    means:
+      'packets are lost, and a program, filter or queueing discipline on an interface of this host may be the cause: weft cannot evaluate eBPF programs (XDP, tc, tcx), tc filters and netem',
+    fix: 'look at the interface with `bpftool net`, `tc filter show dev DEVICE ingress` (also with `egress`) and `tc qdisc show dev DEVICE`, and remove the program or filter for a test',
+  },
   'ipsec-blocked': {
     check: 'firewall',
     level: 'failure',
@@ -508,6 +515,13 @@ export const FINDINGS = {
     level: 'failure',
     means: "a bridge lacks the address of the containers' gateway: packets of the containers do not leave the bridge",
     fix: 'give the bridge the first address of the subnet, or delete the bridge and restart its containers',
+  },
+  'source-unanswered': {
+    check: 'crossing',
+    level: 'warning',
+    means:
+      "the bridge of a peer's containers answers this host, but not the bridge of this node's containers: the underlay or the peer drops packets whose source is an address of a container",
+    fix: 'switch off the source/destination check (AWS), or allow the network in the port security (OpenStack) or the anti-spoofing of the virtual switch, for all hosts; check that the firewall of the peer accepts `icmp` from the network, and that the peer has a route to the subnet of this node',
   },
   'subnet-env-wrong': {
     check: 'containers',

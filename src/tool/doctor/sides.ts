@@ -181,6 +181,14 @@ export function bridgeOf(
   return found.length === 1 ? found[0]?.name : undefined
 }
 
+/** Lists the interfaces that the packets between this node's containers and other hosts pass. */
+export function pathLinks(status: Status, links: readonly Link[]): readonly Link[] {
+  const bridges = ownSides(status).map(({ subnet }) => bridgeOf(links, subnet, status))
+  const own = Object.values(status.dataPath?.devices ?? {})
+  const names = new Set([...bridges, ...own, status.node?.externalInterface])
+  return links.filter(({ name }) => names.has(name))
+}
+
 /** Returns the names of the ports of a bridge. */
 export function portsOf(links: readonly Link[], bridge: string): readonly string[] {
   const index = links.find(({ name }) => name === bridge)?.index ?? 0

@@ -52,6 +52,16 @@ const REASONS: Readonly<Record<string, readonly Reason[]>> = {
   handshakes: [withoutDaemon, withoutNode, withoutPeers],
   mtu: [withoutNode, () => 'the data path has no MTU yet'],
   containers: [withoutNode, withoutPath],
+  crossing: [
+    withoutNode,
+    withoutPeers,
+    ({ bridgeAnswers = [] }) =>
+      bridgeAnswers.length === 0
+        ? 'the bridges of peers were not probed: this node has no bridge of containers, or this user may not send pings'
+        : undefined,
+    () =>
+      'no bridge of a peer answers, neither the bridge of this node nor this host, so weft does not know whether packets of containers cross the underlay: no peer has containers, or a firewall drops the echo requests, or the cloud or switch drops packets with addresses of containers (source/destination check, port security): ping a container of a peer from a container of this node',
+  ],
   drops: [withoutDaemon, withoutNode, () => 'weftd has counted for too short a time'],
 }
 

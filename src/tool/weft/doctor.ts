@@ -83,7 +83,8 @@ async function examine(options: DoctorOptions, signal: AbortSignal) {
   const status = reported ?? (isForbidden ? undefined : await recallFrom(subnetFile, known, stored, place))
   const probing = status && probingOf(status)
   try {
-    const probes = { probe: status?.dataPath?.open === false ? undefined : probing?.probe, ping: probing?.ping }
+    const isDown = status?.dataPath?.open === false
+    const probes = { probe: isDown ? undefined : probing?.probe, ping: probing?.ping, pingFrom: probing?.pingFrom }
     const facts = await gatherFacts({
       status,
       silence,
@@ -173,7 +174,7 @@ async function recallFrom(
 }
 
 /** Returns the functions that probe peers and ping hosts. Each family has one socket, which the first probe opens. */
-function probingOf(status: Status): Pick<Sources, 'probe' | 'ping'> & { close(): void } {
+function probingOf(status: Status): Pick<Sources, 'probe' | 'ping' | 'pingFrom'> & { close(): void } {
   const pingers = new Map<Family, ReturnType<typeof createPinger>>()
   const isKnown = (status.peers?.list ?? []).some((peer) => probesOf(status, peer).length > 0)
   const pingerOf = (family: Family, from: Address) => {
@@ -195,17 +196,22 @@ function probingOf(status: Status): Pick<Sources, 'probe' | 'ping'> & { close():
         status.node ? placeIn(status.node, family).publicIp : undefined,
         placeIn(peer, family).publicIp,
       ]
-      if (from === undefined || to === undefined) return undefined
-      const pinger = createPinger(from)
-      try {
-        return (await pinger.ping(to, WAIT_MS)) !== undefined || (await pinger.ping(to, WAIT_MS)) !== undefined
-      } finally {
-        pinger.close()
-      }
+      return from === undefined || to === undefined ? undefined : pingTwice(from, to)
     },
+    pingFrom: pingTwice,
     close() {
       for (const pinger of pingers.values()) pinger.close()
     },
+  }
+}
+
+/** Pings an address up to two times, so that a single lost packet does not make a host look silent. */
+async function pingTwice(from: Address, to: Address): Promise<boolean> {
+  const pinger = createPinger(from)
+  try {
+    return (await pinger.ping(to, WAIT_MS)) !== undefined || (await pinger.ping(to, WAIT_MS)) !== undefined
+  } finally {
+    pinger.close()
   }
 }
 

@@ -81,6 +81,12 @@ describe('an interface in an answer', () => {
     })
   })
 
+  it('has an XDP program if one is attached', () => {
+    const withXdp = (attached: number) =>
+      readLink(linkMessage({}, (to) => to.nested(43, (xdp) => xdp.attributeU8(2, attached))))?.hasXdp
+    expect([withXdp(0), withXdp(1), withXdp(2)]).toEqual([undefined, true, true])
+  })
+
   it('has the settings of a vxlan device', () => {
     const message = linkMessage(
       {},

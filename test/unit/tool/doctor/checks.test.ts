@@ -17,6 +17,7 @@ import { CHECKS, diagnose, diagnoseStatus } from '../../../../src/tool/doctor/ch
 import type { Facts, Reach } from '../../../../src/tool/doctor/facts.ts'
 import { FINDINGS, grouped, type FindingName } from '../../../../src/tool/doctor/findings.ts'
 import { routeQueries } from '../../../../src/tool/doctor/route-queries.ts'
+import { pathLinks } from '../../../../src/tool/doctor/sides.ts'
 import type { Answers } from '../../../../src/tool/doctor/sides.ts'
 import {
   dualPeer,
@@ -151,6 +152,13 @@ const unkeyed = {
       ],
     },
   ],
+}
+
+/** The answers of a peer's bridge to the bridge of this node, and to this host. */
+const bridgeAnswer = (isBridgeAnswered: boolean, isHostAnswered: boolean) => {
+  const [to, fromBridge, fromHost] = ['10.5.2.1', '10.5.1.1', '192.0.2.1'].map((text) => parseIpv4(text)!)
+  const probe = { family: 'ipv4', lease: '10.5.2.0-24', to: to!, fromBridge: fromBridge!, fromHost: fromHost! } as const
+  return { ...probe, isBridgeAnswered, isHostAnswered }
 }
 
 /** A path that carries only shorter packets than containers send. */
@@ -529,6 +537,10 @@ describe('the doctor', () => {
     ],
     ['ipv6-disabled', { ...soundDual, withoutIpv6: ['eth0'] }],
     ['ipv6-disabled', { ...soundDual, withoutIpv6: ['flannel-v6.1'] }],
+    [
+      'source-unanswered',
+      { ...hostGw(), routes: [route('10.5.2.0/24', 'eth0', '192.0.2.2')], bridgeAnswers: [bridgeAnswer(false, true)] },
+    ],
     ['ipsec-blocked', { ipsec: blocking }],
     ['ipsec-blocked', { ipsec: blocking, nft: undefined, iptables: undefined }],
     ['ipsec-unkeyed', { ipsec: { ...blocking, ...unkeyed } }],
@@ -559,6 +571,25 @@ describe('the doctor', () => {
       ['subnet-env-wrong: /run/flannel/subnet.env says no subnet, but this node has 10.5.1.0/24'],
       ['subnet-env-wrong: /run/flannel/subnet.env says no IPv6 subnet, but this node has fd00:5:0:1::/64'],
     ])
+  })
+
+  it('names programs on the way of packets only if packets are lost', () => {
+    const programs = [{ device: 'eth0', what: 'an XDP program' }]
+    const details = (part: Partial<Facts>) =>
+      diagnose({ ...sound, programs, ...part })
+        .flatMap(({ findings = [] }) => findings)
+        .flatMap(({ name, detail }) => (name === 'program-on-path' ? [detail] : []))
+    const named = ['eth0: an XDP program']
+    expect(details({})).toEqual([])
+    expect(details(withPeers({ lossPercent: 20 }))).toEqual(named)
+    expect(found({ programs, ...withPeers({ lossPercent: 20 }) })).toEqual(['program-on-path', 'peer-lossy'])
+    expect(details({ ...withPeers(silentSide), answers: new Map() })).toEqual(named)
+    expect(details({ answers: new Map([['10.5.2.0-24', { ipv4: { small: true, large: false } }]]) })).toEqual(named)
+    expect(details({ bridgeAnswers: [bridgeAnswer(false, true)] })).toEqual(named)
+    expect(details({ ...withPeers({ state: 'stored', lossPercent: 100 }), answers: new Map() })).toEqual([])
+    expect(details({ ...withPeers(silentSide), answers: new Map(), programs: [] })).toEqual([])
+    const { links } = soundDual
+    expect(pathLinks(soundDual.status, links).map(({ name }) => name)).toEqual(['eth0', 'cni0'])
   })
 
   it('refers to the finding that explains why a peer is reached over one family alone', () => {
@@ -1380,6 +1411,7 @@ describe('the limits of findings', () => {
       'handshakes',
       'mtu',
       'containers',
+      'crossing',
       'drops',
     ])
     expect(unknown({ status: undefined, store: undefined, silence: '', storeAheadMs: undefined })).toEqual([
@@ -1394,6 +1426,7 @@ describe('the limits of findings', () => {
       'handshakes',
       'mtu',
       'containers',
+      'crossing',
       'drops',
     ])
     expect(unknown(withStatus({ dataPath: { ...path, open: false } }))).toEqual(['routes', 'containers'])
@@ -1417,8 +1450,17 @@ describe('a status without some of its parts', () => {
         .map(({ check }) => check)
     expect(unknown({ dataPath: null })).toEqual(['routes', 'mtu', 'containers', 'drops'])
     expect(unknown({ peers: null })).toEqual(['leases', 'peers', 'handshakes'])
-    expect(unknown({ config: null })).toEqual(['families', 'firewall', 'routes', 'mtu', 'containers'])
-    expect(unknown({ node: null })).toEqual(['firewall', 'routes', 'store', 'leases', 'peers', 'mtu', 'containers'])
+    expect(unknown({ config: null })).toEqual(['families', 'firewall', 'routes', 'mtu', 'containers', 'crossing'])
+    expect(unknown({ node: null })).toEqual([
+      'firewall',
+      'routes',
+      'store',
+      'leases',
+      'peers',
+      'mtu',
+      'containers',
+      'crossing',
+    ])
   })
 
   it('explains failed handshakes, but not those of a peer that answers, and not a single failure', () => {
