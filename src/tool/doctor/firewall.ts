@@ -9,6 +9,7 @@ import {
   isIpv4Net,
   netContains,
   netSize,
+  parseAddress,
   type Address,
   type Family,
   type Net,
@@ -249,7 +250,12 @@ function forwarded(side: OwnSide, outside: Address, isDirect: boolean, walking: 
   const way = { chain: 'FORWARD', protocol: 'tcp', state: 'new' } as const
   return [
     { ...way, source: inside, destination: outside, ...ends(bridge, device, 'in') },
-    { ...way, source: outside, destination: inside, ...ends(device, bridge, 'out') },
+    ...[inside, ...guardedIn(side, bridge, facts)].map((destination) => ({
+      ...way,
+      source: outside,
+      destination,
+      ...ends(device, bridge, 'out'),
+    })),
   ].flatMap((packet) => {
     const dropped = judged('forward-dropped', packet, true, side, walking)
     if (dropped.some(({ name }) => name === 'forward-dropped')) return dropped
@@ -264,6 +270,22 @@ function forwarded(side: OwnSide, outside: Address, isDirect: boolean, walking: 
     return [...changed, ...dropped]
   })
 }
+
+/**
+ * Returns the addresses of containers for which Docker 28 drops all packets that do not arrive on their bridge. Docker
+ * makes one such rule in the table raw for each container, unless direct routing is allowed
+ * (daemon/libnetwork/drivers/bridge of moby).
+ */
+function guardedIn({ family, subnet }: OwnSide, bridge: string | undefined, facts: Facts): readonly Address[] {
+  const rules = (listingOf(family, facts) ?? '').matchAll(DOCKER_GUARD)
+  const found = [...rules].flatMap(([, text = '', name]) => (name === bridge ? (parseAddress(text) ?? []) : []))
+  return found
+    .filter((address) => netContains(subnet, address) && address !== containerIn(subnet))
+    .slice(0, GUARDED_CONTAINERS)
+}
+const DOCKER_GUARD = /-A PREROUTING -d ([\da-f.:]+)\/(?:32|128) ! -i (\S+) -j DROP/g
+/** The maximum number of containers for whose packets weft doctor evaluates such rules. */
+const GUARDED_CONTAINERS = 4
 
 /** Finds the datagrams of the tunnel that the rules drop between this host and the host of a peer. */
 function atPort(side: OwnSide, peer: SeenSide, walking: Walking): Dropped[] {

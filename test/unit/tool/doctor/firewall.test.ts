@@ -685,3 +685,33 @@ describe('an nftables rule', () => {
     expect(readRuleset(chain('ip filter', 'input priority filter')).walk(known, [])).toHaveLength(1)
   })
 })
+
+describe("Docker's rule that drops the packets to one container", () => {
+  const guard = (rules: readonly string[]): string => ['*raw', ...rules, 'COMMIT'].join('\n')
+  const rule = (address: string, bridge = 'cni0'): string =>
+    `[7:420] -A PREROUTING -d ${address} ! -i ${bridge} -j DROP`
+
+  it('is named for each container, up to a number of containers', () => {
+    const named = (address: string): string => `forward-dropped: -t raw -A PREROUTING -d ${address} ! -i cni0 -j DROP`
+    expect(found({ iptables: guard([rule('10.5.1.9/32')]) })).toEqual([named('10.5.1.9/32')])
+    expect(found({ iptables: guard([rule('10.5.1.2/32'), rule('10.5.1.3/32')]) })).toEqual(
+      ['10.5.1.2/32', '10.5.1.3/32'].map(named),
+    )
+    const many = Array.from({ length: 9 }, (_, at) => rule(`10.5.1.${at + 10}/32`))
+    expect(found({ iptables: guard(many) })).toHaveLength(4)
+    const ipv6 = checkFirewall({ ...soundDual, ip6tables: guard([rule('fd00:5:0:1::9/128')]) })
+    expect(ipv6?.map(({ detail }) => detail)).toEqual([
+      'ip6tables: -t raw -A PREROUTING -d fd00:5:0:1::9/128 ! -i cni0 -j DROP',
+    ])
+  })
+
+  it('is not reported for containers outside of the network, of other bridges and of single ports', () => {
+    const others = [
+      rule('172.17.0.2/32', 'docker0'),
+      rule('10.9.1.9/32'),
+      rule('10.5.1.9/32', 'cni0 -p tcp --dport 80'),
+      '[0:0] -A PREROUTING -d 10.5.1.9/32 -i eth1 -j DROP',
+    ]
+    for (const one of others) expect(found({ iptables: guard([one]) }), one).toEqual([])
+  })
+})
