@@ -163,6 +163,8 @@ export interface RouteQuery {
    */
   readonly from?: Address
   readonly iif?: Device
+  /** The interface to which the sender of the packet is bound. */
+  readonly oif?: Device
   readonly mark?: number
   /** The protocol, ports and TOS of the packet; the kernel assumes UDP over IPv4 if they are left out. */
   readonly part?: PacketPart

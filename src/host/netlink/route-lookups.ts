@@ -12,9 +12,10 @@ import type { Answer } from './socket.ts'
 const RTM_F_LOOKUP_TABLE = 0x1000
 
 /** Returns the request that looks up the route of a packet; undefined if the packet's interface does not exist. */
-export function lookUpRequest({ to, from, iif, mark, part = {} }: RouteQuery, indexOf: IndexOf): Buffer | undefined {
-  const index = iif && indexOf(iif)
-  if (index === 0) return undefined
+export function lookUpRequest(query: RouteQuery, indexOf: IndexOf): Buffer | undefined {
+  const { to, from, iif, oif, mark, part = {} } = query
+  const [index, outIndex] = [iif && indexOf(iif), oif && indexOf(oif)]
+  if (index === 0 || outIndex === 0) return undefined
   const family = familyOf(to)
   const bits = ADDRESS_BITS[family]
   const writer = new MessageWriter(RTM_GETROUTE, NLM_F.ACK)
@@ -26,6 +27,7 @@ export function lookUpRequest({ to, from, iif, mark, part = {} }: RouteQuery, in
   writer.raw(new Uint8Array(4)).u32(flags).address(RTA.DST, to)
   if (from !== undefined) writer.address(RTA.SRC, from)
   if (index !== undefined) writer.attributeU32(RTA.IIF, index)
+  if (outIndex !== undefined) writer.attributeU32(RTA.OIF, outIndex)
   if (mark !== undefined) writer.attributeU32(RTA.MARK, mark)
   if (part.protocol !== undefined) writer.bytes(RTA.IP_PROTO, Uint8Array.of(part.protocol))
   if (part.sport !== undefined) writer.bytes(RTA.SPORT, portBytes(part.sport))

@@ -55,6 +55,8 @@ export interface Facts {
   readonly isForwardingIpv6: boolean | undefined
   /** For each family, true if this host has a default route. A family whose routes were not read is left out. */
   readonly defaultRoutes: ByFamily<boolean>
+  /** The gateways of the default routes of this host. */
+  readonly defaultGateways?: readonly string[]
   readonly links: readonly Link[]
   /** The routes of the kernel's main table that lead to the network or to a part of it. */
   readonly routes: readonly Route[]
@@ -194,8 +196,8 @@ export async function gatherFacts({
   const networks = status?.config ? networksOf(status.config) : {}
   const hasIpv6 = networks.ipv6 !== undefined
   const file = status?.daemon.subnetFile ?? subnetFile
-  const hasDefault = async (family: Family): Promise<boolean> =>
-    (await kernel.routes({ family, exactly: ['default'] })).some(({ type }) => type === 'unicast')
+  const defaultsOf = async (family: Family): Promise<readonly Route[]> =>
+    (await kernel.routes({ family, exactly: ['default'] })).filter(({ type }) => type === 'unicast')
   const [probed, ...looked] = await Promise.all([
     probePeers(status, probe),
     tunProblem(),
@@ -203,7 +205,7 @@ export async function gatherFacts({
     hasIpv6 ? getSysctl('net/ipv6/conf/all/forwarding') : undefined,
     kernel.links(),
     Promise.all(listed(networks).map((within) => kernel.routes({ family: familyOf(within), within }))),
-    Promise.all(familiesOf(networks).map(async (family) => [family, await hasDefault(family)] as const)),
+    Promise.all(familiesOf(networks).map(async (family) => [family, await defaultsOf(family)] as const)),
     tablesOf('iptables', run),
     hasIpv6 ? tablesOf('ip6tables', run) : undefined,
     unlessRefused(run('nft', ['list', 'ruleset'])),
@@ -246,7 +248,8 @@ export async function gatherFacts({
     tunProblem: tun,
     links,
     routes: routes.flat(),
-    defaultRoutes: Object.fromEntries(defaults),
+    defaultRoutes: Object.fromEntries(defaults.map(([family, found]) => [family, found.length > 0])),
+    defaultGateways: defaults.flatMap(([, found]) => found.flatMap(({ gateway }) => gateway ?? [])),
     iptables: iptables.all,
     ip6tables: ip6tables?.all,
     iptablesLegacy: iptables.legacy,

@@ -146,6 +146,8 @@ export const addressesIn = (link: Link | undefined, family: Family) => link?.add
 export function underlayQueries(status: Status, links: readonly Link[]): readonly PeerQuery[] {
   const name = status.node?.externalInterface
   if (!isRouted(status) || !name) return []
+  // The kernel binds the packets of its VXLAN device to the interface (vxlan_get_route in drivers/net/vxlan).
+  const isBound = status.config?.backendType === 'vxlan' && status.dataPath?.engine === 'kernel'
   const found = new Map<string, readonly PeerQuery[]>()
   for (const side of ownSides(status))
     for (const peer of peersOf(side, status).slice(0, QUERIED_PEERS)) {
@@ -161,7 +163,12 @@ export function underlayQueries(status: Status, links: readonly Link[]): readonl
       // kernel refuses to look up routes for it.
       const isOwn = links.some((link) => addressesIn(link, family).some(({ address }) => address === own))
       found.set(`${lease} ${family}`, [
-        { family, lease, direction: 'underlay', query: { to: host, ...(isOwn ? { from: own } : {}), ...to(port) } },
+        {
+          family,
+          lease,
+          direction: 'underlay',
+          query: { to: host, ...(isOwn ? { from: own } : {}), ...(isBound ? { oif: { name } } : {}), ...to(port) },
+        },
         ...(isOwn
           ? [
               {

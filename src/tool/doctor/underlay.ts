@@ -20,24 +20,49 @@ interface Fault {
  * Returns the fault of the kernel's routes to the host of a peer (`underlay`) or from that host; undefined if there is
  * none. Without a direction, examines both.
  */
-export function underlayFault(
-  side: SeenSide,
-  { status, kernelRoutes, links }: Facts,
-  wanted?: 'underlay' | 'from underlay',
-): Fault | undefined {
+export function underlayFault(side: SeenSide, facts: Facts, wanted?: 'underlay' | 'from underlay'): Fault | undefined {
+  const { status, kernelRoutes, links } = facts
   const ends = status && endsOf(status, side)
   const external = links.find(({ name }) => name === status?.node?.externalInterface)
   if (!ends || !external || !kernelRoutes) return undefined
+  // The finding address-gone reports an interface that has lost its address.
+  if (status.dataPath?.addressGone[ends.family]) return undefined
   const faults = kernelRoutes.answers
     .filter(({ family, lease }) => family === ends.family && lease === side.peer.lease)
     .filter(({ direction }) => wanted === undefined || direction === wanted)
     .flatMap((answered) => {
       const rules = kernelRoutes.rules[ends.family] ?? []
-      if (answered.direction === 'underlay') return faultOut(answered, ends, external, rules) ?? []
+      if (answered.direction === 'underlay')
+        return isProven(answered, facts) ? [] : (faultOut(answered, ends, external, rules) ?? [])
       return answered.direction === 'from underlay' ? (faultIn(answered, ends, rules) ?? []) : []
     })
   return faults[0]
 }
+
+/**
+ * Returns true if the kernel sends the packets the same way as those to a peer that answers, or to the gateway of a
+ * default route. A provider may isolate the hosts of a link, so that they reach each other only through its router.
+ */
+function isProven({ answer, family, query }: AnsweredQuery, facts: Facts): boolean {
+  if ('refused' in answer || answer.route.type !== 'unicast') return false
+  const { device, gateway } = answer.route
+  const { status, kernelRoutes, defaultGateways = [] } = facts
+  const external = status?.node?.externalInterface
+  if (device === external && gateway !== undefined && defaultGateways.includes(gateway)) return true
+  const leases = new Set(
+    (kernelRoutes?.answers ?? [])
+      .filter((other) => other.direction === 'underlay' && other.family === family && other.query.to !== query.to)
+      .filter((other) => 'route' in other.answer && other.answer.route.type === 'unicast')
+      .filter((other) => 'route' in other.answer && other.answer.route.device === device)
+      .filter((other) => 'route' in other.answer && other.answer.route.gateway === gateway)
+      .map(({ lease }) => lease),
+  )
+  return (status?.peers?.list ?? [])
+    .filter(({ lease }) => leases.has(lease))
+    .some((peer) => seenSides(peer, facts.answers).some(isAnswering))
+}
+
+const isAnswering = ({ answers, state }: SeenSide): boolean => answers?.small ?? state === 'answering'
 
 type Rules = Parameters<typeof ruleFor>[0]
 

@@ -105,4 +105,10 @@ it('for a lookup has the flag RTM_F_LOOKUP_TABLE only for IPv4, because the kern
       .value?.u32(8)
   expect([flags('10.5.2.9'), flags('fd00:5:2::9')]).toEqual([0x1000, 0])
   expect(lookUpRequest({ to: at('10.5.2.9'), iif: { name: 'gone' } }, indexOf)).toBeUndefined()
+  expect(lookUpRequest({ to: at('10.5.2.9'), oif: { name: 'gone' } }, indexOf)).toBeUndefined()
+  const [bare, bound] = [{}, { oif: { name: 'eth0' } }].map((part) =>
+    lookUpRequest({ to: at('10.5.2.9'), ...part }, () => 5),
+  )
+  // RTA_OIF (4) with the index of the interface.
+  expect(bound!.subarray(bare!.length).toString('hex')).toBe('0800040005000000')
 })

@@ -86,6 +86,51 @@ it('a route through a gateway is right if the host of the peer is on another lin
   expect(found({})).toEqual([expect.stringMatching(/^peer-silent: /)])
 })
 
+it('a route is right if a peer that answers proves it, or if it leads to the router of the host', () => {
+  // A provider may isolate the hosts of a link, which then reach each other only through its router.
+  const router = { underlay: { gateway: '192.0.2.254' } }
+  expect(found(router, { ...silent, defaultGateways: ['192.0.2.254'] })).toEqual([
+    expect.stringMatching(/^peer-silent: /),
+  ])
+  const other = { ...soundPeer, lease: '10.5.3.0-24', subnet: '10.5.3.0/24', publicIp: '192.0.2.3' }
+  const elsewhere = { underlay: { device: 'eth1' } }
+  const byPeers = (peers: readonly (typeof soundPeer)[]): string[] => {
+    const { answers, rules } = routesBy(elsewhere)
+    const to = parseAddress('192.0.2.3')!
+    const others = answers.map((each) => ({ ...each, lease: other.lease, query: { ...each.query, to } }))
+    const facts = { ...silent, status: { ...status, peers: countPeers(peers, 10) } }
+    return diagnose({ ...facts, kernelRoutes: { answers: [...answers, ...others], rules } })
+      .flatMap(({ findings = [] }) => findings)
+      .map(({ name }) => name)
+      .filter((name) => name === 'underlay-route')
+  }
+  const off = { ...soundPeer, ...silentSide }
+  expect(byPeers([off, other])).toEqual([])
+  expect(byPeers([off, { ...other, ...silentSide }])).toHaveLength(2)
+})
+
+it('is not examined if the external interface has lost its address, which another finding reports', () => {
+  const addressGone = { ipv4: 'eth0 lost its address 192.0.2.1', ipv6: null }
+  const facts = { ...silent, status: { ...silent.status!, dataPath: { ...status.dataPath!, addressGone } } }
+  expect(found({ underlay: { device: 'eth1' } }, facts)).toEqual([
+    expect.stringMatching(/^address-gone: /),
+    expect.stringMatching(/^peer-silent: /),
+  ])
+})
+
+it('looks up the packets of the kernel for vxlan on the interface to which they are bound', () => {
+  const oifOf = (backendType: string, engine: string) =>
+    underlayQueries(
+      { ...status, config: { ...status.config!, backendType }, dataPath: { ...status.dataPath!, engine } },
+      sound.links,
+    )[0]!.query.oif
+  expect([oifOf('vxlan', 'kernel'), oifOf('vxlan', 'native'), oifOf('wireguard', 'kernel')]).toEqual([
+    { name: 'eth0' },
+    undefined,
+    undefined,
+  ])
+})
+
 const textOf = (of: Status, links = sound.links): string[] =>
   underlayQueries(of, links).map(({ direction, query: { to, from, iif } }) =>
     [direction, formatAddress(to), from === undefined ? '' : formatAddress(from), iif?.name ?? ''].join(' '),
