@@ -17,7 +17,7 @@ import type { Facts } from './facts.ts'
 import type { Finding } from './findings.ts'
 import { readRules } from './host-rules.ts'
 import { containerIn, peersOf, UDP, type AnsweredQuery } from './route-queries.ts'
-import { markOf } from './rule-effects.ts'
+import { markingOf, type Marking } from './rule-effects.ts'
 import { bridgeOf, isOwnDevice, ownSides, subnetText, type OwnSide, type SeenSide } from './sides.ts'
 
 /**
@@ -40,7 +40,9 @@ export function checkKernelRoutes(facts: Facts, isReported: boolean): readonly F
       const isForwarded = ({ query }: AnsweredQuery): boolean =>
         forwards && !(side.family === 'ipv4' && unforwarded.includes(query.iif?.name ?? ''))
       const relevant = answered.filter((each) => each.direction === 'host' || isForwarded(each))
-      const all = relevant.filter((each) => isWrong(each, peer, bridge, status) && !isOfBridge(each, side, facts))
+      const all = relevant
+        .filter((each) => isWrong(each, peer, bridge, status) && !isOfBridge(each, side, facts))
+        .filter((each) => each.query.mark === undefined || mayHave(each, peer, side, facts))
       const wrong = all.filter(({ query }) => query.part === undefined)
       const marked = wrong.every(({ query }) => query.mark !== undefined) ? markedFault(peer, side, facts) : []
       if (marked.length > 0) return marked
@@ -96,20 +98,33 @@ export function faultsOfParts(
  */
 export function markedFault(peer: SeenSide, side: OwnSide, facts: Facts): readonly Finding[] {
   const { status, kernelRoutes, links } = facts
-  const marked = markFor(peer, side, facts)
-  const found = kernelRoutes?.answers.find(
-    ({ family, lease, query }) => family === side.family && lease === peer.peer.lease && query.mark === marked?.mark,
+  const answers = (kernelRoutes?.answers ?? []).filter(
+    ({ family, lease, query }) => family === side.family && lease === peer.peer.lease && query.mark !== undefined,
   )
+  // weft doctor looks up routes for marks only if a rule sets a mark, and only for some of the peers.
+  const marked = answers.length > 0 ? markingFor(peer, side, facts)?.certain : undefined
+  const found = answers.find(({ query }) => query.mark === marked?.mark)
   if (!status || !kernelRoutes || !marked || !found) return []
   const isSound = !isWrong(found, peer, bridgeOf(links, side.subnet, status), status)
   return isSound ? [] : findingsOf(found, peer, side, kernelRoutes.rules[side.family] ?? [], false, marked.rule)
 }
 
-/** Returns the mark that the firewall certainly gives the packets from a container of this node to the peer. */
-function markFor(peer: SeenSide, { subnet, family }: OwnSide, facts: Facts): ReturnType<typeof markOf> {
+/**
+ * Returns true if the packets from a container of this node to the peer perhaps have the mark of a lookup. A transparent
+ * proxy marks the packets of its own connections, and routes them to this host itself, so such a route is no fault.
+ */
+function mayHave({ query, answer }: AnsweredQuery, peer: SeenSide, side: OwnSide, facts: Facts): boolean {
+  const { certain, possible } = markingFor(peer, side, facts) ?? {}
+  if (certain) return certain.mark === query.mark
+  const isProxied = 'route' in answer && answer.route.type === 'local'
+  return !isProxied && query.mark !== undefined && possible?.has(query.mark) === true
+}
+
+/** Returns the marks that the firewall gives the packets from a container of this node to the peer. */
+function markingFor(peer: SeenSide, { subnet, family }: OwnSide, facts: Facts): Marking | undefined {
   if (!peer.subnet) return undefined
   const bridge = bridgeOf(facts.links, subnet, facts.status)
-  return markOf(readRules(facts, family), {
+  return markingOf(readRules(facts, family), {
     chain: 'FORWARD',
     protocol: 'tcp',
     state: 'new',

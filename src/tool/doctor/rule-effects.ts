@@ -5,7 +5,7 @@ import type { Link } from '../../host/kernel.ts'
 import { familyOf, netContains, parseAddress, type Address } from '../../net/address.ts'
 import { kindOf } from '../../path/catalog.ts'
 import type { Status } from '../../report/status.ts'
-import type { FilteredPacket, SeenEffect } from './chain-walk.ts'
+import { isWithin, type FilteredPacket, type SeenEffect } from './chain-walk.ts'
 import type { Facts } from './facts.ts'
 import type { Finding } from './findings.ts'
 import type { HostRules, HostVerdict } from './host-rules.ts'
@@ -50,23 +50,33 @@ export function changesOf(rules: HostRules, packet: FilteredPacket, side: OwnSid
   )
 }
 
-/**
- * Returns the mark that the rules before routing certainly give a forwarded packet, and the last rule that changes it;
- * undefined if no rule marks the packet, or if weft does not know the mark.
- */
-export function markOf(
-  rules: HostRules,
-  packet: FilteredPacket,
-): { readonly mark: number; readonly rule: string } | undefined {
-  const marks = rules
-    .walk({ ...packet, mark: 0 })
-    .filter(({ hook }) => hook === 'prerouting')
-    .flatMap(({ tool, effects }) => effects.map((effect) => ({ ...effect, rule: `${tool}${effect.by}` })))
-    .filter(({ kind }) => kind === 'marked')
+/** The marks that the rules before routing give a packet. */
+export interface Marking {
+  /** The mark that the packet certainly has, and the last rule that changes it; undefined if weft does not know the mark. */
+  readonly certain: { readonly mark: number; readonly rule: string } | undefined
+  /** The marks that rules may give the packet. */
+  readonly possible: ReadonlySet<number>
+}
+
+/** Evaluates the rules before routing, which may mark a forwarded packet. */
+export function markingOf(rules: HostRules, packet: FilteredPacket): Marking {
+  const marksOn = (marked: FilteredPacket) =>
+    rules
+      .walk(marked)
+      .filter(({ hook }) => hook === 'prerouting')
+      .flatMap(({ tool, effects }) => effects.map((effect) => ({ ...effect, rule: `${tool}${effect.by}` })))
+      .filter(({ kind }) => kind === 'marked')
+  // Without a mark in the packet, all conditions about marks are unknown. A rule changes the mark for the rules after it,
+  // so the conditions about the mark 0 are right only up to the first such rule.
+  const [all, unmarked] = [marksOn(packet), marksOn({ ...packet, mark: 0 })]
+  const marks = all.length === 1 ? unmarked : all
   const last = marks.at(-1)
-  if (!last || marks.some(({ isCertain }) => !isCertain)) return undefined
   const mark = marks.reduce((value, { clears = 0, inverts = 0 }) => ((value & ~clears) ^ inverts) >>> 0, 0)
-  return { mark, rule: last.rule }
+  const isKnown = last !== undefined && marks.every(({ isCertain }) => isCertain)
+  return {
+    certain: isKnown ? { mark, rule: last.rule } : undefined,
+    possible: new Set(all.map(({ inverts = 0 }) => inverts)),
+  }
 }
 
 /**
@@ -98,8 +108,10 @@ export function diversionsOf(
  */
 function changesSource({ address }: SeenEffect, { source, to }: FilteredPacket, links: readonly Link[]): boolean {
   if (address !== undefined) {
-    const first = firstAddressIn(address)
-    return first !== undefined && first !== source
+    // If the source is in the range of a rule, the kernel keeps it (get_unique_tuple in net/netfilter/nf_nat_core.c).
+    const [, range = ''] = /^\[?((?:\d[\d.]*(?![\d.]*:.*:)|[\da-f:]+)(?:[-/][\da-f.:]*)?)/i.exec(address) ?? []
+    const [text = ''] = typeof source === 'number' ? range.split(':') : [range]
+    return isWithin(source, text) === false
   }
   const own = links.find(({ name }) => name === to)?.addresses[familyOf(source)] ?? []
   return own.some((each) => each.address === source && each.secondary)

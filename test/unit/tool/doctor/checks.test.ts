@@ -457,7 +457,13 @@ describe('the doctor', () => {
         links: [link('eth0', 1600, '192.0.2.1'), link('cni0', 1472, '10.5.1.1')],
       },
     ],
-    ['marked-route', { kernelRoutes: routesBy({ marked: { device: 'eth0', gateway: '192.0.2.9', table: 100 } }) }],
+    [
+      'marked-route',
+      {
+        iptables: '*mangle\n-A PREROUTING -m set --match-set some src -j MARK --set-xmark 0x1/0xffffffff\nCOMMIT',
+        kernelRoutes: routesBy({ marked: { device: 'eth0', gateway: '192.0.2.9', table: 100 } }),
+      },
+    ],
     ['store-away', withStatus({ store: { ...status.store, reachable: false } })],
     ['store-stale', withStatus({ store: { ...status.store, comparedSecondsAgo: 200 } })],
     ['peers-held', withStatus({ store: { ...status.store, held: 3 } })],

@@ -83,7 +83,9 @@ describe('a policy routing rule', () => {
   })
 
   it('for a mark is only a warning', () => {
-    expect(by({ marked: { device: 'eth0', gateway: '192.0.2.254', table: 100 } })).toEqual([
+    const iptables =
+      '*mangle\n-A PREROUTING -m statistic --mode nth --every 2 -j MARK --set-xmark 0x1/0xffffffff\nCOMMIT'
+    expect(by({ marked: { device: 'eth0', gateway: '192.0.2.254', table: 100 } }, { iptables })).toEqual([
       'marked-route: 10.5.2.0/24 (from cni0) goes to eth0 via 192.0.2.254, by the table 100 and the rule "30000: from all fwmark 0x1/0x1 lookup 100", if it has the mark 0x1 that a firewall rule sets',
     ])
   })
@@ -104,14 +106,39 @@ describe('a policy routing rule', () => {
       expect.stringMatching(/^route-refused: .* because it has the mark/),
     ])
     // A later rule may give the packet another mark, and a condition may keep the rule from marking the packet.
-    const others = [
-      mangle.replace('COMMIT', '-A PREROUTING -j MARK --set-xmark 0x2/0x3\nCOMMIT'),
-      mangle.replace('-i cni0', '-m set --match-set some src'),
-      mangle.replace('-i cni0', '-i eth0'),
-    ]
-    for (const iptables of others)
-      expect(by({ marked: viaRouter }, { iptables })).toEqual([expect.stringMatching(/^marked-route: /)])
+    const overwritten = mangle.replace('COMMIT', '-A PREROUTING -j MARK --set-xmark 0x2/0x3\nCOMMIT')
+    expect(by({ marked: viaRouter }, { iptables: overwritten })).toEqual([])
+    const perhaps = mangle.replace('-i cni0', '-m set --match-set some src')
+    expect(by({ marked: viaRouter }, { iptables: perhaps })).toEqual([expect.stringMatching(/^marked-route: /)])
     expect(by({}, { iptables: mangle })).toEqual([])
+  })
+
+  it('for a mark that no rule gives the packets of containers is no fault', () => {
+    const viaRouter = { device: 'eth0', gateway: '192.0.2.254', table: 100 }
+    const saved = (...rules: readonly string[]) => ({ iptables: ['*mangle', ...rules, 'COMMIT'].join('\n') })
+    // A host with two providers marks the connections that arrive from one of them.
+    const provider = saved(
+      '-A PREROUTING -i eth1 -m conntrack --ctstate NEW -j CONNMARK --set-xmark 0x1/0xffffffff',
+      '-A PREROUTING -i eth1 -j MARK --set-xmark 0x1/0xffffffff',
+      '-A PREROUTING -j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff',
+    )
+    expect(by({ marked: viaRouter }, provider)).toEqual([])
+    // Cilium marks the packets of its proxy, and routes them to the host itself.
+    const proxy = saved('-A PREROUTING -m socket --transparent -j MARK --set-xmark 0x1/0xffffffff')
+    expect(by({ marked: { device: 'lo', type: 'local', table: 2004 } }, proxy)).toEqual([])
+  })
+
+  it('for a mark is no certain fault if a later rule depends on the mark of an earlier rule', () => {
+    const rules = [
+      '-A PREROUTING -i cni0 -j MARK --set-xmark 0x2/0xffffffff',
+      '-A PREROUTING -m mark --mark 0x0 -j MARK --set-xmark 0x1/0xffffffff',
+    ]
+    const iptables = ['*mangle', ...rules, 'COMMIT'].join('\n')
+    const viaRouter = { device: 'eth0', gateway: '192.0.2.254', table: 100 }
+    expect(by({ marked: viaRouter }, { iptables })).toEqual([expect.stringMatching(/^marked-route: /)])
+    // A condition about the mark before the only rule that marks is known.
+    const restored = iptables.replace(rules[0]!, '-A PREROUTING -m mark ! --mark 0x0 -j ACCEPT')
+    expect(by({ marked: viaRouter }, { iptables: restored })).toEqual([expect.stringMatching(/^policy-route: /)])
   })
 })
 
