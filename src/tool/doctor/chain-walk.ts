@@ -4,7 +4,16 @@
 // This code evaluates the usual conditions of rules. A rule with any other condition (a mark, a set) may or may not
 // match, so the verdict is uncertain. filter-walk.ts reads the rules of iptables, nft-walk.ts the rules of nftables, and
 // host-rules.ts evaluates both.
-import { familyOf, hostNet, netContains, parseAddress, parseNet, type Address, type Family } from '../../net/address.ts'
+import {
+  familyOf,
+  hostNet,
+  netContains,
+  parseAddress,
+  parseNet,
+  type Address,
+  type Family,
+  type Net,
+} from '../../net/address.ts'
 
 export interface FilteredPacket {
   readonly chain: 'INPUT' | 'FORWARD' | 'OUTPUT'
@@ -270,18 +279,37 @@ class Walk {
   }
 }
 
-/**
- * Returns true if an address is in the network or the range that the text names; undefined if the text has another
- * form, such as a non-contiguous mask.
- */
-export function isWithin(address: Address, text: string): Holds {
+/** Returns the network that a text names, or the network of a single address; undefined if the text has another form. */
+export function netIn(text: string): Net | undefined {
   // Only networks have a slash. Rules of large clusters name tens of thousands of networks.
   const host = text.includes('/') ? undefined : parseAddress(text)
-  const net = host === undefined ? parseNet(text) : hostNet(host)
-  if (net) return netContains(net, address)
+  return host === undefined ? parseNet(text) : hostNet(host)
+}
+
+/**
+ * Reads the network or the range that a text names, and returns a function that returns true if an address is in it.
+ * The function returns undefined if the text has another form, such as a non-contiguous mask.
+ */
+export function withinOf(text: string): (address: Address) => Holds {
+  const net = netIn(text)
+  if (net) return (address) => netContains(net, address)
   const [from, to] = text.split('-').map(parseAddress)
-  if (from === undefined || to === undefined || familyOf(from) !== familyOf(to)) return undefined
-  return familyOf(address) === familyOf(from) && address >= from && address <= to
+  if (from === undefined || to === undefined || familyOf(from) !== familyOf(to)) return () => undefined
+  return (address) => familyOf(address) === familyOf(from) && address >= from && address <= to
+}
+export const isWithin = (address: Address, text: string): Holds => withinOf(text)(address)
+
+/**
+ * Returns true if a packet is in the networks `ends` with which a rule begins. Most rules of a large cluster name the
+ * address of a service, and apply to no packet that weft evaluates.
+ */
+export const isBetween = (packet: FilteredPacket, ends: readonly RuleEnd[]): boolean =>
+  ends.every(({ end, net }) => netContains(net, packet[end]))
+
+/** The condition of a rule that the source or the destination of a packet is in a network. */
+export interface RuleEnd {
+  readonly end: 'source' | 'destination'
+  readonly net: Net
 }
 
 /**
@@ -327,12 +355,16 @@ export function isState({ state, mayBeUntracked = false }: FilteredPacket, state
 /**
  * Returns true if the source or destination address has one of the routing types `types` (ip-route(8)). The destination
  * of an incoming packet and the source of an outgoing packet have the type `local`, because they are addresses of this
- * host. All other addresses belong to other hosts (`unicast`). Multicast does not occur.
+ * host. All other addresses belong to other hosts (`unicast`), or are multicast addresses of IPv6.
  */
-export function isOfType({ chain }: FilteredPacket, end: 'source' | 'destination', types: readonly string[]): boolean {
-  const isLocal = chain === (end === 'source' ? 'OUTPUT' : 'INPUT')
-  return types.some((type) => type.toLowerCase() === (isLocal ? 'local' : 'unicast'))
+export function isOfType(packet: FilteredPacket, end: 'source' | 'destination', types: readonly string[]): boolean {
+  const isLocal = packet.chain === (end === 'source' ? 'OUTPUT' : 'INPUT')
+  const type = end === 'destination' && isMulticast(packet) ? 'multicast' : isLocal ? 'local' : 'unicast'
+  return types.some((each) => each.toLowerCase() === type)
 }
+
+export const isMulticast = ({ destination }: FilteredPacket): boolean =>
+  typeof destination === 'bigint' && destination >> 120n === 0xffn
 
 export const echoOf = (family: Family): string => (family === 'ipv4' ? 'icmp' : 'ipv6-icmp')
 

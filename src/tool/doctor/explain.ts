@@ -292,7 +292,7 @@ function forwarding(facts: Facts, family: Family, entry: string | undefined): re
   const full = checkTracking(facts).map(({ detail }) => ({
     step: 'tracking',
     passes: undefined,
-    says: `the kernel drops new connections, because it can track no more: ${detail}`,
+    says: `if the kernel can track no more connections, it drops new connections: ${detail}`,
   }))
   return [step, ...full]
 }

@@ -4,10 +4,12 @@
 import {
   allOf,
   hasFlags,
+  isBetween,
   isIcmp,
   isInterface,
   isLengthIn,
   isMarked,
+  isMulticast,
   isOfType,
   isProtocol,
   isState,
@@ -15,6 +17,7 @@ import {
   isUnread,
   isWithin,
   negatedIf,
+  netIn,
   queueOutcomes,
   UNREAD_QUEUE,
   USUAL_HOPS,
@@ -26,6 +29,7 @@ import {
   type Outcome,
   type Queue,
   type ReadQueues,
+  type RuleEnd,
   type SeenEffect,
   type Target,
   type Verdict,
@@ -147,11 +151,12 @@ function chainsOf(table: string, lines: readonly string[], read: ReadQueues): Re
       const words = wordsOf(rule)
       const queue = queueIn(words)
       const note = queue && isUnread(queue, read) ? UNREAD_QUEUE : ''
+      const ends = endsIn(words)
       const all = rules.get(chain) ?? []
       all.push({
         text: `${where}${rule}${note}`,
         packets: packets === undefined ? undefined : Number(packets),
-        outcomes: (packet) => outcomesOf(words, packet, queue, read),
+        outcomes: (packet) => (isBetween(packet, ends) ? outcomesOf(words, packet, queue, read) : []),
       })
       rules.set(chain, all)
     }
@@ -170,6 +175,16 @@ function chainsOf(table: string, lines: readonly string[], read: ReadQueues): Re
 
 /** Splits a rule into the words after `-A CHAIN`. A quoted text is one word. */
 const wordsOf = (rule: string): readonly string[] => (rule.match(/"(?:\\.|[^"\\])*"|\S+/g) ?? []).slice(2)
+
+/** Reads the networks with which a rule begins. */
+function endsIn(words: readonly string[]): readonly RuleEnd[] {
+  const ends: RuleEnd[] = []
+  for (let at = 0; words[at] === '-s' || words[at] === '-d'; at += 2) {
+    const net = netIn(words[at + 1] ?? '')
+    if (net) ends.push({ end: words[at] === '-s' ? 'source' : 'destination', net })
+  }
+  return ends
+}
 
 /** The iptables matches (-m) whose options this file evaluates. The result of any other match is unknown. */
 const READ_MATCHES = new Set([
@@ -337,7 +352,7 @@ function matchOf(
         say(isInLengths(value))
         break
       case '--pkt-type':
-        say(value === 'unicast')
+        say(value === (isMulticast(packet) ? 'multicast' : 'unicast'))
         break
       case '--mark':
         say(isMarked(packet, value.replace(/\/.*/, '')))

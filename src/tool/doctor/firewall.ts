@@ -179,7 +179,11 @@ function onBridge(side: OwnSide, walking: Walking): Dropped[] {
 
 /** Returns true for Docker's rule that separates the containers of a bridge, if the operator set `"icc": false`. */
 const isSeparation = (detail: string, bridge: string): boolean =>
-  /^(?:docker|br-)/.test(bridge) && detail.includes(` -i ${bridge} -o ${bridge} -j DROP`)
+  /^(?:docker|br-)/.test(bridge) &&
+  (detail.includes(` -i ${bridge} -o ${bridge} -j DROP`) || / drop comment ICC$/.test(detail.replaceAll('"', '')))
+
+/** The first of the addresses ff02::1:ff00:0/104 (RFC 4291, section 2.7.1). */
+const SOLICITED_NODES = 0xff02_0000_0000_0000_0000_0001_ff00_0000n
 
 /**
  * Finds the packets of neighbour discovery (RFC 4861) that rules drop between this host and its containers, without
@@ -187,11 +191,30 @@ const isSeparation = (detail: string, bridge: string): boolean =>
  */
 function discovery(side: OwnSide, bridged: (way: Bridged['way']) => Bridged, walking: Walking): Dropped[] {
   const [there, here, { bridge }] = [containerIn(side.subnet), side.subnet.address, bridged('in')]
+  // A host asks for an unknown neighbour by a multicast address (RFC 4861, section 7.2.2).
+  const targetOf = (icmp: 'solicitation' | 'advertisement', to: Address): Address =>
+    icmp === 'solicitation' ? SOLICITED_NODES + (BigInt(to) & 0xff_ff_ffn) : to
   const way = { protocol: echoOf('ipv6'), state: 'untracked' } as const
   return (['solicitation', 'advertisement'] as const)
     .flatMap((icmp): FilteredPacket[] => [
-      { ...way, icmp, chain: 'INPUT', from: bridge, source: there, destination: here, bridged: bridged('in') },
-      { ...way, icmp, chain: 'OUTPUT', to: bridge, source: here, destination: there, bridged: bridged('out') },
+      {
+        ...way,
+        icmp,
+        chain: 'INPUT',
+        from: bridge,
+        source: there,
+        destination: targetOf(icmp, here),
+        bridged: bridged('in'),
+      },
+      {
+        ...way,
+        icmp,
+        chain: 'OUTPUT',
+        to: bridge,
+        source: here,
+        destination: targetOf(icmp, there),
+        bridged: bridged('out'),
+      },
     ])
     .flatMap((packet) => judged('discovery-dropped', packet, false, side, walking))
 }
@@ -439,12 +462,19 @@ function fixOf({ name, base, side, isFlannels, detail }: Dropped, all: readonly 
 
 /** Returns the remedy for packets of neighbour discovery that a firewall drops. */
 function discoveryFix(base: BaseChain | undefined, all: readonly Dropped[]): string {
-  const commands = all.map(({ packet: { chain, from, to } }) =>
+  const commands = all.map(({ packet: { chain, from, to }, detail }) =>
     base
       ? `\`nft insert rule ${base.name} meta l4proto ipv6-icmp accept\``
-      : `\`ip6tables -I ${chain} ${chain === 'INPUT' ? `-i ${from}` : `-o ${to}`} -p ipv6-icmp -j ACCEPT\``,
+      : `\`${insertedAt('ip6tables', chain, detail)} ${chain === 'INPUT' ? `-i ${from}` : `-o ${to}`} -p ipv6-icmp -j ACCEPT\``,
   )
   return `accept the packets of neighbour discovery: ${[...new Set(commands)].join(' and ')}`
+}
+
+/** Returns the command that inserts a rule before the rule of iptables that drops a packet. */
+function insertedAt(tool: 'iptables' | 'ip6tables', chain: string, detail: string): string {
+  const [, table] = /(?:^|: )-t (\S+) /.exec(detail) ?? []
+  const program = detail.startsWith(`${tool}-legacy: `) ? `${tool}-legacy` : tool
+  return `${program} -I ${table === undefined ? chain : `${/ -[AP] (\S+)/.exec(detail)?.[1] ?? chain} -t ${table}`}`
 }
 
 /** Returns the remedy for probes that a firewall drops. */
@@ -457,10 +487,7 @@ function probesFix({ family, network }: OwnSide, base: BaseChain | undefined, al
     const whose = netContains(network, end) ? formatNet(network) : formatAddress(end)
     if (base)
       return `\`nft insert rule ${base.name} ${word} ${isIn ? 's' : 'd'}addr ${whose} meta l4proto ${icmp} accept\``
-    const [, table] = /(?:^|: )-t (\S+) /.exec(detail) ?? []
-    const program = detail.startsWith(`${tool}-legacy: `) ? `${tool}-legacy` : tool
-    const where = table === undefined ? packet.chain : `${/ -[AP] (\S+)/.exec(detail)?.[1] ?? packet.chain} -t ${table}`
-    return `\`${program} -I ${where} -p ${icmp} -${isIn ? 's' : 'd'} ${whose} -j ACCEPT\``
+    return `\`${insertedAt(tool, packet.chain, detail)} -p ${icmp} -${isIn ? 's' : 'd'} ${whose} -j ACCEPT\``
   })
   return `accept echo requests and replies: ${[...new Set(commands)].join(' and ')}`
 }

@@ -4,15 +4,17 @@
 // If this code cannot read a condition of a rule, it treats the result of the condition as unknown. A chain with the
 // policy accept whose last rule rejects is treated like a chain with the policy drop.
 
-import { familyOf } from '../../net/address.ts'
+import { familyOf, type Address } from '../../net/address.ts'
 import {
   allOf,
   both,
   hasFlags,
+  isBetween,
   isIcmp,
   isInterface,
   isLengthIn,
   isMarked,
+  isMulticast,
   isOfType,
   isProtocol,
   isState,
@@ -21,9 +23,11 @@ import {
   LONGEST_PACKET,
   isUnread,
   negatedIf,
+  netIn,
   queueOutcomes,
   UNREAD_QUEUE,
   walkChain,
+  withinOf,
   type Bridged,
   type Chain,
   type Effect,
@@ -34,6 +38,7 @@ import {
   type Outcome,
   type Queue,
   type ReadQueues,
+  type RuleEnd,
   type Target,
   type Verdict,
 } from './chain-walk.ts'
@@ -137,10 +142,11 @@ function readTable(
 } {
   const sets = new Map<string, ListedSet>()
   for (const [, name = '', body = ''] of text.matchAll(/^\s+(?:set|map) (\S+) \{([^]*?)^\s+\}$/gm)) {
-    const [, elements] = /elements = \{([^]*?)\}/.exec(body) ?? []
+    // The comment of an element may contain commas and braces.
+    const [, elements] = /elements = \{([^]*?)\}/.exec(body.replaceAll(/ comment "(?:\\.|[^"\\])*"/g, '')) ?? []
     // Leave out a set whose elements nft does not list, because the set may contain any element.
     const isWhole = !/^\s+flags [^\n]*(dynamic|timeout)/m.test(body)
-    if (elements !== undefined) sets.set(name, { values: listOf(elements).map(withoutNotes), isWhole })
+    if (elements !== undefined) sets.set(name, setOf(listOf(elements).map(withoutNotes), isWhole))
   }
   const bases: BaseChain[] = []
   const chains = new Map<string, Chain>()
@@ -160,10 +166,11 @@ function readTable(
       const isBridges = table.startsWith('bridge ')
       const queue = queueIn(words)
       const note = queue && isUnread(queue, read) ? UNREAD_QUEUE : ''
+      const ends = endsIn(words)
       return {
         text: `${name}: ${rule.replace(/ packets \d+ bytes \d+/g, '')}${note}`,
         packets: packets === undefined ? undefined : Number(packets),
-        outcomes: (packet) => outcomesOf({ words, packet, sets, isBridges, read }),
+        outcomes: (packet) => (isBetween(packet, ends) ? outcomesOf({ words, packet, sets, isBridges, read }) : []),
       }
     })
     chains.set(chain, { policy, policyText: `${name}: policy ${policy}`, rules })
@@ -176,11 +183,19 @@ interface ListedSet {
   readonly values: readonly string[]
   /** False if programs add and remove elements, so that the set may soon contain any element. */
   readonly isWhole: boolean
+  /** Compares an address with each element. */
+  readonly within: (address: Address) => readonly Holds[]
 }
 
-/** Removes the timeout, the counter and the comment from an element of a set. A map has its values after a colon. */
+function setOf(values: readonly string[], isWhole: boolean): ListedSet {
+  // Block lists have tens of thousands of addresses, which are read once.
+  let tests: readonly ReturnType<typeof withinOf>[] | undefined
+  return { values, isWhole, within: (address) => (tests ??= values.map(withinOf)).map((test) => test(address)) }
+}
+
+/** Removes the timeout and the counter from an element of a set. A map has its values after a colon. */
 const withoutNotes = (element: string): string =>
-  element.replace(/ (?:timeout|expires|counter|comment|last used|limit|quota) .*?(?= : |$)/, '')
+  element.replace(/ (?:timeout|expires|counter|last used|limit|quota) .*?(?= : |$)/, '')
 
 /** Splits the text of a chain into its rules. A line has one rule, or several with a semicolon between them. */
 const statementsOf = (body: string): readonly string[] =>
@@ -198,6 +213,19 @@ const listOf = (text: string): readonly string[] =>
     .split(',')
     .map((each) => each.trim().replaceAll('"', ''))
     .filter((each) => each !== '')
+
+/** Reads the networks with which a rule begins. */
+function endsIn(words: readonly string[]): readonly RuleEnd[] {
+  const ends: RuleEnd[] = []
+  for (let at = 0; words[at] === 'ip' || words[at] === 'ip6'; at += 3) {
+    const end = { saddr: 'source', daddr: 'destination' } as const
+    const [field = '', value = ''] = words.slice(at + 1, at + 3)
+    const net = netIn(value)
+    if (!net || (field !== 'saddr' && field !== 'daddr')) return ends
+    ends.push({ end: end[field], net })
+  }
+  return ends
+}
 
 const TARGETS: ReadonlyMap<string, Target> = new Map<string, Target>([
   ['accept', { to: 'accept' }],
@@ -361,6 +389,8 @@ interface Selector {
   readonly isThere: boolean
   /** The result of a comparison that this file does not evaluate. */
   readonly unknown: 'unread' | undefined
+  /** The address with which `test` compares a value; left out for other fields. */
+  readonly address?: Address
   /** Evaluates a comparison by order or by bits, which is given as its first four words. */
   readonly orders?: ((words: readonly string[]) => Compared | undefined) | undefined
 }
@@ -401,6 +431,10 @@ function selectorAt({ words, packet, isBridges }: Reading, at: number): Selector
     const all = end < 0 ? words.length - at : end - at
     return { width: all, test: () => undefined, isThere: true, isRead: false, unknown: undefined }
   }
+  const isIn = (address: Address): Selector => {
+    const selector = of(2, (value) => isWithin(address, value), first === family)
+    return selector.width === 2 ? { ...selector, address } : selector
+  }
   const isName =
     (name: string | undefined): Test =>
     (value) =>
@@ -414,10 +448,10 @@ function selectorAt({ words, packet, isBridges }: Reading, at: number): Selector
   switch (first === 'meta' ? second : `${first} ${second}`) {
     case 'ip saddr':
     case 'ip6 saddr':
-      return of(2, (value) => isWithin(packet.source, value), first === family)
+      return isIn(packet.source)
     case 'ip daddr':
     case 'ip6 daddr':
-      return of(2, (value) => isWithin(packet.destination, value), first === family)
+      return isIn(packet.destination)
     case 'ip protocol':
     case 'ip6 nexthdr':
       return of(2, protocol, first === family)
@@ -463,7 +497,7 @@ function selectorAt({ words, packet, isBridges }: Reading, at: number): Selector
     case 'obrname':
       return of(2, isName(bridged?.way === 'in' ? '' : bridged?.bridge))
     case 'pkttype':
-      return of(2, (value) => ['host', 'unicast'].includes(value))
+      return of(2, (value) => (isMulticast(packet) ? ['multicast'] : ['host', 'unicast']).includes(value))
     case 'length':
     case 'ip length':
     case 'ip6 length':
@@ -510,7 +544,8 @@ function markBits(packet: FilteredPacket, [word, , equals = '', value = '']: rea
 
 const COMPARISONS = new Set(['!=', '==', '<', '>', '<=', '>=', '&', '|', '^', 'over', '/'])
 
-function comparedAt({ words, sets }: Reading, at: number, { test, isRead, orders, unknown }: Selector): Compared {
+function comparedAt({ words, sets }: Reading, at: number, selector: Selector): Compared {
+  const { test, isRead, orders, unknown, address } = selector
   const word = words[at]
   const isNot = word === '!='
   const isCompared = word !== undefined && COMPARISONS.has(word)
@@ -520,8 +555,8 @@ function comparedAt({ words, sets }: Reading, at: number, { test, isRead, orders
   const value = words[place]
   if (value === undefined || (!isCompared && !isRead && endsCondition(words, place)))
     return { width: place - at, holds: unknown }
-  const { values, isWhole } = valuesOf(value, sets)
-  const each = values.map(test)
+  const { values, isWhole, within } = valuesOf(value, sets)
+  const each = address === undefined ? values.map(test) : within(address)
   const holds = each.includes(true)
     ? true
     : !isWhole
@@ -532,8 +567,8 @@ function comparedAt({ words, sets }: Reading, at: number, { test, isRead, orders
 
 /** Returns the values of a set, or a single value as a list. A set that nft does not list has no known values. */
 const valuesOf = (value: string, sets: Reading['sets']): ListedSet => {
-  if (value.startsWith('@')) return sets.get(value.slice(1)) ?? { values: [], isWhole: false }
-  return { values: value.startsWith('{') ? listOf(value) : [value], isWhole: true }
+  if (value.startsWith('@')) return sets.get(value.slice(1)) ?? setOf([], false)
+  return setOf(value.startsWith('{') ? listOf(value) : [value], true)
 }
 
 /**

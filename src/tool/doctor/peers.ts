@@ -20,6 +20,8 @@ import { checkRoutes, isOnlyRouteMissing } from './routes.ts'
 import { outerIn, seenSides, sideText, type SeenSide } from './sides.ts'
 import { causeOf, hiddenCause } from './silence-causes.ts'
 
+/** The maximum number of silent peers for which weft doctor evaluates the firewall rules and all routes of this host. */
+const EXAMINED_PEERS = 16
 /** At this percentage of lost probes or more, the doctor reports a peer as lossy. */
 const LOSSY_PERCENT = 20
 /** The findings that prove that handshake messages from the peer arrive at this host. */
@@ -105,6 +107,8 @@ export function checkPeers(facts: Facts, isSendingWrong: boolean): Finding[] | u
    */
   const unreached = (is: (side: SeenSide) => boolean): readonly SeenSide[] =>
     seen.filter((sides) => sides.every(isBroken)).flatMap((sides) => sides.filter(is).slice(0, 1))
+  const silentSides = unreached(isSilent)
+  const causes = new Map(silentSides.map((side, at) => [side, hiddenCause(side, facts, at < EXAMINED_PEERS)]))
   const { probeSeconds } = status.peers
   // Says where packets to a peer that this host does not reach are probably lost. If the facts do not show where, the
   // usual cause is a firewall on the peer's host.
@@ -129,7 +133,7 @@ export function checkPeers(facts: Facts, isSendingWrong: boolean): Finding[] | u
     // If no weftd runs, no counter says when a packet from the peer last arrived. So describe only the results of
     // contacting the peer's host.
     if (silence !== undefined) return reach ? reachText(reach) : 'it does not answer'
-    const known = hiddenCause(side, facts)
+    const known = causes.get(side)
     if (known === 'underlay-route') return `the route to its host, or from its host, is wrong here: see \`${known}\``
     if (known)
       return `the firewall of this host drops the probes: see \`${known}\`${reach?.port === undefined ? '' : `; ${reachText(reach)}`}`
@@ -140,7 +144,7 @@ export function checkPeers(facts: Facts, isSendingWrong: boolean): Finding[] | u
     return last + (why ?? '')
   }
   const fixOf = (side: SeenSide): string => {
-    const known = hiddenCause(side, facts)
+    const known = causes.get(side)
     const isElse = reaches.get(side.peer.lease)?.port !== undefined
     return known && !isElse ? firstRemove(known) : silentFix(status, side)
   }
@@ -152,12 +156,12 @@ export function checkPeers(facts: Facts, isSendingWrong: boolean): Finding[] | u
       unreached(isUnusable),
       (side) => `${sideText(side)}${side.peer.type === '' ? '' : `, of type ${side.peer.type}`}`,
     ),
-    ...unreached(isSilent).map((side): Finding => ({
+    ...silentSides.map((side): Finding => ({
       name: 'peer-silent',
       detail: `${sideText(side)}: ${silentText(side)}`,
       fix: fixOf(side),
     })),
-    ...halves.map((side) => halfFinding(side, isSilent(side), facts)),
+    ...halves.map((side, at) => halfFinding(side, isSilent(side), at < EXAMINED_PEERS ? facts : undefined)),
     ...each(
       'peer-lossy',
       seen.flat().filter(isLossy),
@@ -167,9 +171,9 @@ export function checkPeers(facts: Facts, isSendingWrong: boolean): Finding[] | u
   ]
 }
 
-/** Returns the finding about a peer that this node reaches over the other family alone. */
-function halfFinding(side: SeenSide, isSilent: boolean, facts: Facts): Finding {
-  const cause = isSilent ? causeOf(side, facts) : undefined
+/** Returns the finding about a peer that this node reaches over the other family alone. Without `facts` it has no cause. */
+function halfFinding(side: SeenSide, isSilent: boolean, facts: Facts | undefined): Finding {
+  const cause = isSilent && facts ? causeOf(side, facts) : undefined
   const what = isSilent ? 'it does not answer' : 'this node cannot use its lease'
   return {
     name: 'family-broken',

@@ -14,11 +14,15 @@ import { underlayFault } from './underlay.ts'
 
 /**
  * Returns the finding that explains why a peer looks silent although its host may be well; undefined if the facts about
- * this host do not explain the silence.
+ * this host do not explain the silence. Evaluates the firewall rules only if `hasRules` is true.
  */
-export function hiddenCause(side: SeenSide, facts: Facts): 'underlay-route' | 'probes-dropped' | undefined {
+export function hiddenCause(
+  side: SeenSide,
+  facts: Facts,
+  hasRules: boolean,
+): 'underlay-route' | 'probes-dropped' | undefined {
   if (underlayFault(side, facts)) return 'underlay-route'
-  return dropsOfOwnProbes(side, facts).length > 0 ? 'probes-dropped' : undefined
+  return hasRules && dropsOfOwnProbes(side, facts).length > 0 ? 'probes-dropped' : undefined
 }
 
 /** Returns the finding about this host that explains why no packets pass to a peer over one family, if there is one. */
@@ -37,7 +41,7 @@ export function causeOf(side: SeenSide, facts: Facts): FindingName | undefined {
     route?.name ??
     datagramFault(side, facts) ??
     (ipsecDrop(facts, flows)?.isCertain ? 'ipsec-blocked' : undefined) ??
-    hiddenCause(side, facts)
+    hiddenCause(side, facts, true)
   )
 }
 

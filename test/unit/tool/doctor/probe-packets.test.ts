@@ -6,6 +6,7 @@ import { countPeers } from '../../../../src/report/status.ts'
 import { explain } from '../../../../src/tool/doctor/explain.ts'
 import type { Facts } from '../../../../src/tool/doctor/facts.ts'
 import { checkFirewall } from '../../../../src/tool/doctor/firewall.ts'
+import { readRules } from '../../../../src/tool/doctor/host-rules.ts'
 import { checkPeers } from '../../../../src/tool/doctor/peers.ts'
 import { route, silentSide, sound, soundPeer, soundStatus as status } from '../../../support/facts.ts'
 
@@ -74,4 +75,27 @@ it('the silence of a peer proves nothing if this host drops the probes', () => {
     says: 'its host does not answer through the data path, 100% lost, but the firewall of this host drops the probes: -A OUTPUT -o flannel0 -j DROP',
   })
   expect(steps({ ...facts, iptables: '' })!.passes).toBe(false)
+})
+
+it('evaluates the rules for the probes of only some silent peers, because each peer costs a walk over all rules', () => {
+  const peers = Array.from({ length: 40 }, (_, at) => ({
+    ...soundPeer,
+    ...silentSide,
+    lease: `10.5.${at + 2}.0-24`,
+    subnet: `10.5.${at + 2}.0/24`,
+  }))
+  const facts = { ...sound, iptables: '-A OUTPUT -o flannel0 -j DROP', answers: new Map() }
+  const details = checkPeers({ ...facts, status: { ...status, peers: countPeers(peers, 10) } }, false)!.flatMap(
+    ({ name, detail }) => (name === 'peer-silent' ? detail : []),
+  )
+  expect(details).toHaveLength(40)
+  expect(details.filter((detail) => detail.includes('the firewall of this host drops the probes'))).toHaveLength(16)
+})
+
+it('evaluates the rules for equal packets only once', () => {
+  const { walk } = readRules({ ...sound, iptables: '-P INPUT DROP' }, 'ipv4')
+  const [source, destination] = [parseAddress('10.5.1.2')!, parseAddress('10.5.2.2')!]
+  const packet = { chain: 'INPUT', protocol: 'icmp', source, destination } as const
+  expect(walk({ ...packet })).toBe(walk({ ...packet }))
+  expect(walk({ ...packet, state: 'new' })).not.toBe(walk(packet))
 })

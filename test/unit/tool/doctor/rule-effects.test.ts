@@ -587,8 +587,14 @@ describe("a rule that changes the addresses of the backend's packets", () => {
 
   it('is not reported if the peer answers, or if the source does not change', () => {
     expect([named(redirect), named(snat), stops(redirect, false)]).toEqual([[], [], []])
-    for (const rule of ['-j SNAT --to-source 192.0.2.1', '-j MASQUERADE'])
+    for (const rule of [
+      '-j SNAT --to-source 192.0.2.1',
+      '-j SNAT --to-source 192.0.1.250-192.0.2.9:1024-65535',
+      '-j MASQUERADE',
+    ])
       expect(named({ ...silent(), ...nat(`-A POSTROUTING -o eth0 ${rule}`) })).toEqual([])
+    const outside = nat('-A POSTROUTING -o eth0 -j SNAT --to-source 192.0.2.2-192.0.2.9')
+    expect(named({ ...silent(), ...outside })).toHaveLength(1)
   })
 
   it('changes the source by masquerading if the address of the node is a secondary address', () => {
@@ -631,6 +637,10 @@ describe("IPv6's neighbour discovery on the bridge of the containers", () => {
     ])
     const bridged = base('bridge own', 'filter hook input priority 0', 'icmpv6 type nd-neighbor-solicit drop')
     expect(named({ nft: bridged })).toEqual([expect.stringMatching(/^discovery-dropped: nft: bridge own c: /)])
+    const raw = '-t raw -A PREROUTING -p ipv6-icmp -j DROP'
+    expect(named({ ip6tables: `*raw\n${raw.slice(7)}\nCOMMIT` })).toContain(
+      `discovery-dropped: ip6tables: ${raw}: accept the packets of neighbour discovery: \`ip6tables -I PREROUTING -t raw -i cni0 -p ipv6-icmp -j ACCEPT\``,
+    )
     // A rule that also drops all other packets of containers is named once.
     const all = base('bridge own', 'filter hook input priority 0', 'ether type ip6 drop')
     expect(named({ nft: all })).toEqual([expect.stringMatching(/^forward-dropped: nft: bridge own c: /)])
@@ -649,6 +659,21 @@ describe("IPv6's neighbour discovery on the bridge of the containers", () => {
     expect(named({ ip6tables: strict.replace(/\n[^\n]+ 135 [^\n]+/, '') })).toEqual([
       expect.stringMatching(/^discovery-dropped: ip6tables: -P INPUT DROP: /),
     ])
+  })
+
+  it('is not reported if the firewall accepts solicitations only with multicast addresses', () => {
+    const solicitation = '-A INPUT -p ipv6-icmp -m icmp6 --icmpv6-type 135'
+    const advertisement = '-A INPUT -p ipv6-icmp -m icmp6 --icmpv6-type 136 -j ACCEPT'
+    for (const condition of ['-d ff02::/16', '-m addrtype --dst-type MULTICAST', '-m pkttype --pkt-type multicast']) {
+      const rules = [`${solicitation} ${condition} -j ACCEPT`, advertisement, '-A INPUT -p ipv6-icmp -j DROP']
+      expect(named({ ip6tables: rules.join('\n') }).filter((each) => each.startsWith('discovery'))).toEqual([])
+    }
+    const nft = base(
+      'inet own',
+      'filter hook input priority 0',
+      'icmpv6 type nd-neighbor-solicit meta pkttype multicast accept; icmpv6 type nd-neighbor-solicit drop',
+    )
+    expect(named({ nft })).toEqual([])
   })
 })
 
@@ -682,4 +707,40 @@ describe('with br_netfilter, rules also see the packets between two containers o
       .map((each) => ({ ...each, name: each.name.replace('cni0', 'docker0') }))
     expect(found({ iptables: docker, links }, filtered)).toEqual([])
   })
+})
+
+describe('the elements of a set', () => {
+  const nft = (condition: string): string =>
+    [
+      'table inet own {',
+      '\tset allowed {',
+      '\t\ttype ipv4_addr',
+      '\t\tflags interval',
+      '\t\telements = { 192.0.2.9 comment "a } of b, 10.99.0.0/16",',
+      '\t\t\t     10.5.0.0/16 comment "the network" }',
+      '\t}',
+      '\tchain c {',
+      '\t\ttype filter hook forward priority filter; policy accept;',
+      `\t\t${condition} drop`,
+      '\t}',
+      '}',
+      '',
+    ].join('\n')
+  it('may have comments with commas and braces', () => {
+    expect(found({ nft: nft('ip saddr != @allowed') })).toEqual([])
+    expect(found({ nft: nft('ip saddr @allowed') })).toEqual([
+      expect.stringMatching(/^forward-dropped: nft: inet own c: ip saddr @allowed drop/),
+    ])
+  })
+})
+
+it('containers that Docker separates on purpose ("icc": false) are no fault', () => {
+  const docker = host.links.map((each) => (each.name === 'cni0' ? { ...each, name: 'docker0' } : each))
+  const nft = base(
+    'ip docker-bridges',
+    'filter hook forward priority filter',
+    'iifname "docker0" oifname "docker0" counter packets 0 bytes 0 drop comment "ICC"',
+  )
+  const iptables = saved('filter', '-A DOCKER-FORWARD -i docker0 -o docker0 -j DROP', '-A FORWARD -j DOCKER-FORWARD')
+  for (const part of [{ nft }, { iptables }]) expect(found({ ...part, links: docker, bridgeFilter: '1' })).toEqual([])
 })
