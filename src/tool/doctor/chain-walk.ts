@@ -355,7 +355,7 @@ export function isState({ state, mayBeUntracked = false }: FilteredPacket, state
 /**
  * Returns true if the source or destination address has one of the routing types `types` (ip-route(8)). The destination
  * of an incoming packet and the source of an outgoing packet have the type `local`, because they are addresses of this
- * host. All other addresses belong to other hosts (`unicast`), or are multicast addresses of IPv6.
+ * host. All other addresses belong to other hosts (`unicast`), or are IPv6 multicast addresses.
  */
 export function isOfType(packet: FilteredPacket, end: 'source' | 'destination', types: readonly string[]): boolean {
   const isLocal = packet.chain === (end === 'source' ? 'OUTPUT' : 'INPUT')

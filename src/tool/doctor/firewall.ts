@@ -180,7 +180,7 @@ function onBridge(side: OwnSide, walking: Walking): Dropped[] {
 /** Returns true for Docker's rule that separates the containers of a bridge, if the operator set `"icc": false`. */
 const isSeparation = (detail: string, bridge: string): boolean =>
   /^(?:docker|br-)/.test(bridge) &&
-  (detail.includes(` -i ${bridge} -o ${bridge} -j DROP`) || / drop comment ICC$/.test(detail.replaceAll('"', '')))
+  (detail.includes(` -i ${bridge} -o ${bridge} -j DROP`) || detail.endsWith(' drop comment "ICC"'))
 
 /** The first of the addresses ff02::1:ff00:0/104 (RFC 4291, section 2.7.1). */
 const SOLICITED_NODES = 0xff02_0000_0000_0000_0000_0001_ff00_0000n

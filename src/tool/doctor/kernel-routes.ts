@@ -111,7 +111,7 @@ export function markedFault(peer: SeenSide, side: OwnSide, facts: Facts): readon
 
 /**
  * Returns true if the packets from a container of this node to the peer perhaps have the mark of a lookup. A transparent
- * proxy marks the packets of its own connections, and routes them to this host itself, so such a route is no fault.
+ * proxy marks the packets of its own connections, and routes them to this host itself, so such a route is right.
  */
 function mayHave({ query, answer }: AnsweredQuery, peer: SeenSide, side: OwnSide, facts: Facts): boolean {
   const { certain, possible } = markingFor(peer, side, facts) ?? {}

@@ -81,7 +81,7 @@ export function checkPeers(facts: Facts, isSendingWrong: boolean): Finding[] | u
   // the peers.
   if (silence !== undefined && status.dataPath?.open !== true) return undefined
   const { node } = status
-  const { list, answering } = status.peers
+  const { list, answering, probeSeconds } = status.peers
   const isSilent = ({ answers: now, state, lossPercent }: SeenSide): boolean =>
     state !== 'stored' && (now ? !now.small : answering !== null && lossPercent !== null && state !== 'answering')
   // The check `routes` reports peers that lack only a route.
@@ -109,7 +109,6 @@ export function checkPeers(facts: Facts, isSendingWrong: boolean): Finding[] | u
     seen.filter((sides) => sides.every(isBroken)).flatMap((sides) => sides.filter(is).slice(0, 1))
   const silentSides = unreached(isSilent)
   const causes = new Map(silentSides.map((side, at) => [side, hiddenCause(side, facts, at < EXAMINED_PEERS)]))
-  const { probeSeconds } = status.peers
   // Says where packets to a peer that this host does not reach are probably lost. If the facts do not show where, the
   // usual cause is a firewall on the peer's host.
   const whereLost = (reach: Reach | undefined): string =>

@@ -95,8 +95,9 @@ function faultOut(answered: AnsweredQuery, { family, host }: Ends, external: Lin
   const isOnLink = addressesIn(external, family).some(({ address, prefixLength }) =>
     netContains(netAround(address, prefixLength), host),
   )
-  return isOnLink && gateway !== undefined
-    ? { detail: `${about} go${via}${by}, although the host is on the link of ${device}` }
+  // The tables of hosts with several interfaces often have only the default route of one interface.
+  return isOnLink && gateway !== undefined && isUsual
+    ? { detail: `${about} go${via}, although the host is on the link of ${device}` }
     : undefined
 }
 

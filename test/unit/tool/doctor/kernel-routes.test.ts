@@ -113,7 +113,7 @@ describe('a policy routing rule', () => {
     expect(by({}, { iptables: mangle })).toEqual([])
   })
 
-  it('for a mark that no rule gives the packets of containers is no fault', () => {
+  it('for a mark that no rule gives the packets of containers is not reported', () => {
     const viaRouter = { device: 'eth0', gateway: '192.0.2.254', table: 100 }
     const saved = (...rules: readonly string[]) => ({ iptables: ['*mangle', ...rules, 'COMMIT'].join('\n') })
     // A host with two providers marks the connections that arrive from one of them.
@@ -128,7 +128,7 @@ describe('a policy routing rule', () => {
     expect(by({ marked: { device: 'lo', type: 'local', table: 2004 } }, proxy)).toEqual([])
   })
 
-  it('for a mark is no certain fault if a later rule depends on the mark of an earlier rule', () => {
+  it('for a mark is only a warning if a later rule depends on the mark of an earlier rule', () => {
     const rules = [
       '-A PREROUTING -i cni0 -j MARK --set-xmark 0x2/0xffffffff',
       '-A PREROUTING -m mark --mark 0x0 -j MARK --set-xmark 0x1/0xffffffff',

@@ -92,6 +92,7 @@ it('a route is right if a peer that answers proves it, or if it leads to the rou
   expect(found(router, { ...silent, defaultGateways: ['192.0.2.254'] })).toEqual([
     expect.stringMatching(/^peer-silent: /),
   ])
+  expect(found({ underlay: { gateway: '192.0.2.253', table: 100 } })).toEqual([expect.stringMatching(/^peer-silent: /)])
   const other = { ...soundPeer, lease: '10.5.3.0-24', subnet: '10.5.3.0/24', publicIp: '192.0.2.3' }
   const elsewhere = { underlay: { device: 'eth1' } }
   const byPeers = (peers: readonly (typeof soundPeer)[]): string[] => {
