@@ -22,6 +22,7 @@ import { earlierRun, keptName } from './node/restart/earlier-run.ts'
 import { enterHandover, type Inheritable, type HandoverParts } from './node/restart/handover.ts'
 import {
   externalOf,
+  isSameStore,
   isSubnetEnvForeign,
   lastKnownFile,
   nextFor,
@@ -98,7 +99,7 @@ function handoverParts(node: NewNode, options: CutOptions, kept: readonly number
     },
     async earlierRun() {
       const known = await readLastKnown(lastKnownFile(node.options), log)
-      node.known = known?.store === store ? known : undefined
+      node.known = known && isSameStore(known.store, store) ? known : undefined
       return earlierRun(left.splice(0), known, store)
     },
     resume: (inheritable) => resume(node, options, inheritable, calm),

@@ -15,7 +15,7 @@ import { openDataPaths, type DataPaths } from './data-paths.ts'
 import { amended } from './loops/lease.ts'
 import { canForward, type ForwardingNode, type NewNode, type NodeParts, type PathFacts } from './node.ts'
 import type { Handover } from './restart/handover.ts'
-import { lastKnownFile, readLastKnown } from './restart/last-known.ts'
+import { isSameStore, lastKnownFile, readLastKnown } from './restart/last-known.ts'
 
 /**
  * Opens data paths with the facts `facts`. `others` lists the lease keys of the peers to which weftd sends over the
@@ -149,8 +149,9 @@ async function knownBefore(
 ): Promise<{ readonly view: ReadonlyMap<string, Lease>; readonly others: readonly string[] } | undefined> {
   if (!isOnLoan && tunNames.length === 0) return undefined
   const known = await readLastKnown(lastKnownFile(options), log)
-  const isSame = (): boolean =>
-    known?.store === store && known.lease.key === key && (known.expiresAt ?? Infinity) > Date.now()
-  if (!known || !(isOnLoan || isSame())) return undefined
+  if (!known) return undefined
+  const isSame =
+    isSameStore(known.store, store) && known.lease.key === key && (known.expiresAt ?? Infinity) > Date.now()
+  if (!isOnLoan && !isSame) return undefined
   return { view: new Map(known.leases.map((each) => [each.key, each])), others: known.others ?? [] }
 }

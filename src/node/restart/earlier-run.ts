@@ -4,7 +4,7 @@
 import { closeAll } from '../../host/unix-socket.ts'
 import type { Nets } from '../../net/address.ts'
 import type { OpenPath } from '../../path/engine/engine.ts'
-import type { LastKnown } from './last-known.ts'
+import { isSameStore, type LastKnown } from './last-known.ts'
 import { unpackPaths } from './open-path.ts'
 
 export interface EarlierRun {
@@ -53,7 +53,7 @@ export function earlierRun(
   known: (Pick<LastKnown, 'tunNames' | 'paths'> & Partial<Pick<LastKnown, 'store' | 'lease'>>) | undefined,
   store?: string,
 ): EarlierRun {
-  const isAnothers = store !== undefined && known?.store !== undefined && known.store !== store
+  const isAnothers = store !== undefined && known?.store !== undefined && !isSameStore(known.store, store)
   if (isAnothers) closeAll(fds)
   let left = isAnothers ? [] : fds
   return {

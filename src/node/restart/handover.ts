@@ -21,6 +21,7 @@ import { FAMILIES, familyOfText, formatNet, type Nets } from '../../net/address.
 import { hasBackendName, isNamedBy } from '../../path/catalog.ts'
 import type { OpenPath } from '../../path/engine/engine.ts'
 import type { EarlierRun } from './earlier-run.ts'
+import { isSameStore } from './last-known.ts'
 import { serveSuccessors, type Lender } from './lender.ts'
 import { fdsOf } from './open-path.ts'
 import type { Predecessor } from './predecessor.ts'
@@ -328,7 +329,7 @@ export class Handover {
       return undefined
     }
     const { store } = this.parts.lender.about()
-    if (about.store === store) return found
+    if (isSameStore(about.store, store)) return found
     found.close()
     throw new WeftError(
       'DEVICE',

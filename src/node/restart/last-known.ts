@@ -19,7 +19,7 @@ const LEASES_A_PIECE = 1_000
 const VERSION: number = 2
 
 export interface LastKnown {
-  /** A name that identifies the store (storeNameOf). A process with another store ignores the file. */
+  /** A name that identifies the store (storeNameOf, isSameStore). A process with another store ignores the file. */
   readonly store: string
   /** The text of the network configuration without its secrets. */
   readonly config: string
@@ -94,32 +94,32 @@ async function linkAt(path: string): Promise<{ readonly to: string } | 'late' | 
   return Promise.race([read, late]).finally(() => clearTimeout(timer))
 }
 
-/** The name of the Kubernetes API. The two spaces are there because older versions appended a URL and a path, or nothing. */
-const KUBERNETES = 'kubernetes  '
-
 /**
- * Returns a name that identifies a store. The name has the prefix in etcd or the path of the lease directory. It does
- * not have the endpoints of etcd or the address of the Kubernetes API, which may change.
+ * Returns a name that identifies a store. The name has the prefix in etcd or the path of the lease directory, but not the
+ * endpoints of etcd, which may change. weftd 0.2.0 compares names as texts, and so does a weftd that someone goes back
+ * to. So the name has the form of that version, although `isSameStore` ignores parts of it.
  */
 export async function storeNameOf(
-  options: Pick<StoreOptions, 'lease-dir' | 'etcd-prefix' | 'kube-subnet-mgr'>,
+  options: Pick<StoreOptions, 'lease-dir' | 'etcd-prefix' | 'kube-subnet-mgr' | 'kube-api-url' | 'kubeconfig-file'>,
 ): Promise<string> {
-  if (options['kube-subnet-mgr']) return KUBERNETES
+  if (options['kube-subnet-mgr']) return `kubernetes ${String(options['kube-api-url'])} ${options['kubeconfig-file']}`
   const kind = storeKindOf(options)
   switch (kind) {
     case 'directory':
       return `${kind} ${await realFolder(resolve(options['lease-dir']))}`
     case 'etcd':
-      return presentStoreName(`${kind} ${options['etcd-prefix']}`)
+      return `${kind} ${options['etcd-prefix']}`
   }
 }
 
 /**
- * Returns the present name of a store for a name that a weftd of any version wrote. Older versions named the URL of the
- * Kubernetes API and the path of the kubeconfig, and did not normalize the prefix in etcd.
+ * Returns true if both names, which weftd of any versions wrote, identify the same store. Ignores the URL and the
+ * kubeconfig of the Kubernetes API, because its address may change, and superfluous slashes of the prefix in etcd.
  */
-export function presentStoreName(name: string): string {
-  if (name.startsWith('kubernetes ')) return KUBERNETES
+export const isSameStore = (a: string, b: string): boolean => identityOf(a) === identityOf(b)
+
+function identityOf(name: string): string {
+  if (name.startsWith('kubernetes ')) return 'kubernetes'
   const [, prefix] = /^etcd (.*)$/s.exec(name) ?? []
   return prefix === undefined ? name : `etcd ${posix.normalize(prefix).replace(/\/+$/, '')}`
 }
@@ -172,7 +172,6 @@ export async function readLastKnown(path: string, log: Log): Promise<LastKnown |
     if (expiresAt !== undefined && typeof expiresAt !== 'number') throw new Error('expiresAt is no number')
     return {
       ...rest,
-      store: presentStoreName(store),
       external: readExternalText(external),
       lease: decodeLease(...lease),
       leases: leases.map(([key, value]) => decodeLease(key, value)),

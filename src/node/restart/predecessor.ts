@@ -5,7 +5,6 @@ import { messageOf, WeftError } from '../../base/errors.ts'
 import { afterRunning } from '../../host/bell.ts'
 import { closeAll, type Connection, type Parcel } from '../../host/unix-socket.ts'
 import type { OpenPath } from '../../path/engine/engine.ts'
-import { presentStoreName } from './last-known.ts'
 import { unpackPaths } from './open-path.ts'
 import { ANSWER_MS, LEAVE_MS, messageFor, parse, STILL_MS, type About, type HandoverEvent } from './protocol.ts'
 
@@ -232,7 +231,7 @@ function aboutOf({ version, store, lease, healthPort }: { readonly [name: string
   const { key, publicIp } = (lease ?? {}) as { readonly [name: string]: unknown }
   return {
     version: typeof version === 'string' ? version : 'unknown',
-    store: typeof store === 'string' ? presentStoreName(store) : '',
+    store: typeof store === 'string' ? store : '',
     healthPort: typeof healthPort === 'number' ? healthPort : 0,
     lease: typeof key === 'string' && typeof publicIp === 'string' ? { key, publicIp } : undefined,
   }

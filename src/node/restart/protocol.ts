@@ -81,7 +81,7 @@ export const NEXT: { readonly [From in Stage]: { readonly [What in HandoverEvent
 /** A predecessor's description of itself. */
 export interface About {
   readonly version: string
-  /** A name that identifies the store, as storeNameOf returns it. */
+  /** A name that identifies the store, as storeNameOf of any version returns it. */
   readonly store: string
   /** The predecessor's own lease; undefined while the predecessor has none. */
   readonly lease?: { readonly key: string; readonly publicIp: string } | undefined

@@ -342,7 +342,7 @@ describe('a daemon that runs', () => {
 
   it('of an earlier version, which named its store in another way, hands over', async () => {
     const handover = await enter(running({ meet: { ...ABOUT, store: 'etcd /x/' } }))
-    expect(await handover.predecessor()).toMatchObject({ store: 'etcd /x' })
+    expect(await handover.predecessor()).toMatchObject({ store: 'etcd /x/' })
   })
 })
 
