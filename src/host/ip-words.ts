@@ -136,7 +136,7 @@ function wordsOfAddress(change: OfKind<'replace address'>): readonly string[] {
 }
 
 function wordsOfRoute(route: RouteChange): readonly string[] {
-  const { destination, type, gateway, device, onlink, metric, scope, source, table, protocol } = route
+  const { destination, type, gateway, device, nextHopObject, onlink, metric, scope, source, table, protocol } = route
   const isOtherFamily = gateway !== undefined && typeof gateway !== typeof destination.address
   const family = typeof gateway === 'number' ? 'inet' : 'inet6'
   return [
@@ -144,6 +144,7 @@ function wordsOfRoute(route: RouteChange): readonly string[] {
     destination.prefixLength === 0 ? 'default' : formatNet(destination),
     ...(gateway === undefined ? [] : ['via', ...(isOtherFamily ? [family] : []), formatAddress(gateway)]),
     ...option('dev', device?.name),
+    ...option('nhid', nextHopObject),
     ...option('table', table),
     ...option('proto', protocol),
     ...option('scope', scope),

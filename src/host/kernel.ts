@@ -127,8 +127,11 @@ export interface Route {
   /** The gateway, an IPv4 or IPv6 address; undefined if the route has no gateway, or has several next hops. */
   readonly gateway: string | undefined
   readonly isMultipath?: boolean
-  /** True if the route names a next hop object (`ip nexthop`), from which the kernel takes the gateway and the device. */
-  readonly hasNextHopObject?: boolean
+  /**
+   * The id of the next hop object (`ip nexthop`) from which the kernel takes the gateway and the device; left out if the
+   * route has none.
+   */
+  readonly nextHopObject?: number
   /**
    * True if the kernel uses the route only for some of the packets to its destination: only for a certain TOS or, in
    * IPv6, only for packets from a certain source network. Only `HostKernel.routes` sets this member.
@@ -347,6 +350,8 @@ export interface RouteChange {
   readonly type?: RouteType
   readonly gateway?: Address
   readonly device?: Device
+  /** The id of a next hop object. The kernel refuses it together with a gateway or a device. */
+  readonly nextHopObject?: number
   readonly onlink?: boolean
   readonly metric?: number
   readonly scope?: 'global' | 'link'

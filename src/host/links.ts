@@ -35,18 +35,20 @@ const DEFAULT_ROUTES: Readonly<Record<Family, Net>> = {
 
 /** Returns the change that deletes exactly this route. */
 export function deletionOf(route: Route, family: Family): Change {
-  const { destination, type, device, metric, table } = route
-  // The kernel finds no IPv4 route with a next hop object by a gateway or a device (net/ipv4/fib_semantics.c,
-  // fib_nh_match), so leave them out. The metric distinguishes the route from others to the same destination.
-  const { gateway: via, deviceIndex } = route.hasNextHopObject ? { gateway: undefined, deviceIndex: 0 } : route
-  const gateway = via === undefined ? undefined : parseAddress(via)
+  const { destination, type, device, deviceIndex, metric, table, nextHopObject } = route
+  const gateway = route.gateway === undefined ? undefined : parseAddress(route.gateway)
+  const byDevice = {
+    ...(gateway === undefined ? {} : { gateway }),
+    ...(deviceIndex === 0 ? {} : { device: { name: device, index: deviceIndex } }),
+  }
   return {
     kind: 'delete route',
     destination: parseNet(destination) ?? DEFAULT_ROUTES[family],
     ...(type === 'unicast' ? {} : { type }),
     ...(table === MAIN_TABLE ? {} : { table }),
-    ...(gateway === undefined ? {} : { gateway }),
-    ...(deviceIndex === 0 ? {} : { device: { name: device, index: deviceIndex } }),
+    // The kernel finds no IPv4 route with a next hop object by a gateway or a device (net/ipv4/fib_semantics.c,
+    // fib_nh_match). Without all three the kernel may delete a different route with the same destination and metric.
+    ...(nextHopObject === undefined ? byDevice : { nextHopObject }),
     // Leave out the metric 0: without a metric, the kernel deletes the route with the lowest metric, which is 0 in this
     // case. No IPv6 route has the metric 0.
     ...(metric === 0 ? {} : { metric }),

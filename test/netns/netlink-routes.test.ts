@@ -90,7 +90,7 @@ async function routesOfIp(family: Family): Promise<Omit<Route, 'deviceIndex'>[]>
     protocol: route.protocol ?? 'boot',
     gateway: route.gateway ?? route.via?.host,
     ...(route.nexthops ? { isMultipath: true } : {}),
-    ...(route.nhid === undefined ? {} : { hasNextHopObject: true }),
+    ...(route.nhid === undefined ? {} : { nextHopObject: route.nhid }),
     metric: route.metric ?? 0,
     source: route.prefsrc === undefined ? undefined : parseAddress(route.prefsrc),
     table: TABLES[route.table ?? 'main'] ?? Number(route.table),
@@ -174,22 +174,33 @@ describe('routes', () => {
       'nexthop add id 9 group 7/8',
       'route add 10.6.3.0/24 nhid 7',
       'route add 10.6.4.0/24 nhid 9',
+      'route append 10.6.5.0/24 via 192.168.77.9 dev eth0',
+      'route append 10.6.5.0/24 nhid 7',
     ])
     const errors6 = await batch('ip -6', [
       'route add fd06:1::/64 via fd77::2 dev eth0 expires 1000',
       'route append fd06:2::/64 via fd77::2 dev eth0',
       'route append fd06:2::/64 via fd77::3 dev eth0',
       'nexthop add id 17 via fd77::7 dev eth0',
-      'route add fd06:3::/64 nhid 17',
+      'route append fd06:3::/64 via fd77::8 dev eth0',
+      'route append fd06:3::/64 nhid 17',
     ])
     expect([errors, errors6]).toEqual(['', ''])
     for (const family of FAMILIES) {
       expect(await routesOfKernel(family)).toEqual(await routesOfIp(family))
       const within = family === 'ipv4' ? parseNet('10.6.0.0/16')! : parseNet('fd06:3::/64')!
       const routes = await kernel.routes({ family, within })
-      expect(routes.filter(({ hasNextHopObject }) => hasNextHopObject)).toHaveLength(family === 'ipv4' ? 2 : 1)
-      expect(await kernel.change(routes.map((each) => deletionOf(each, family)))).toEqual(routes.map(() => undefined))
-      expect(await kernel.routes({ family, within })).toEqual([])
+      const byObject = routes.filter(({ nextHopObject }) => nextHopObject !== undefined)
+      const others = routes.filter((each) => !byObject.includes(each))
+      expect(byObject).toHaveLength(family === 'ipv4' ? 3 : 1)
+      // Each deletion must delete its own route, also if a different route has the same destination and metric.
+      for (const [gone, left] of [
+        [byObject, others],
+        [others, []],
+      ] as const) {
+        expect(await kernel.change(gone.map((each) => deletionOf(each, family)))).toEqual(gone.map(() => undefined))
+        expect(await kernel.routes({ family, within })).toEqual(left)
+      }
     }
   })
 

@@ -106,6 +106,7 @@ export type RouteRequest = Extract<Change, { readonly kind: 'add route' | 'repla
 /** Returns the netlink request that makes a change of a route; undefined if the route's interface does not exist. */
 export function routeRequest(change: RouteRequest, indexOf: IndexOf): Buffer | undefined {
   const { kind, destination, type, gateway, device, onlink = false, metric, source, table, protocol } = change
+  const { nextHopObject } = change
   const index = device && indexOf(device)
   if (index === 0) return undefined
   const isNew = kind !== 'delete route'
@@ -128,6 +129,7 @@ export function routeRequest(change: RouteRequest, indexOf: IndexOf): Buffer | u
   if (source !== undefined) writer.address(RTA.PREFSRC, source)
   if (metric !== undefined) writer.attributeU32(RTA.PRIORITY, metric)
   if (index !== undefined) writer.attributeU32(RTA.OIF, index)
+  if (nextHopObject !== undefined) writer.attributeU32(RTA.NH_ID, nextHopObject)
   return writer.finish()
 }
 
@@ -185,6 +187,7 @@ function readRoute(message: ReceivedMessage, attributes: Attributes, nameOf: Nam
   const multipath = attributes.bytes(RTA.MULTIPATH)
   const deviceIndex = attributes.u32(RTA.OIF) ?? (multipath ? firstHopIn(multipath) : 0)
   const gateway = multipath ? undefined : gatewayIn(attributes)
+  const nextHopObject = attributes.u32(RTA.NH_ID)
   return {
     device: deviceIndex === 0 ? '' : nameOf(deviceIndex),
     deviceIndex,
@@ -193,7 +196,7 @@ function readRoute(message: ReceivedMessage, attributes: Attributes, nameOf: Nam
     protocol: PROTOCOLS.get(message.u8(5)) ?? String(message.u8(5)),
     gateway: gateway === undefined ? undefined : formatAddress(gateway),
     ...(multipath ? { isMultipath: true } : {}),
-    ...(attributes.u32(RTA.NH_ID) ? { hasNextHopObject: true } : {}),
+    ...(nextHopObject ? { nextHopObject } : {}),
     metric: attributes.u32(RTA.PRIORITY) ?? 0,
     source: attributes.address(RTA.PREFSRC),
     table: tableIn(message, attributes),

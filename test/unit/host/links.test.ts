@@ -33,8 +33,8 @@ it.each([
     'ip route del 10.5.2.0/24 via 192.0.2.2 dev eth0',
   ],
   [
-    { destination: '10.5.2.0/24', gateway: '192.0.2.2', device: 'eth0', metric: 7, hasNextHopObject: true },
-    'ip route del 10.5.2.0/24 metric 7',
+    { destination: '10.5.2.0/24', gateway: '192.0.2.2', device: 'eth0', metric: 7, nextHopObject: 5 },
+    'ip route del 10.5.2.0/24 nhid 5 metric 7',
   ],
   [{ destination: 'default', device: 'eth0', metric: 9 }, 'ip route del default dev eth0 metric 9'],
   [
