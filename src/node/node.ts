@@ -87,14 +87,14 @@ interface Membership {
   /**
    * The facts about an earlier run that the search for leftovers needs; without them weftd does not search. `earlier`
    * has the subnets of the earlier run. `past` has those networks of the earlier run that are not a part of this node's
-   * networks. `formerRoutes` has the routes through hosts that the earlier run may have made (Surroundings). `others`
-   * lists the other daemons of this host.
+   * networks. `formerRoutes` has the routes through hosts that the earlier run may have made (Surroundings), until the
+   * node is ready. `others` lists the other daemons of this host.
    */
   readonly leftovers?:
     | {
         readonly earlier: Nets
         readonly past: Nets
-        readonly formerRoutes?: ReadonlySet<string>
+        formerRoutes?: ReadonlySet<string> | undefined
         readonly run: Run
         readonly others?: () => Promise<readonly OtherDaemon[]>
         /** Returns the functions that list and remove weftd's connections in this host's charon. */

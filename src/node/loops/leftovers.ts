@@ -4,7 +4,7 @@
 import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
-import { limited } from '../../host/bell.ts'
+import { limited, withLatePromise } from '../../host/bell.ts'
 import { familiesOf, listed, netsOf, netsOverlap } from '../../net/address.ts'
 import { publishersOf } from '../../path/catalog.ts'
 import { closeJoin, findPrograms, INGRESS_STAYS_MS } from '../../path/device/kernel-way-remains.ts'
@@ -20,7 +20,7 @@ import {
   type Surroundings,
 } from '../../path/device/leftovers.ts'
 import type { DataPaths } from '../data-paths.ts'
-import type { Node } from '../node.ts'
+import { LATE_MS, type Node } from '../node.ts'
 import { seal } from '../open.ts'
 import { handoverLock } from '../restart/rendezvous.ts'
 import { attrsBefore } from './lease.ts'
@@ -44,6 +44,8 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
   if (!leftovers || !backend.devices) return true
   const host = { kernel: node.kernel, run: leftovers.run }
   const { dataPath } = ownership
+  // A ready node has removed the routes of the earlier run. An operator may make such a route again on purpose.
+  if (node.isReady) leftovers.formerRoutes = undefined
   const isOurs = (): boolean => ownership.state.is === 'forwarding' && ownership.dataPath === dataPath
   if (!isOurs()) return node.pastPath.length === 0
   try {
@@ -312,22 +314,37 @@ export async function clearPast(node: Node): Promise<void> {
 /**
  * Removes the connections that the backend ipsec of an earlier run left in a charon that runs as a service. With its
  * plugin kernel-libipsec charon would still take packets to peers, because its routing table precedes the main table.
- * weftd calls it once, before the node is ready. A failure is only logged, because a charon that hangs must not keep the
- * node from being ready.
+ * weftd calls it once, before the node is ready. A failure is only logged, and a charon that does not answer within
+ * LATE_MS works on in the background, because it must not keep the node from being ready.
  */
 export async function clearCharon(node: Node): Promise<void> {
+  const clearing = removeConnections(node)
+  await withLatePromise(LATE_MS, (late) => Promise.race([clearing, late]))
+  clearing.catch((error: unknown) => {
+    if (!node.signal.aborted)
+      node.log.error(`A check of this host failed, and the start goes on: ${describeError(error)}`)
+  })
+}
+
+async function removeConnections(node: Node): Promise<void> {
   const { backend, config, leftovers, log, ownership, signal } = node
   if (!leftovers?.charon || backend.usesIpsec || ownership.state.is !== 'forwarding') return
   const { ipv4 } = config // the backend ipsec carries only IPv4
-  const networks = netsOf([...(ipv4 ? [ipv4.network] : []), ...listed(leftovers.past)])
-  const nets = listed(networks)
+  const nets = [...(ipv4 ? [ipv4.network] : []), ...listed(leftovers.past)]
   const late = () => new WeftError('COMMAND', `no answer within ${CHARON_MS / 1000} s`)
   try {
     const { leaveCharon, listConnections } = await leftovers.charon()
     const names = await limited(signal, CHARON_MS, late, (till) => listConnections(nets, till))
     if (names.length === 0) return
     const running = await (leftovers.others ?? othersOf(node.options))()
-    if (running.some((other) => other.networks === undefined || netsOverlap(other.networks, networks))) return
+    if (
+      running.some((other) =>
+        nets.some((net) => other.networks === undefined || netsOverlap(other.networks, netsOf([net]))),
+      )
+    )
+      return
+    // A successor may have the backend ipsec, and may have loaded these connections.
+    if (ownership.state.is !== 'forwarding') return
     await limited(signal, CHARON_MS, late, (till) => leaveCharon(nets, till))
     log.info(`Removed ${names.length} connections of charon, such as ${names[0]}, which another backend left`)
   } catch (error) {

@@ -31,6 +31,7 @@ import {
   store,
   subnetFile,
   trouble,
+  until,
   value,
 } from '../../../support/node-rig.ts'
 
@@ -141,6 +142,20 @@ describe('what another backend left', () => {
     expect(hasRouteToPeer()).toBe(false)
   })
 
+  it('through the former host of a node stays if an operator makes it after the node is ready', async () => {
+    const doubt = createBell()
+    addRouteToPeer()
+    const formerRoutes = new Set(['10.5.0.192/26 via 192.0.2.2'])
+    start({ backend: { ...backend, devices: [] }, leftovers: { ...leftovers, formerRoutes } }, doubt)
+    await ready()
+    expect(hasRouteToPeer()).toBe(false)
+    await vi.advanceTimersByTimeAsync(10_000)
+    addRouteToPeer()
+    doubt.ring()
+    await vi.advanceTimersByTimeAsync(60_000)
+    expect(hasRouteToPeer()).toBe(true)
+  })
+
   describe('in a network that this node no longer has', () => {
     const past = { ipv4: { address: parseAddress('10.9.0.0') as number, prefixLength: 16 } }
     const unreachable = 'unreachable 10.9.0.0/16'
@@ -207,6 +222,53 @@ describe('what another backend left', () => {
       await ready()
       expect(asked).toEqual(['list 10.5.0.0/24,fd00:9::/48', 'leave'])
       expect(lines).toContain(`I Removed 1 connections of charon, such as ${NAME}, which another backend left`)
+    })
+
+    it('is removed for the former network too if the network changed', async () => {
+      const past = netsOf([parseNet('10.9.0.0/16')!])
+      const others = async () => [{ name: 'weftd', pid: 7, networks: netsOf([parseNet('10.8.0.0/16')!]) }]
+      start({ backend, leftovers: { ...leftovers, past, others, charon: charonWith([NAME]) } })
+      await ready()
+      expect(asked).toEqual(['list 10.5.0.0/24,10.9.0.0/16', 'leave'])
+    })
+
+    it('stays if another daemon runs in the former network', async () => {
+      const past = netsOf([parseNet('10.9.0.0/16')!])
+      const others = async () => [{ name: 'weftd', pid: 7, networks: past }]
+      start({ backend, leftovers: { ...leftovers, past, others, charon: charonWith([NAME]) } })
+      await ready()
+      expect(asked).toEqual(['list 10.5.0.0/24,10.9.0.0/16'])
+    })
+
+    it('does not delay the start longer than a second if charon does not answer, and is removed when it does', async () => {
+      let answer = (): void => {}
+      const charon = async () => ({
+        ...(await charonWith([NAME])()),
+        listConnections: (_nets: readonly Net[], till: AbortSignal) =>
+          new Promise<readonly string[]>((resolve, reject) => {
+            answer = () => resolve([NAME])
+            till.addEventListener('abort', () => reject(till.reason as Error))
+          }),
+      })
+      start({ backend, leftovers: { ...leftovers, charon } })
+      await until(() => logged(/Running backend/), 1_500)
+      expect([asked, readiness()]).toEqual([[], true])
+      answer()
+      await inTurns(() => asked.includes('leave'))
+    })
+
+    it('stays if a successor takes over while charon lists it, because it may be that of the successor', async () => {
+      const charon = async () => ({
+        ...(await charonWith([NAME])()),
+        async listConnections() {
+          void ownership.release()
+          return [NAME]
+        },
+      })
+      start({ backend, leftovers: { ...leftovers, charon } })
+      await inTurns(() => ownership.state.is !== 'forwarding')
+      await vi.advanceTimersByTimeAsync(20_000)
+      expect(asked).toEqual([])
     })
 
     const flanneld = { name: 'flanneld', pid: 7, networks: undefined }
