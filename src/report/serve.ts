@@ -10,6 +10,11 @@ import { isAnswered, serveHealth, serveSocket, type Health, type HealthServer } 
  * predecessor) used.
  */
 const RETRY_MS = 1_000
+/**
+ * How long, in ms, a predecessor that gets a signal to stop may still answer at the status socket after it has ended the
+ * connection to this process. Then another weftd has the socket.
+ */
+const ENDING_MS = 30_000
 
 /** The flags that say at which addresses, port and socket weftd serves. */
 export interface ServedPlaces {
@@ -72,15 +77,23 @@ export async function serveStatus(
       later.push(atPort)
     }
   }
-  // Create the socket now, unless a running predecessor answers at the socket. In a pod the predecessor's socket is not
-  // visible, and this process's socket shows why the pod is not ready yet.
-  const socket = places['status-socket']
-  if (before.isSuccessor && socket !== '' && (await isAnswered(socket))) later.push(atSocket)
-  else await atSocket()
   const closing = new AbortController()
   const closed = new Promise<void>((resolve) =>
     closing.signal.addEventListener('abort', () => resolve(), { once: true }),
   )
+  const socket = places['status-socket']
+  const atFreeSocket = async (): Promise<void> => {
+    const end = performance.now() + ENDING_MS
+    while (performance.now() < end && (await isAnswered(socket))) {
+      await Promise.race([pause(signal, RETRY_MS).catch(() => {}), closed])
+      if (closing.signal.aborted || signal.aborted) return
+    }
+    await atSocket()
+  }
+  // Create the socket now, unless a running predecessor answers at the socket. In a pod the predecessor's socket is not
+  // visible, and this process's socket shows why the pod is not ready yet.
+  if (before.isSuccessor && socket !== '' && (await isAnswered(socket))) later.push(atFreeSocket)
+  else await atSocket()
   const catchUp = async (): Promise<void> => {
     await Promise.race([before.free, closed])
     for (const serve of later) {

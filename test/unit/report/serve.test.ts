@@ -90,3 +90,20 @@ it("the process serves its own socket immediately, and the predecessor's socket 
   expect([...first.lines, ...second.lines]).toEqual([])
   rmSync(folder, { recursive: true })
 })
+
+it('the process serves the socket also if the predecessor answers there until after it has ended the hand-over', async () => {
+  const folder = mkdtempSync(join(tmpdir(), 'weft-serve-'))
+  const place = { 'healthz-port': 0, 'status-socket': join(folder, 'weftd.sock') }
+  let connections = 0
+  const before = createServer((socket) => void (connections++, socket.destroy())).listen(place['status-socket'])
+  await once(before, 'listening')
+  const { serving, lines } = serve({ isSuccessor: true, free: Promise.resolve() }, place)
+  const after = await serving
+  await expect.poll(() => connections).toBeGreaterThan(1) // the process has tried again after the end of the hand-over
+  before.close()
+  await once(before, 'close')
+  await expect.poll(() => isAnswered(place['status-socket']), { timeout: 5_000 }).toBe(true)
+  await after.close()
+  expect(lines).toEqual([])
+  rmSync(folder, { recursive: true })
+})
