@@ -130,7 +130,10 @@ async function removePrograms(node: Node, isOurs: () => boolean): Promise<void> 
   removesLater.add(node)
   const later = (): void => {
     removesLater.delete(node)
-    if (!node.signal.aborted) void removeLast()
+    if (node.signal.aborted) return
+    removeLast().catch((error: unknown) =>
+      calm.warn(`Cannot check for leftovers of another backend: ${messageOf(error)}`),
+    )
   }
   setTimeout(later, INGRESS_STAYS_MS).unref()
 }

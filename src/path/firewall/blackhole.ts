@@ -40,7 +40,10 @@ export function createBlackhole(kernel: HostKernel, network: Net, earlier?: Net)
         type: 'blackhole',
         metric: METRIC,
       })
-      const old = ours.flatMap(({ destination }) => (destination === wanted ? [] : (parseNet(destination) ?? [])))
+      // weftd gives its routes no other protocol than `boot`, so a route with a different protocol is another program's.
+      const old = ours.flatMap(({ destination, protocol }) =>
+        destination === wanted || protocol !== 'boot' ? [] : (parseNet(destination) ?? []),
+      )
       const isMissing = subnet !== undefined && !ours.some(({ destination }) => destination === wanted)
       await applyChanges(kernel, [
         ...old.map((destination) => changeOf('delete route', destination)),

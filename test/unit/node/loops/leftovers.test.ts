@@ -12,6 +12,7 @@ import { formatNet, hostNet, netsOf, parseAddress, parseNet, type Net } from '..
 import type { Ipv4Net } from '../../../../src/net/ipv4.ts'
 import { clearLeftovers } from '../../../../src/node/loops/leftovers.ts'
 import type { Node } from '../../../../src/node/node.ts'
+import { INGRESS_STAYS_MS } from '../../../../src/path/device/kernel-way-remains.ts'
 import {
   backend,
   config,
@@ -460,6 +461,27 @@ describe('the eBPF programs of an earlier run', () => {
     await clearLeftovers(node)
     expect(detach).toHaveBeenCalledTimes(detached)
     expect(kernel.peek('weft-join') === undefined).toBe(detached > 0)
+  })
+
+  it('stay, and the node goes on, if weftd cannot list the other daemons after the time of the program `ingress`', async () => {
+    vi.spyOn(addon, 'listFilters').mockResolvedValue(OWN)
+    const detach = vi.spyOn(addon, 'detachProgram').mockResolvedValue(undefined)
+    kernel.addLink({ name: 'flannel0', type: 'tun' })
+    const said: string[] = []
+    const node = nodeWith([{ key: '10.5.0.64-26', subnet: {}, attrs: { publicIp: {}, backendType: '' } }], {
+      backend: { ...sealed, external: { name: 'eth0', index: 7 } },
+      config,
+      leftovers: { ...leftovers, others: async () => Promise.reject(new Error('EMFILE')) },
+      log: { info: () => {}, warn: (line: string) => void said.push(line), error: () => {}, v: () => false },
+      ownership: { state: { is: 'forwarding' }, dataPath: { carrier: () => ({}), tunNames: ['flannel0'] } },
+    })
+    await clearLeftovers(node)
+    const before = detach.mock.calls.length
+    expect(before).toBeGreaterThan(0)
+    said.length = 0
+    await vi.advanceTimersByTimeAsync(INGRESS_STAYS_MS)
+    expect(said).toEqual(['Cannot check for leftovers of another backend: EMFILE'])
+    expect(detach).toHaveBeenCalledTimes(before)
   })
 
   it('stay if a successor takes over while the kernel lists them, because they may be those of the successor', async () => {

@@ -642,10 +642,20 @@ describe('the firewall', () => {
         host.kernel.addRoute('ipv4', { type: 'blackhole', destination, metric })
       for (const subnet of ['10.42.5.0/24', '10.42.7.0/24', '10.9.7.0/24', '10.9.8.0/24']) add(subnet, 4294967295)
       add('10.42.6.0/24', 0)
+      host.kernel.addRoute('ipv4', {
+        type: 'blackhole',
+        destination: '10.42.9.0/24',
+        metric: 4294967295,
+        protocol: 'static',
+      })
       const wish = { previous: before, masq: false, forward: false }
       const firewall = createFirewall(tool, { ...host.options(wish), blackhole })
       await firewall.raise(SUBNET)
-      const others = ['blackhole 10.42.6.0/24', 'blackhole 10.9.8.0/24 metric 4294967295']
+      const others = [
+        'blackhole 10.42.6.0/24',
+        'blackhole 10.42.9.0/24 metric 4294967295',
+        'blackhole 10.9.8.0/24 metric 4294967295',
+      ]
       expect(host.kernel.routesAsText().toSorted()).toEqual([...others, ...own].toSorted())
       // Later such a route is that of another program.
       add('10.9.7.0/24', 4294967295)
