@@ -4,7 +4,16 @@ import { describeError, isWeftError } from '../../base/errors.ts'
 import { removeAll } from '../../host/kernel-errors.ts'
 import type { HostKernel, Route } from '../../host/kernel.ts'
 import { deletionOf, USUAL_METRIC } from '../../host/links.ts'
-import { addressKey, FAMILIES, familyOf, netContains, parseAddress, parseNet, type Family } from '../../net/address.ts'
+import {
+  addressKey,
+  FAMILIES,
+  familyOf,
+  isPartOf,
+  netContains,
+  parseAddress,
+  parseNet,
+  type Family,
+} from '../../net/address.ts'
 import { charonOfHost } from '../../node/choose.ts'
 import { isNamedBy, KINDS, type Kind } from '../../path/catalog.ts'
 import { findDevices, renamedAmong } from '../../path/device/flannel-devices.ts'
@@ -120,13 +129,19 @@ export async function findCharonRemains(networks: ReadonlySet<string>): Promise<
 }
 
 /**
- * Finds the unreachable routes of the backends ipsec and wireguard to networks other than `networks` (as `ip` writes
- * them), such as that of an IPv6 network that was removed from the configuration.
+ * Finds the unreachable routes of the backends ipsec and wireguard to networks that are not a part of one of `networks`
+ * (as `ip` writes them), such as that of an IPv6 network that was removed from the configuration. `findIpsecRemains`
+ * finds those within `networks`.
  */
 export async function findUnreachableRemains(kernel: HostKernel, networks: ReadonlySet<string>): Promise<Remains[]> {
+  const wholes = [...networks].flatMap((each) => parseNet(each) ?? [])
+  const isWithin = ({ destination }: Route): boolean => {
+    const net = parseNet(destination)
+    return net !== undefined && wholes.some((whole) => isPartOf(net, whole))
+  }
   const remainsOf = async (family: Family): Promise<Remains[]> =>
     unreachableRoutes(await kernel.routes({ family }))
-      .filter(({ destination }) => !networks.has(destination))
+      .filter((route) => !isWithin(route))
       .map((route) => ({
         things: [`the unreachable route to ${route.destination}`],
         stays: [],

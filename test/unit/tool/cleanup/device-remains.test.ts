@@ -8,6 +8,8 @@ import {
   findBlackholeRemains,
   findDeviceRemains,
   findHostRouteRemains,
+  findIpsecRemains,
+  findUnreachableRemains,
 } from '../../../../src/tool/cleanup/device-remains.ts'
 import { ModelKernel } from '../../../support/model-kernel.ts'
 
@@ -94,4 +96,27 @@ it('removes a device with its routes, the routes to hosts, and the blackholes', 
   ])
   // Another program may have removed an object since it was found.
   for (const { remove } of remains) await remove()
+})
+
+it('names each unreachable route once: within the network, wider, and of another family', async () => {
+  const kernel = new ModelKernel()
+  const add = (destination: string): void =>
+    kernel.addRoute(destination.includes(':') ? 'ipv6' : 'ipv4', {
+      type: 'unreachable',
+      destination,
+      metric: 0xff_ff_ff_ff,
+    })
+  for (const destination of ['10.5.0.0/16', '10.5.0.0/17', '10.0.0.0/8', 'fd00:5::/48']) add(destination)
+  const networks = new Set(['10.5.0.0/16'])
+  const run = (): Promise<never> => Promise.reject(new Error('no program is needed'))
+  const found = [
+    ...(await findUnreachableRemains(kernel, networks)),
+    ...(await findIpsecRemains({ kernel, run }, networks)),
+  ]
+  expect(found.flatMap(({ things }) => things).toSorted()).toEqual([
+    'the unreachable route to 10.0.0.0/8',
+    'the unreachable route to 10.5.0.0/16',
+    'the unreachable route to 10.5.0.0/17',
+    'the unreachable route to fd00:5::/48',
+  ])
 })
