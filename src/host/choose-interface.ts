@@ -203,7 +203,9 @@ export async function chooseExternalInterface(
 ): Promise<ExternalInterface> {
   const asked = byFamily(readPublicIp(wishes).filter((address) => families.includes(familyOf(address))))
   const ipv6OffBy = async ({ name }: Link): Promise<string | undefined> => {
-    const { disablingIpv6, dotted, getSysctl } = await import('./sysctl.ts') // few hosts need this module
+    // Few hosts need these modules.
+    const { disablingIpv6, dotted } = await import('./sysctl-names.ts')
+    const { getSysctl } = await import('./sysctl.ts')
     const setting = disablingIpv6(name)
     return (await (readSysctl ?? getSysctl)(setting)) === '1' ? dotted(setting) : undefined
   }

@@ -3,7 +3,7 @@
 // A check reports a fault only if the facts prove it, so that a healthy host has no findings. findings.ts lists all
 // possible findings.
 
-import { dotted, forwardingOf } from '../../host/sysctl.ts'
+import { dotted, forwardingOf } from '../../host/sysctl-names.ts'
 import { FAMILIES, FAMILY_NAMES, formatNet } from '../../net/address.ts'
 import { kindOf, publishers } from '../../path/catalog.ts'
 import type { Status } from '../../report/status.ts'
@@ -21,6 +21,7 @@ import { checkPrograms } from './path-programs.ts'
 import { checkLeases, checkPeers } from './peers.ts'
 import { checkRoutes } from './routes.ts'
 import { networksOf } from './sides.ts'
+import * as silenceCauses from './silence-causes.ts'
 import { checkTracking } from './tracking.ts'
 import { checkUnderlay } from './underlay.ts'
 import { whyUnknown } from './unknowns.ts'
@@ -34,7 +35,7 @@ interface Check {
 export const CHECKS: readonly Check[] = [
   { name: 'daemon', look: checkDaemon },
   { name: 'tun', look: checkTun },
-  { name: 'families', look: checkFamilies },
+  { name: 'families', look: (facts) => checkFamilies(facts, checkIpv6Off(facts)) },
   { name: 'forwarding', look: checkForwarding },
   { name: 'firewall', look: firewallHere },
   { name: 'routes', look: routesHere },
@@ -136,11 +137,10 @@ function checkTun({ status, tunProblem, lacksNetAdmin }: Facts): Finding[] | und
   return [...lacking, { name: isForbidden ? 'tun-forbidden' : 'tun-missing', detail: tunProblem }]
 }
 
-function checkFamilies(facts: Facts): Finding[] | undefined {
-  const { status, defaultRoutes } = facts
+/** Checks the families of the network. `off` are the findings about IPv6 that the kernel has disabled. */
+function checkFamilies({ status, defaultRoutes }: Facts, off: readonly Finding[]): Finding[] | undefined {
   const { config, dataPath, node } = status ?? {}
   if (!config) return undefined
-  const off = checkIpv6Off(facts)
   const gone = FAMILIES.flatMap((family) => {
     const what = dataPath?.addressGone[family] ?? undefined
     if (what === undefined) return []
@@ -289,6 +289,7 @@ function peersHere(facts: Facts): Finding[] | undefined {
   return checkPeers(
     facts,
     isRefusing(facts) || isSendingElsewhere(facts) || keepsFromLeaving(facts) || blocksSending(facts),
+    silenceCauses,
   )
 }
 
@@ -380,7 +381,7 @@ export const diagnose = (facts: Facts): readonly Diagnosis[] =>
 /** The checks that need only weftd's status. All other checks need facts that tools of the host provide. */
 const BY_STATUS = [
   checkDaemon,
-  checkFamilies,
+  (facts: Facts) => checkFamilies(facts, []),
   checkStore,
   checkClock,
   checkLeases,

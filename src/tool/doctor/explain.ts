@@ -2,7 +2,7 @@
 // this host show it. Pure.
 
 import type { Route } from '../../host/kernel.ts'
-import { dotted, forwardingOf } from '../../host/sysctl.ts'
+import { dotted, forwardingOf } from '../../host/sysctl-names.ts'
 import {
   familyOf,
   FAMILY_NAMES,

@@ -2,7 +2,7 @@
 // evaluating the rules of iptables and nftables for these packets. Also checks whether weft's own rules exist for one
 // family only. rule-effects.ts checks for rules that change the packets. Pure.
 
-import { dotted, ECHO_IGNORED } from '../../host/sysctl.ts'
+import { dotted, ECHO_IGNORED } from '../../host/sysctl-names.ts'
 import {
   formatAddress,
   formatNet,

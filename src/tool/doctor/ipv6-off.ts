@@ -1,6 +1,6 @@
 // ipv6-off.ts - checks that the kernel has IPv6 on the interfaces that carry the IPv6 packets of the network. Pure.
 
-import { disablingIpv6, dotted } from '../../host/sysctl.ts'
+import { disablingIpv6, dotted } from '../../host/sysctl-names.ts'
 import { placeIn, type Status } from '../../report/status.ts'
 import type { Facts } from './facts.ts'
 import type { Finding } from './findings.ts'

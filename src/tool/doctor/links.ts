@@ -3,7 +3,7 @@
 
 import type { Link, Route } from '../../host/kernel.ts'
 import { givenTo } from '../../host/links.ts'
-import { disablingIpv6, dotted } from '../../host/sysctl.ts'
+import { disablingIpv6, dotted } from '../../host/sysctl-names.ts'
 import {
   ADDRESS_BITS,
   familyOf,

@@ -18,7 +18,7 @@ import { each, firstRemove, type Finding, type FindingName } from './findings.ts
 import { troubleOf } from './handshakes.ts'
 import { checkRoutes, isOnlyRouteMissing } from './routes.ts'
 import { outerIn, seenSides, sideText, type SeenSide } from './sides.ts'
-import { causeOf, hiddenCause } from './silence-causes.ts'
+import type * as SilenceCauses from './silence-causes.ts'
 
 /** The maximum number of silent peers for which weft doctor evaluates the firewall rules and all routes of this host. */
 const EXAMINED_PEERS = 16
@@ -72,30 +72,22 @@ function overlapping(family: Family, nodes: readonly Place[]): Finding[] {
 
 /**
  * Checks whether the peers answer. `isSendingWrong` is true if another check found that this host drops or misroutes
- * packets to other nodes.
+ * packets to other nodes. `finders` find causes of silence on this host; the status page lacks the facts for them.
  */
-export function checkPeers(facts: Facts, isSendingWrong: boolean): Finding[] | undefined {
+export function checkPeers(
+  facts: Facts,
+  isSendingWrong: boolean,
+  finders?: typeof SilenceCauses,
+): Finding[] | undefined {
   const { status, answers, whyUnprobed, reaches, silence } = facts
   if (!status?.peers || !status.node) return undefined
   // If weftd itself should carry the packets but does not run, no peer can answer. So the silence proves nothing about
   // the peers.
   if (silence !== undefined && status.dataPath?.open !== true) return undefined
-  const { node } = status
   const { list, answering, probeSeconds } = status.peers
   const isSilent = ({ answers: now, state, lossPercent }: SeenSide): boolean =>
     state !== 'stored' && (now ? !now.small : answering !== null && lossPercent !== null && state !== 'answering')
-  // The check `routes` reports peers that lack only a route.
-  const areRoutesReported = (checkRoutes(facts) ?? []).length > 0
-  const isUnusable = ({ state, peer }: SeenSide): boolean =>
-    state === 'stored' &&
-    status.dataPath?.open === true &&
-    sameAddress(node, peer) === undefined &&
-    !lacksKeys(peer) &&
-    !(areRoutesReported && isOnlyRouteMissing(status, peer))
-  // With the backend ipsec, if charon lacks keys, the finding `peers-without-keys` already reports all peers whose
-  // lease is usable.
-  const isLackingKeys = (status.dataPath?.counters['peers_without_keys'] ?? 0) > 0
-  const lacksKeys = (peer: PeerStatus): boolean => isLackingKeys && peer.type === status.config?.backendType
+  const isUnusable = unusableIn(facts, status)
   const isBroken = (side: SeenSide): boolean => isSilent(side) || isUnusable(side)
   const isLossy = (side: SeenSide): boolean =>
     side.state !== 'stored' && !isSilent(side) && (side.lossPercent ?? 0) >= LOSSY_PERCENT
@@ -108,7 +100,7 @@ export function checkPeers(facts: Facts, isSendingWrong: boolean): Finding[] | u
   const unreached = (is: (side: SeenSide) => boolean): readonly SeenSide[] =>
     seen.filter((sides) => sides.every(isBroken)).flatMap((sides) => sides.filter(is).slice(0, 1))
   const silentSides = unreached(isSilent)
-  const causes = new Map(silentSides.map((side, at) => [side, hiddenCause(side, facts, at < EXAMINED_PEERS)]))
+  const causes = new Map(silentSides.map((side, at) => [side, finders?.hiddenCause(side, facts, at < EXAMINED_PEERS)]))
   // Says where packets to a peer that this host does not reach are probably lost. If the facts do not show where, the
   // usual cause is a firewall on the peer's host.
   const whereLost = (reach: Reach | undefined): string =>
@@ -160,7 +152,13 @@ export function checkPeers(facts: Facts, isSendingWrong: boolean): Finding[] | u
       detail: `${sideText(side)}: ${silentText(side)}`,
       fix: fixOf(side),
     })),
-    ...halves.map((side, at) => halfFinding(side, isSilent(side), at < EXAMINED_PEERS ? facts : undefined)),
+    ...halves.map((side, at) =>
+      halfFinding(
+        side,
+        isSilent(side),
+        isSilent(side) && at < EXAMINED_PEERS ? finders?.causeOf(side, facts) : undefined,
+      ),
+    ),
     ...each(
       'peer-lossy',
       seen.flat().filter(isLossy),
@@ -170,9 +168,24 @@ export function checkPeers(facts: Facts, isSendingWrong: boolean): Finding[] | u
   ]
 }
 
-/** Returns the finding about a peer that this node reaches over the other family alone. Without `facts` it has no cause. */
-function halfFinding(side: SeenSide, isSilent: boolean, facts: Facts | undefined): Finding {
-  const cause = isSilent && facts ? causeOf(side, facts) : undefined
+/** Returns a function that says whether this node cannot use the lease of a peer, and no other check reports why. */
+function unusableIn(facts: Facts, status: Status): (side: SeenSide) => boolean {
+  // The check `routes` reports peers that lack only a route.
+  const areRoutesReported = (checkRoutes(facts) ?? []).length > 0
+  // With the backend ipsec, if charon lacks keys, the finding `peers-without-keys` already reports all peers whose
+  // lease is usable.
+  const isLackingKeys = (status.dataPath?.counters['peers_without_keys'] ?? 0) > 0
+  const lacksKeys = (peer: PeerStatus): boolean => isLackingKeys && peer.type === status.config?.backendType
+  return ({ state, peer }) =>
+    state === 'stored' &&
+    status.dataPath?.open === true &&
+    (status.node === null || sameAddress(status.node, peer) === undefined) &&
+    !lacksKeys(peer) &&
+    !(areRoutesReported && isOnlyRouteMissing(status, peer))
+}
+
+/** Returns the finding about a peer that this node reaches over the other family alone. */
+function halfFinding(side: SeenSide, isSilent: boolean, cause: FindingName | undefined): Finding {
   const what = isSilent ? 'it does not answer' : 'this node cannot use its lease'
   return {
     name: 'family-broken',

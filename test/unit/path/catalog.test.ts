@@ -38,6 +38,7 @@ const NOT_BACKENDS: ReadonlyMap<string, string> = new Map([
   ['tool/doctor/chain-walk.ts', 'an IP protocol'],
   ['tool/doctor/filter-walk.ts', 'an IP protocol'],
   ['tool/doctor/nft-walk.ts', 'an IP protocol'],
+  ['tool/doctor/route-queries.ts', 'an IP protocol'],
   ['tool/measure/conversation.ts', 'an IP protocol'],
   ['tool/measure/listener.ts', 'an IP protocol'],
   ['tool/measure/run.ts', 'an IP protocol'],

@@ -8,6 +8,7 @@ import type { Facts } from '../../../../src/tool/doctor/facts.ts'
 import { checkFirewall } from '../../../../src/tool/doctor/firewall.ts'
 import { readRules } from '../../../../src/tool/doctor/host-rules.ts'
 import { checkPeers } from '../../../../src/tool/doctor/peers.ts'
+import * as silenceCauses from '../../../../src/tool/doctor/silence-causes.ts'
 import { route, silentSide, sound, soundPeer, soundStatus as status } from '../../../support/facts.ts'
 
 const silent: Partial<Facts> = {
@@ -59,7 +60,8 @@ it('knows the probes of each backend', () => {
 it('the silence of a peer proves nothing if this host drops the probes', () => {
   const facts = { ...sound, ...silent, iptables: '-A OUTPUT -o flannel0 -j DROP' }
   const reach = { port: undefined, portNumber: 8285, isPinged: true, isOffLink: false }
-  const details = (part: Partial<Facts>) => checkPeers({ ...facts, ...part }, false)!.map(({ detail }) => detail)
+  const details = (part: Partial<Facts>) =>
+    checkPeers({ ...facts, ...part }, false, silenceCauses)!.map(({ detail }) => detail)
   expect(details({ reaches: new Map([['10.5.2.0-24', reach]]) })).toEqual([
     '10.5.2.0/24 at 192.0.2.2:8285: the firewall of this host drops the probes: see `probes-dropped`',
   ])
@@ -85,9 +87,11 @@ it('evaluates the rules for the probes of only some silent peers, because each p
     subnet: `10.5.${at + 2}.0/24`,
   }))
   const facts = { ...sound, iptables: '-A OUTPUT -o flannel0 -j DROP', answers: new Map() }
-  const details = checkPeers({ ...facts, status: { ...status, peers: countPeers(peers, 10) } }, false)!.flatMap(
-    ({ name, detail }) => (name === 'peer-silent' ? detail : []),
-  )
+  const details = checkPeers(
+    { ...facts, status: { ...status, peers: countPeers(peers, 10) } },
+    false,
+    silenceCauses,
+  )!.flatMap(({ name, detail }) => (name === 'peer-silent' ? detail : []))
   expect(details).toHaveLength(40)
   expect(details.filter((detail) => detail.includes('the firewall of this host drops the probes'))).toHaveLength(16)
 })
