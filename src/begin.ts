@@ -172,8 +172,8 @@ async function resume(
 }
 
 /**
- * Returns the addresses that the previous process published for a node with the addresses `own`. They can be other ones,
- * because an operator may have replaced them in the store (an annotation in Kubernetes).
+ * Returns the addresses that the previous process published for a node with the addresses `own`. The published
+ * addresses differ from `own` if an operator replaced them in the store (an annotation in Kubernetes).
  */
 const asPublished = (own: Addresses, { external, lease }: LastKnown): Addresses =>
   byFamily(

@@ -65,7 +65,7 @@ class Coalescer {
   /// The number of packets in the write with the number `index`, that is, in one packet or superpacket for the TUN. A
   /// superpacket that arrived unsegmented counts as the number of its segments.
   size_t run_packets(size_t index) const { return runs_[index].packets; }
-  /// The bytes of these packets as on the wire, that is, with the headers of each packet.
+  /// The sum of the lengths of these packets in bytes, with the headers of each packet.
   size_t run_bytes(size_t index) const { return runs_[index].bytes; }
   bool is_udp(size_t index) const { return runs_[index].udp; }
   /// True if the write with the number `index` is a superpacket that a vxlan device on this machine sent without
@@ -114,7 +114,7 @@ class Coalescer {
   struct Run {
     uint32_t first, last;
     uint32_t total;          // The length of the merged packet so far, in bytes.
-    uint32_t bytes;          // The sum of the lengths of all packets, in bytes.
+    uint32_t bytes;          // The sum of the lengths of the packets before they were merged, in bytes.
     uint32_t next_sequence;  // The sequence number that the next packet must have (TCP).
     uint16_t next_id;        // The identification that the next packet must have (IPv4 without DF).
     uint16_t count;

@@ -55,8 +55,8 @@ class Mailbox {
     std::vector<Moved> moved;
   };
 
-  /// Any thread calls `ring` when the mailbox has something for JavaScript. `ring` is not called again until
-  /// JavaScript takes the mail, because a peer may change its address with each packet.
+  /// Any thread calls `ring` when the mailbox has something for JavaScript. The mailbox calls `ring` only once until
+  /// JavaScript takes the mail. Otherwise a peer that changes its address with each packet would cause a call for each.
   explicit Mailbox(std::function<void()> ring) : ring_(std::move(ring)) {}
 
   /// Adds a handshake message. `session` is the session whose handshake the message answers, or 0. Returns false if the

@@ -21,7 +21,8 @@ class PathMtu {
   /// The path MTU in bytes, including all headers; 0 if it is not known. For an IPv6 path the value is 20 bytes less
   /// than the real MTU, so that callers can subtract the length of IPv4 headers for both families.
   size_t bytes() const { return read() & kBytes; }
-  /// True if a datagram of `datagram_bytes` bytes, headers included, fits, as far as it is known.
+  /// True if a datagram of `datagram_bytes` bytes, headers included, is not longer than the path MTU, or if the path
+  /// MTU is not known.
   bool fits(size_t datagram_bytes) const { return bytes() == 0 || datagram_bytes <= bytes(); }
   bool is_due(int64_t now_ms) const {
     const uint64_t word = read();

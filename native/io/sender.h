@@ -37,7 +37,7 @@ class Sender {
  public:
   /// `header_bytes` and `trailer_bytes` are the lengths of the encapsulation's header and trailer, which do not count
   /// as traffic. `max_room_bytes` is the largest size that may be passed to room(). `is_encrypted` is true if the
-  /// datagrams are encrypted, so that their packets cannot be kept as drops.
+  /// datagrams are encrypted. The sender then keeps only the encapsulation's header of a dropped datagram.
   Sender(const ByFamily<Sockets>& sockets, size_t header_bytes, size_t trailer_bytes, size_t max_room_bytes,
          Features* features, CounterRow counters, Drops* drops, TrafficRows* traffic, bool is_encrypted = false);
 
@@ -140,8 +140,8 @@ void Sender::add(const Outer& outer, std::span<uint8_t> header, std::span<uint8_
                      last->bytes + size <= kMaxDatagramBytes;
   if (!joins) {
     last = &runs_[runs_used_++];
-    // The kernel refuses a message of several datagrams that exceed the path MTU, after it has copied the message. It
-    // fragments such a datagram if the datagram is alone.
+    // The kernel refuses a message of several datagrams that exceed the path MTU, after it has copied the message. The
+    // kernel fragments such a datagram if the message has only this datagram.
     const bool may_join = features_->has(kUdpGso) && endpoint.path.fits(kOuterBytes + size);
     const uint16_t most = may_join ? learnt_.udp_segments_to(endpoint, now_ms) : uint16_t{1};
     *last = {&endpoint, static_cast<uint32_t>(iovecs_used_), 0, static_cast<uint16_t>(size), 0, most, outer.version,

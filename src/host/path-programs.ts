@@ -1,5 +1,5 @@
-// path-programs.ts - lists what may drop packets on an interface although no rule of the firewall shows it: eBPF
-// programs, tc filters and queueing disciplines that lose packets on purpose.
+// path-programs.ts - lists the eBPF programs, tc filters and lossy queueing disciplines of an interface, which may drop
+// packets although no firewall rule does.
 
 import { addon } from './addon.ts'
 import type { Link } from './kernel.ts'
@@ -18,7 +18,7 @@ const OWN = 'weft-'
 /** The functions of the addon that list programs and filters. */
 type TrafficControl = Pick<typeof addon, 'listFilters' | 'tcxPrograms'>
 
-/** Lists the programs and filters on an interface in words, without those of weft. Leaves out what the kernel refuses. */
+/** Lists these objects of an interface in words, without weft's own. Leaves out lists that the kernel refuses to give. */
 export async function programsOn(
   { index, hasXdp, queueDiscipline }: Pick<Link, 'index' | 'hasXdp' | 'queueDiscipline'>,
   tc: TrafficControl = addon,

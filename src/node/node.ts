@@ -37,7 +37,7 @@ export const RESYNC_MS = 5_000
  */
 export const LATE_MS = 1_000
 
-/** The functions that list and remove weftd's connections for some networks in charon, and return their names. */
+/** Functions that list or remove weftd's connections in charon for some networks. Both return the connections' names. */
 interface CharonCleaning {
   readonly listConnections: (networks: readonly Net[], signal: AbortSignal) => Promise<readonly string[]>
   readonly leaveCharon: (networks: readonly Net[], signal: AbortSignal) => Promise<readonly string[]>

@@ -25,8 +25,8 @@ export function pastNetworks(previous: Nets, config: NetworkConfig): Nets {
 }
 
 /**
- * Returns the routes through hosts that an earlier run may have made, by the leases of the last known state. The store
- * of that run may have been another one.
+ * Returns the routes through hosts that an earlier run may have made for the leases of the last known state. That run may
+ * have used another store.
  */
 export async function formerRoutes({
   known,

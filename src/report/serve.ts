@@ -11,8 +11,8 @@ import { isAnswered, serveHealth, serveSocket, type Health, type HealthServer } 
  */
 const RETRY_MS = 1_000
 /**
- * How long, in ms, a predecessor that gets a signal to stop may still answer at the status socket after it has ended the
- * connection to this process. Then another weftd has the socket.
+ * How long, in ms, a stopping predecessor may still answer at the status socket after it has closed its connection to this
+ * process. If the socket is answered for longer, it belongs to another weftd.
  */
 const ENDING_MS = 30_000
 

@@ -37,7 +37,7 @@ const IFLA = {
   XDP: 43,
   ALT_NAME: 53,
 } as const
-/** The attribute within IFLA.XDP that says how a program is attached; 0 if there is none (linux/if_link.h). */
+/** The attribute within IFLA.XDP (linux/if_link.h). Its value says how a program is attached; 0 if none is. */
 const XDP_ATTACHED = 2
 /**
  * Makes the kernel leave out the counters of an interface, which make up most of an answer (RTEXT_FILTER_SKIP_STATS).

@@ -317,8 +317,8 @@ export async function clearPast(node: Node): Promise<void> {
 /**
  * Removes the connections that the backend ipsec of an earlier run left in a charon that runs as a service. With its
  * plugin kernel-libipsec charon would still take packets to peers, because its routing table precedes the main table.
- * weftd calls it once, before the node is ready. A failure is only logged, and a charon that does not answer within
- * LATE_MS works on in the background, because it must not keep the node from being ready.
+ * weftd calls this function once, before the node is ready. A failure is only logged. If charon does not answer within
+ * LATE_MS, the removal continues in the background, because it must not keep the node from being ready.
  */
 export async function clearCharon(node: Node): Promise<void> {
   const clearing = removeConnections(node)

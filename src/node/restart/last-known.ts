@@ -96,8 +96,8 @@ async function linkAt(path: string): Promise<{ readonly to: string } | 'late' | 
 
 /**
  * Returns a name that identifies a store. The name has the prefix in etcd or the path of the lease directory, but not the
- * endpoints of etcd, which may change. weftd 0.2.0 compares names as texts, and so does a weftd that someone goes back
- * to. So the name has the form of that version, although `isSameStore` ignores parts of it.
+ * endpoints of etcd, which may change. weftd 0.2.0 compares names as texts, and an operator may go back to weftd
+ * 0.2.0. So the name has the form of that version, although `isSameStore` ignores parts of it.
  */
 export async function storeNameOf(
   options: Pick<StoreOptions, 'lease-dir' | 'etcd-prefix' | 'kube-subnet-mgr' | 'kube-api-url' | 'kubeconfig-file'>,
@@ -113,8 +113,9 @@ export async function storeNameOf(
 }
 
 /**
- * Returns true if both names, which weftd of any versions wrote, identify the same store. Ignores the URL and the
- * kubeconfig of the Kubernetes API, because its address may change, and superfluous slashes of the prefix in etcd.
+ * Returns true if both names identify the same store. Different versions of weftd may have written the names. Ignores
+ * the URL and the kubeconfig of the Kubernetes API, because the API's address may change, and superfluous slashes of the
+ * prefix in etcd.
  */
 export const isSameStore = (a: string, b: string): boolean => identityOf(a) === identityOf(b)
 

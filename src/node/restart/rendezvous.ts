@@ -187,8 +187,8 @@ export function rendezvousAt(options: SubnetFile, warn: (message: string) => voi
 }
 
 /**
- * Creates a folder and its parents, as host/make-folder.ts does, but synchronously. Throws the system's error. It is
- * here because begin.ts must load few files.
+ * Creates a folder and its parents, as host/make-folder.ts does, but synchronously. Throws the system's error. The
+ * function is in this file because begin.ts must load few files.
  */
 function makeFolderSync(path: string): void {
   if (statSync(path, { throwIfNoEntry: false })?.isDirectory()) return

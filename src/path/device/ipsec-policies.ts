@@ -179,8 +179,8 @@ function wordsOf(text: string): string | undefined {
 }
 
 /**
- * Returns true if the source or the destination of the policy overlaps one of the networks. A wider source or
- * destination is that of a policy that weftd made before the network became narrower.
+ * Returns true if the source or the destination of the policy overlaps one of the networks. If the source
+ * or destination is wider than the network, weftd made the policy before the network became narrower.
  */
 export function concerns(selector: string, networks: readonly Net[]): boolean {
   const [, source = '', , destination = ''] = selector.split(' ')

@@ -214,8 +214,8 @@ export async function findLeftovers(
 }
 
 /**
- * Finds what an earlier run left for a network that is not a part of this node's present networks: routes through hosts
- * that a backend certainly made, unused devices, and the addresses and routes of this node's own device. The kernel
+ * Finds the leftovers of an earlier run for networks that are not a part of this node's present networks: routes through
+ * hosts that a backend certainly made, unused devices, and the addresses and routes of this node's own device. The kernel
  * would choose such an address as the source of packets to peers. Also finds what blocks unencrypted packets of the
  * network, unless this node's backend encrypts: containers that still have addresses of that network must not send
  * unencrypted packets. Returns nothing if another running daemon may need these objects.
@@ -270,15 +270,15 @@ const earlierAddresses =
   }
 
 /**
- * Returns the device as a leftover if no process uses it and it only has addresses of earlier subnets. The backend did
- * not go on with such a device, for example because the backend has a new TUN.
+ * Returns the device as a leftover if no process uses it and it only has addresses of earlier subnets. The present
+ * backend does not use such a device, for example because it made a new TUN device.
  */
 function spareDevice({ link, inUse }: Devices['flannels'][number], isEarlier: IsEarlier): readonly Leftover[] {
   const addresses = givenTo(link)
   return !inUse && addresses.length > 0 && addresses.every(isEarlier) ? [deviceLeftover(link)] : []
 }
 
-/** Returns the addresses of earlier subnets that this node's own device has in addition to others. */
+/** Returns the addresses of earlier subnets on this node's own device, if the device also has other addresses. */
 function oldAddresses(link: Link, isEarlier: IsEarlier): readonly Leftover[] {
   const addresses = FAMILIES.flatMap((family): readonly LinkAddress[] => link.addresses[family])
   const old = addresses.filter(({ address }) => isEarlier(address))

@@ -17,8 +17,9 @@ const METRIC = 0xffffffff
 
 interface Blackhole {
   /**
-   * Sets the blackhole route for `subnet` unless `subnet` is undefined, and removes the routes for earlier subnets: each
-   * in the network, and at the first call that for `earlier`. Returns a description of each repair.
+   * Sets the blackhole route for `subnet` unless `subnet` is undefined, and removes the blackhole routes for all
+   * other subnets of the network. The first call also removes the route for `earlier`. Returns a description of each
+   * repair.
    */
   ensure(subnet: Net | undefined): Promise<readonly string[]>
 }

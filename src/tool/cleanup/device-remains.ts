@@ -130,8 +130,8 @@ export async function findCharonRemains(networks: ReadonlySet<string>): Promise<
 
 /**
  * Finds the unreachable routes of the backends ipsec and wireguard to networks that are not a part of one of `networks`
- * (as `ip` writes them), such as that of an IPv6 network that was removed from the configuration. `findIpsecRemains`
- * finds those within `networks`.
+ * (as `ip` writes them), such as the route to an IPv6 network that was removed from the configuration.
+ * `findIpsecRemains` finds the routes within `networks`.
  */
 export async function findUnreachableRemains(kernel: HostKernel, networks: ReadonlySet<string>): Promise<Remains[]> {
   const wholes = [...networks].flatMap((each) => parseNet(each) ?? [])

@@ -21,8 +21,9 @@ export interface BridgeProbe {
 }
 
 export interface BridgeAnswer extends BridgeProbe {
-  /** True if the peer's bridge answered the request from the bridge of this node, or the request from this host. */
+  /** True if the peer's bridge answered the request from the bridge of this node. */
   readonly isBridgeAnswered: boolean
+  /** True if the peer's bridge answered the request from this host. */
   readonly isHostAnswered: boolean
 }
 
@@ -32,7 +33,7 @@ export function isCrossing({ config }: Pick<Status, 'config'>): boolean {
   return kind !== undefined && (kind.probe === 'host' || kind.publishesRoute === true)
 }
 
-/** Lists the probes. There are none if this node has no bridge of containers. */
+/** Lists the probes. The list is empty if this node has no bridge of containers. */
 export function bridgeProbes(status: Status, links: readonly Link[]): readonly BridgeProbe[] {
   if (!isCrossing(status)) return []
   return ownSides(status).flatMap((side) => {

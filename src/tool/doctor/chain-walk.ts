@@ -75,7 +75,7 @@ export interface Verdict {
  * A change that a rule makes to a packet. `untracked`: conntrack does not track the packet; `hops`: the packet has
  * another TTL or hop limit; `diverted`: the packet has another destination; `source`: the packet has another source
  * address; `mapped`: NETMAP changes the destination before routing, and the source address after routing; `marked`: the
- * packet has another mark, for which policy rules may select another routing table.
+ * packet gets another mark, for which policy rules may select another routing table.
  */
 export interface Effect {
   readonly kind: 'untracked' | 'hops' | 'diverted' | 'source' | 'mapped' | 'marked'

@@ -270,7 +270,7 @@ function checkClock({ status, now, storeAheadMs, silence }: Facts): Finding[] | 
     : []
 }
 
-/** Checks the rules of the firewall, the IPsec policies, and if packets are lost the programs on their way. */
+/** Checks the firewall rules and the IPsec policies, and reports eBPF programs and tc filters if packets are lost. */
 function firewallHere(facts: Facts): Finding[] | undefined {
   const [byRules, others] = [checkFirewall(facts), [...checkIpsec(facts), ...checkPrograms(facts)]]
   return byRules === undefined && others.length === 0 ? undefined : [...(byRules ?? []), ...others]

@@ -63,7 +63,7 @@ export function divertedDatagram(facts: Facts, packet: FilteredPacket, isAnsweri
   return diversionsOf(readRules(facts, familyOf(packet.source)), packet, status, links).map(({ kind, rule }) => ({
     step: 'firewall',
     passes: false,
-    says: `${packet.chain}: the backend's packets get another ${kind === 'source' ? 'source, from which the peer does not accept them,' : 'destination'} by ${rule}`,
+    says: `${packet.chain}: a rule changes the ${kind === 'source' ? "source of the backend's packets, and the peer accepts no packets from the new source" : "destination of the backend's packets"}: ${rule}`,
   }))
 }
 

@@ -304,7 +304,7 @@ function onBridge({ source, status, facts }: Question): Step[] {
     undiscovered(side, facts).map(({ detail }) => ({
       step: 'bridge',
       passes: false,
-      says: `neighbour discovery of IPv6, without which no packet passes, is dropped by ${detail}`,
+      says: `a rule drops packets of neighbour discovery, so no IPv6 packets pass between this host and its containers: ${detail}`,
     })),
   )
 }

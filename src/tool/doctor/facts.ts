@@ -87,7 +87,7 @@ export interface Facts {
   readonly whyUnprobed: string | undefined
   /** The eBPF programs, tc filters and lossy queueing disciplines on the interfaces that packets of the network pass. */
   readonly programs?: readonly PathProgram[]
-  /** Which bridges of peers answered, if the underlay carries packets with the addresses of containers (host-gw). */
+  /** The answers of the bridges of peers, if the underlay carries packets with the addresses of containers (host-gw). */
   readonly bridgeAnswers?: readonly BridgeAnswer[]
   /** The result of an attempt to reach a silent peer's host without the data path, by lease. */
   readonly reaches: ReadonlyMap<string, Reach>

@@ -93,7 +93,7 @@ export interface Listing {
 
 /**
  * Reads the output of `iptables-save -c`, of ip6tables-save, or of `iptables -S`, which has the table filter alone.
- * `read` are the queues that a program reads.
+ * `read` has the numbers of the queues that a program reads.
  */
 export function readListing(text: string, read?: ReadQueues): Listing {
   const tables = tablesIn(text).map(([name, lines]) => ({

@@ -251,7 +251,7 @@ export const FINDINGS = {
     check: 'firewall',
     level: 'failure',
     means:
-      "a firewall rule changes the destination of the backend's packets between this host and a silent peer, or changes their source, from which the peer accepts no packets: the packets do not reach the data path",
+      "a firewall rule changes the destination of the backend's packets between this host and a silent peer, or changes their source to an address from which the peer accepts no packets: the packets do not reach the data path",
     fix: "delete the rule that this finding names, or exclude the backend's port from the rule: before this rule, insert a rule with the target ACCEPT (in nftables `accept`) for these packets",
   },
   'probes-dropped': {

@@ -87,7 +87,7 @@ export const keepsFromLeaving = (facts: Facts): boolean =>
     )
   })
 
-/** Returns the finding about the firewall of this host that loses the datagrams between the hosts; undefined if none. */
+/** Returns the finding about a firewall rule of this host that drops or diverts the datagrams; undefined if none. */
 export function datagramFault(peer: SeenSide, facts: Facts): 'port-dropped' | 'datagrams-changed' | undefined {
   const [side] = facts.status ? ownSides(facts.status).filter(({ family }) => family === peer.family) : []
   const found = side ? atPort(side, peer, { facts, rules: readRules(facts, peer.family) }) : []
@@ -191,7 +191,7 @@ const SOLICITED_NODES = 0xff02_0000_0000_0000_0000_0001_ff00_0000n
  */
 function discovery(side: OwnSide, bridged: (way: Bridged['way']) => Bridged, walking: Walking): Dropped[] {
   const [there, here, { bridge }] = [containerIn(side.subnet), side.subnet.address, bridged('in')]
-  // A host asks for an unknown neighbour by a multicast address (RFC 4861, section 7.2.2).
+  // A host sends solicitations for an unknown neighbour to a multicast address (RFC 4861, section 7.2.2).
   const targetOf = (icmp: 'solicitation' | 'advertisement', to: Address): Address =>
     icmp === 'solicitation' ? SOLICITED_NODES + (BigInt(to) & 0xff_ff_ffn) : to
   const way = { protocol: echoOf('ipv6'), state: 'untracked' } as const

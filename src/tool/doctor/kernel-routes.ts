@@ -59,7 +59,7 @@ export function checkKernelRoutes(facts: Facts, isReported: boolean): readonly F
   })
 }
 
-/** Returns the first lookup for each part of the packets; packets of containers have precedence. */
+/** Returns one lookup for each part of the packets, if possible a lookup for packets of containers. */
 function firstOfParts(wrong: readonly AnsweredQuery[]): readonly AnsweredQuery[] {
   const found = new Map<string, AnsweredQuery>()
   for (const each of wrong.toSorted((a, b) => Number(b.direction === 'out') - Number(a.direction === 'out'))) {
@@ -86,7 +86,7 @@ export function faultsOfParts(
     (each) => each.family === side.family && each.lease === peer.peer.lease && each.direction === direction,
   )
   const wrong = mine.filter((each) => isWrong(each, peer, bridge, status) && !isOfBridge(each, side, facts))
-  // A wrong route of all packets is not a fault of a part.
+  // If the route of all packets is wrong, another finding reports it.
   if (wrong.some(({ query: { part, mark } }) => part === undefined && mark === undefined)) return []
   const rules = kernelRoutes.rules[side.family] ?? []
   return firstOfParts(wrong).flatMap((each) => findingsOf(each, peer, side, rules, false))

@@ -79,7 +79,7 @@ interface Ruleset {
   readonly walk: (packet: FilteredPacket, hidden: readonly string[]) => readonly NftVerdict[]
 }
 
-/** Reads the output of `nft list ruleset`. `read` are the queues that a program reads. */
+/** Reads the output of `nft list ruleset`. `read` has the numbers of the queues that a program reads. */
 export function readRuleset(ruleset: string, read?: ReadQueues): Ruleset {
   const tables = tablesOf(ruleset).map((table) => ({ name: table.name, ...readTable(table, read) }))
   return {
@@ -188,7 +188,7 @@ interface ListedSet {
 }
 
 function setOf(values: readonly string[], isWhole: boolean): ListedSet {
-  // Block lists have tens of thousands of addresses, which are read once.
+  // Parse each address only once, because block lists have tens of thousands of addresses.
   let tests: readonly ReturnType<typeof withinOf>[] | undefined
   return { values, isWhole, within: (address) => (tests ??= values.map(withinOf)).map((test) => test(address)) }
 }

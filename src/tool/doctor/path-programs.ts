@@ -14,7 +14,7 @@ function isLosing({ answers, state, lossPercent }: SeenSide): boolean {
   return answers ? !answers.large : lossPercent !== null && state !== 'answering'
 }
 
-/** Reports the programs only if packets are lost, because they may be sound. */
+/** Reports the programs only if packets are lost, because a program may be harmless. */
 export function checkPrograms({ status, answers, programs = [], bridgeAnswers = [] }: Facts): Finding[] {
   const sides = (status?.peers?.list ?? []).flatMap((peer) => seenSides(peer, answers))
   const isLost = sides.some(isLosing) || bridgeAnswers.some(({ isBridgeAnswered }) => !isBridgeAnswered)

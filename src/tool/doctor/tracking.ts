@@ -11,6 +11,6 @@ export function checkTracking({ tracking }: Facts): Finding[] {
   if (!tracking || tracking.limit === 0 || tracking.entries < FULL_SHARE * tracking.limit) return []
   const setting = 'net.netfilter.nf_conntrack_max'
   const detail = `${tracking.entries} connections, and ${setting} is ${tracking.limit}`
-  const fix = `\`sysctl -w ${setting}=${2 * tracking.limit}\`, and into a file of /etc/sysctl.d; find with \`conntrack -L\` which host or container has the many connections`
+  const fix = `run \`sysctl -w ${setting}=${2 * tracking.limit}\`, write this setting into a file of /etc/sysctl.d, and find with \`conntrack -L\` which host or container has the many connections`
   return [{ name: 'tracking-full', detail, fix }]
 }

@@ -60,7 +60,7 @@ const REASONS: Readonly<Record<string, readonly Reason[]>> = {
         ? 'the bridges of peers were not probed: this node has no bridge of containers, or this user may not send pings'
         : undefined,
     () =>
-      'no bridge of a peer answers, neither the bridge of this node nor this host, so weft does not know whether packets of containers cross the underlay: no peer has containers, or a firewall drops the echo requests, or the cloud or switch drops packets with addresses of containers (source/destination check, port security): ping a container of a peer from a container of this node',
+      'no bridge of a peer answers the bridge of this node or this host, so weft does not know whether packets of containers cross the underlay; perhaps no peer has containers, a firewall drops the echo requests, or the cloud or switch drops packets with addresses of containers (source/destination check, port security): ping a container of a peer from a container of this node',
   ],
   drops: [withoutDaemon, withoutNode, () => 'weftd has counted for too short a time'],
 }

@@ -129,8 +129,9 @@ const PREFIX = 'DOCKER_OPT_'
 /**
  * Formats the file with Docker's options from the variables of subnet.env. A missing variable gives no option.
  * DOCKER_OPT_* variables of the environment become options too, and options in the combined variable of the environment
- * are kept before the new options, with two spaces after them as in flannel's script. The options switch Docker's masquerading on only if flannel does not masquerade.
- * Throws WeftError USAGE if FLANNEL_IPMASQ is neither true nor false.
+ * are kept before the new options, with two spaces after them as in flannel's script. The options switch Docker's
+ * masquerading on only if flannel does not masquerade. Throws WeftError USAGE if FLANNEL_IPMASQ is neither true nor
+ * false.
  */
 function formatDockerOpts(env: Readonly<Record<string, string | undefined>>, wish: DockerOptsWish): string {
   const given = Object.entries(env).filter(([name]) => name.startsWith(PREFIX))

@@ -85,7 +85,7 @@ export class LeaseFiles {
       return await unlessAborted(signal, this.#prepare().then(what))
     } catch (error) {
       signal.throwIfAborted()
-      if (isMissing(error)) this.#prepared = undefined // somebody removed a folder: the next call looks at the folders again
+      if (isMissing(error)) this.#prepared = undefined // the next call checks the folders again
       throw directoryError(error, this.#top)
     }
   }
@@ -264,14 +264,14 @@ export class LeaseFiles {
   }
 
   /**
-   * Creates the missing directories and deletes stale temporary files. Later calls do nothing until a folder is missing.
-   * Then a directory without a configuration and without leases counts as unavailable: its file system is probably not
-   * mounted, and an empty directory in its place would look like a store that lost all leases.
+   * Creates the missing directories and deletes stale temporary files. Later calls do nothing unless a folder is missing.
+   * In that case a directory without a configuration and without the folder of leases counts as unavailable, because its
+   * file system is probably not mounted. Otherwise the empty directory would look like a store that lost all leases.
    */
   #prepare(): Promise<void> {
     this.#prepared ??= (async () => {
       if (this.#hadFolders && !(await this.#isLeaseDirectory()))
-        throw new Error('it has neither a configuration nor leases any more')
+        throw new Error('it no longer has a configuration or leases')
       if (await call(() => makeFolder(this.#top))) this.#onMade(this.#top)
       for (const each of [this.#subnets, this.#temporaries, this.#claims]) await call(() => makeFolder(each))
       const present = await this.now()

@@ -52,7 +52,7 @@ interface WatchMethod {
  */
 function warnOfUnused(hosts: Hosts, { certFile, keyFile, caFile, username, password, log }: EtcdOptions): void {
   if ((username === '') !== password.isEmpty)
-    log?.warn('a user of etcd needs a password: --etcd-username and --etcd-password are used together only')
+    log?.warn('weftd ignores --etcd-username and --etcd-password, because only one of the two is given')
   if ((certFile === '') !== (keyFile === ''))
     log?.warn('a client certificate needs its key: --etcd-certfile and --etcd-keyfile are used together only')
   const plain = [...hosts].flatMap(([host, isTls]) => (isTls ? [] : [host]))
@@ -82,8 +82,8 @@ const aborted = (signal: AbortSignal): Promise<never> =>
 export class EtcdClient {
   readonly #options: EtcdOptions
   /**
-   * True if weftd has a user's name and password. Like etcd's client in Go (client/v3/client.go), weftd ignores one
-   * without the other, and etcd may then know the user by the client certificate.
+   * True if weftd has a user's name and password. Like etcd's client in Go (client/v3/client.go), weftd ignores a name
+   * without a password, and a password without a name. etcd may then take the user from the client certificate.
    */
   readonly #hasUser: boolean
 

@@ -578,10 +578,10 @@ describe("a rule that changes the addresses of the backend's packets", () => {
     ])
     expect(named({ ...silent(), ...nat('-A OUTPUT -p udp -j DNAT --to-destination 192.0.2.7') })).toHaveLength(1)
     expect(stops({ ...silent(), ...snat })).toContain(
-      "OUTPUT: the backend's packets get another source, from which the peer does not accept them, by -t nat -A POSTROUTING -o eth0 -j SNAT --to-source 192.0.2.100",
+      "OUTPUT: a rule changes the source of the backend's packets, and the peer accepts no packets from the new source: -t nat -A POSTROUTING -o eth0 -j SNAT --to-source 192.0.2.100",
     )
     expect(stops({ ...silent(), ...redirect }, false)).toContainEqual(
-      expect.stringMatching(/^INPUT: the backend's packets get another destination by -t nat -A PREROUTING/),
+      expect.stringMatching(/^INPUT: a rule changes the destination of the backend's packets: -t nat -A PREROUTING/),
     )
   })
 
@@ -628,7 +628,7 @@ describe("IPv6's neighbour discovery on the bridge of the containers", () => {
       const facts = { ...dual, ip6tables: rule }
       const steps = explain({ source, destination, status: facts.status!, facts, route: route('', device) })
       expect(steps.filter(({ passes }) => passes === false)).toEqual([
-        expect.objectContaining({ step: 'bridge', says: expect.stringContaining(`dropped by ip6tables: ${rule}`) }),
+        expect.objectContaining({ step: 'bridge', says: expect.stringContaining(`containers: ip6tables: ${rule}`) }),
       ])
     }
     const nft = base('inet own', 'filter hook output priority 0', 'icmpv6 type nd-neighbor-advert drop')

@@ -97,7 +97,7 @@ it('makes no folder in a directory without configuration and leases, because its
   await expect(now()).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
   await expect(now()).rejects.toMatchObject({
     code: 'STORE_UNAVAILABLE',
-    message: `the lease directory ${folder} cannot be used: it has neither a configuration nor leases any more`,
+    message: `the lease directory ${folder} cannot be used: it no longer has a configuration or leases`,
   })
   expect(readdirSync(folder)).toEqual([])
   rmSync(folder, { recursive: true })
