@@ -319,19 +319,16 @@ export class WireguardSessionManager implements SessionManager {
   #schedule(): void {
     clearTimeout(this.#timer)
     if (!this.#engine) return
-    const now = this.#clock()
-    const at = Math.min(this.#handshakes.nextAt(), this.#pausedUntil > now ? this.#pausedUntil : Infinity)
+    // Set the timer also for a pause that has just ended, because mail may wait that the engine does not report again.
+    const at = Math.min(this.#handshakes.nextAt(), this.#pausedUntil === 0 ? Infinity : this.#pausedUntil)
     if (at === Infinity) return
-    this.#timer = setTimeout(() => this.#work(), Math.max(0, Math.ceil(at - now)))
+    this.#timer = setTimeout(() => this.#work(), Math.max(0, Math.ceil(at - this.#clock())))
     this.#timer.unref()
   }
 
   #work(): void {
     const now = this.#clock()
-    if (this.#pausedUntil !== 0 && this.#pausedUntil <= now) {
-      this.#pausedUntil = 0
-      this.#takeMail(now)
-    }
+    if (this.#pausedUntil !== 0 && this.#pausedUntil <= now) this.#takeMail(now)
     this.#handshakes.tick(now)
     this.#schedule()
   }
@@ -342,6 +339,7 @@ export class WireguardSessionManager implements SessionManager {
    */
   #takeMail(now: number): void {
     if (!this.#engine) return
+    this.#pausedUntil = 0
     const mail = this.#engine.takeMail(MOST_OF_OTHERS)
     for (const number of mail.confirmed) this.#handshakes.confirmed(number, now)
     for (const { session, ...to } of mail.moved) {

@@ -204,6 +204,19 @@ describe('messages of the engine', () => {
     },
   )
 
+  it('are read after a pause that ended before its timer, although the engine reports them only once', () => {
+    const lease = leaseOf(keyOf())
+    manager.begin(engine)
+    manager.setPeers(new Map([['a', lease]]))
+    tell({ moved: [{ address: 7, port: 1, session: 1 }] })
+    tell({ moved: [{ address: 7, port: 2, session: 1 }] })
+    expect(manager.endpointOf(lease).port).toBe(1)
+    sleptMs += 1_000 // the pause is over, but its timer has not fired yet, as in a busy process
+    manager.setPeers(new Map([['a', lease]]))
+    vi.advanceTimersByTime(60_000)
+    expect(manager.endpointOf(lease).port).toBe(2)
+  })
+
   it('about an unknown session lead to a handshake with the peer at that address, unless it has keys', () => {
     const { lease, answer } = peer()
     manager.begin(engine)
