@@ -107,10 +107,11 @@ const SHORTEST = 4
 
 /**
  * Matches the password of etcd on a command line, which `systemctl status` prints for a weftd that has ended, and in an
- * assignment of a variable. systemd puts quotes around a whole argument, shells also around a part of it.
+ * assignment of a variable. systemd puts quotes around a whole argument, shells also around the password. The expression
+ * looks back through the line only after `--etcd-password`, because a line can have a million characters.
  */
 const PASSWORD =
-  /("--?etcd-password=)(?:\\.|[^"\\\n])*|((?:--?etcd-password=|(?<=(?:weftd|flanneld) .*)--?etcd-password +|FLANNELD_ETCD_PASSWORD=)["']?)(?:(?<=")(?:\\.|[^"\\\n])*|(?<=')[^'\n]*|\S+)/g
+  /((["'])(?:--?etcd-password|FLANNELD_ETCD_PASSWORD)=)(?:\\.|(?!\2)[^\\\n])*|((?:--?etcd-password=|--?etcd-password +(?<=(?:weftd|flanneld) .*)|FLANNELD_ETCD_PASSWORD=)["']?)(?:(?<=")(?:\\.|[^"\\\n])*|(?<=')[^'\n]*|\S+)/g
 
 /** Makes a function that removes the secrets `secrets` from a text, and escapes terminal sequences in the text. */
 function cleaner(secrets: readonly Secret[]): (text: string) => string {
@@ -119,7 +120,7 @@ function cleaner(secrets: readonly Secret[]): (text: string) => string {
     .map((secret) => secret.reveal())
     .filter((value) => value.length >= SHORTEST)
     .toSorted((a, b) => b.length - a.length)
-  const withoutPassword = (text: string): string => text.replaceAll(PASSWORD, '$1$2<hidden>')
+  const withoutPassword = (text: string): string => text.replaceAll(PASSWORD, '$1$3<hidden>')
   return (text) =>
     printableLines(
       values.reduce((left, value) => left.replaceAll(value, '<hidden>'), withoutUser(withoutPassword(text))),

@@ -36,6 +36,8 @@ it.each([
   ['weftd -etcd-password pa@ss', 'weftd -etcd-password <hidden>'],
   [String.raw`weftd "--etcd-password=p \"a b" -v=1`, 'weftd "--etcd-password=<hidden>" -v=1'],
   [`--etcd-password='p a' -v=1`, `--etcd-password='<hidden>' -v=1`],
+  [`weftd '--etcd-password=p a' -v=1`, `weftd '--etcd-password=<hidden>' -v=1`],
+  ['env "FLANNELD_ETCD_PASSWORD=p a" weftd', 'env "FLANNELD_ETCD_PASSWORD=<hidden>" weftd'],
   ['FLANNELD_ETCD_PASSWORD="p a", -v=1', 'FLANNELD_ETCD_PASSWORD="<hidden>", -v=1'],
   ['give --etcd-password of a user', 'give --etcd-password of a user'],
 ])('hides the password that a command prints in %s', async (said, expected) => {
@@ -46,4 +48,13 @@ it.each([
   )
   const read = await output(['tar', '-xzOf', path, 'weft-doctor/log.txt'])
   expect(read.split('\n')[1]).toBe(expected)
+})
+
+// With a search that looks back through the line at each character, this test would need hours.
+it('is written quickly also for a million bytes of findings, which are one line', async () => {
+  const path = join(folder, 'bundle.tar.gz')
+  const findingsJson = `{"of":"weftd ${'x'.repeat(1_000_000)}"}\n`
+  const files = { findings: '', findingsJson, status: undefined, subnetFile: join(folder, 'none') }
+  await writeBundle(path, { ...files, config: undefined, secrets: [] }, async () => '')
+  expect(await output(['tar', '-xzOf', path, 'weft-doctor/doctor.json'])).toBe(findingsJson)
 })
