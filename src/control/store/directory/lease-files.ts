@@ -185,20 +185,23 @@ export class LeaseFiles {
   }
 
   /**
-   * Replaces the network configuration, `DIR/config`, atomically. Keeps the mode of the file, because the configuration
-   * may have a secret. The caller must hold the lock.
+   * Replaces the network configuration, `DIR/config`, atomically. Keeps the mode and the owner of the file, because the
+   * configuration may have a secret. The caller must hold the lock.
    */
   async setConfig(text: string): Promise<void> {
     const path = join(this.#top, 'config')
-    const mode = await call(() => stat(path)).then(
-      (info) => info.mode & 0o777,
-      (error: unknown) => {
-        if (isMissing(error)) return 0o644
-        throw error
-      },
-    )
-    const temporary = await this.#writeTemporary('config', text, mode)
-    await call(() => rename(temporary, path))
+    const present = await call(() => stat(path)).catch((error: unknown) => {
+      if (isMissing(error)) return undefined
+      throw error
+    })
+    const mode = present ? present.mode & 0o777 : 0o644
+    const temporary = await this.#writeTemporary('config', text, mode, present)
+    try {
+      await call(() => rename(temporary, path))
+    } catch (error) {
+      await call(() => unlink(temporary)).catch(() => {})
+      throw error
+    }
     await call(() => syncDirectory(this.#top))
   }
 
@@ -328,14 +331,15 @@ export class LeaseFiles {
 
   /**
    * Writes `value` to a temporary file and returns its path. The caller moves the file to its final name by link or
-   * rename.
+   * rename. `owner` is the owner that the file gets, if this user may give files away.
    */
-  #writeTemporary(key: string, value: string, mode: number): Promise<string> {
+  #writeTemporary(key: string, value: string, mode: number, owner?: Owner): Promise<string> {
     const path = join(this.#temporaries, `${key}.${this.#identity}.${this.#temporaryCount++}`)
     return call(async () =>
       using(await open(path, 'wx', mode | 0o200), async (file) => {
         try {
           await file.writeFile(value)
+          if (owner) await giveTo(file, owner)
           await file.chmod(mode) // independent of the umask, because the mode marks a reservation
           await file.sync()
           return path
@@ -388,6 +392,18 @@ const isReserved = ({ mode }: { readonly mode: bigint }): boolean => (mode & WRI
  */
 function revisionOf(info: { readonly mtimeNs: bigint; readonly ino: bigint; readonly mode: bigint }): bigint {
   return (info.mtimeNs << 25n) | ((info.ino & 0xffffffn) << 1n) | BigInt(isReserved(info))
+}
+
+interface Owner {
+  readonly uid: number
+  readonly gid: number
+}
+
+/** Gives a file to an owner as far as this user may: only root may change the user, and members of a group the group. */
+async function giveTo(file: FileHandle, { uid, gid }: Owner): Promise<void> {
+  const own = await file.stat()
+  if (own.uid === uid && own.gid === gid) return
+  await file.chown(uid, gid).catch(() => file.chown(own.uid, gid).catch(() => {}))
 }
 
 async function syncDirectory(path: string): Promise<void> {

@@ -3,6 +3,7 @@
 import { execFileSync, spawnSync } from 'node:child_process'
 import {
   chmodSync,
+  chownSync,
   existsSync,
   mkdirSync,
   mkdtempSync,
@@ -74,6 +75,27 @@ it('keeps the mode of a configuration that only root may read', async () => {
   chmodSync(path, 0o600)
   expect(await set('{"Network":"10.5.0.0/16"}')).toBe(0o600)
   await files.close()
+})
+
+it.skipIf(process.getuid?.() !== 0)('keeps the owner of a configuration that not all users may read', async () => {
+  const files = new LeaseFiles(folder)
+  const path = join(folder, 'config')
+  writeFileSync(path, '{}')
+  chownSync(path, 1234, 2345)
+  chmodSync(path, 0o640)
+  await files.changing(STOPS_NEVER, () => files.setConfig('{"Network":"10.5.0.0/16"}'))
+  const { uid, gid, mode } = statSync(path)
+  expect([uid, gid, mode & 0o777]).toEqual([1234, 2345, 0o640])
+  await files.close()
+})
+
+it('leaves no temporary file if the configuration cannot be replaced', async () => {
+  const files = new LeaseFiles(folder)
+  const path = join(folder, 'config')
+  mkdirSync(join(path, 'x'), { recursive: true })
+  await expect(files.changing(STOPS_NEVER, () => files.setConfig('{}'))).rejects.toThrow(path)
+  await files.close()
+  expect(readdirSync(join(folder, 'tmp'))).toEqual([])
 })
 
 it('makes its folders again after somebody emptied a directory that has its configuration again', async () => {
