@@ -191,15 +191,20 @@ export function rendezvousAt(options: SubnetFile, warn: (message: string) => voi
  * function is in this file because begin.ts must load few files.
  */
 function makeFolderSync(path: string): void {
-  if (statSync(path, { throwIfNoEntry: false })?.isDirectory()) return
-  const make = (): void => mkdirSync(path, { mode: 0o755 })
+  const isThere = (): boolean => statSync(path, { throwIfNoEntry: false })?.isDirectory() ?? false
+  if (isThere()) return
+  const make = (): void => {
+    try {
+      mkdirSync(path, { mode: 0o755 })
+    } catch (error) {
+      if (!isThere()) throw error // otherwise another process made the folder meanwhile
+    }
+  }
   try {
     make()
   } catch (error) {
-    const { code } = error as NodeJS.ErrnoException
-    if (code === 'EEXIST' && statSync(path).isDirectory()) return // another process made it meanwhile
     const parent = dirname(path)
-    if (code !== 'ENOENT' || parent === path) throw error
+    if ((error as NodeJS.ErrnoException).code !== 'ENOENT' || parent === path) throw error
     makeFolderSync(parent)
     make()
   }

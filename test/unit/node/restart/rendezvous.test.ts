@@ -1,7 +1,8 @@
 // rendezvous.test.ts - the lock for a subnet file, and the files that are removed with it.
 
 import { execFileSync, spawnSync } from 'node:child_process'
-import { existsSync, mkdtempSync, openSync, readdirSync, rmSync, writeFileSync } from 'node:fs'
+import type * as Fs from 'node:fs'
+import { existsSync, mkdirSync, mkdtempSync, openSync, readdirSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, expect, it, vi } from 'vitest'
@@ -40,6 +41,20 @@ it('makes the missing folders of the subnet file', () => {
   const deep = { 'subnet-file': join(folder, 'a/b/subnet.env') }
   const lock = rendezvousAt(deep, (message) => expect.fail(message)).tryLock()!
   expect(existsSync(handoverLock(deep))).toBe(true)
+  lock.close()
+})
+
+it('has a lock although another weftd makes the missing folders at the same time', async () => {
+  const { mkdirSync: make } = await vi.importActual<typeof Fs>('node:fs')
+  const deep = { 'subnet-file': join(folder, 'a/b/subnet.env') }
+  const making = vi.mocked(mkdirSync).mockImplementation((path, wish) => {
+    make(path, wish)
+    if (path === join(folder, 'a')) make(join(folder, 'a/b'))
+    return undefined
+  })
+  const lock = rendezvousAt(deep, (message) => expect.fail(message)).tryLock()!
+  expect(making).toHaveBeenCalledWith(join(folder, 'a'), expect.anything())
+  expect(lock.fd).toBeGreaterThan(0)
   lock.close()
 })
 
