@@ -296,10 +296,14 @@ export class LeaseFiles {
     return this.#prepared
   }
 
+  /** Returns true if the directory has a configuration or a lease. Folders do not count: any process makes them. */
   #isLeaseDirectory(): Promise<boolean> {
     return call(async () => {
-      const found = await Promise.allSettled([join(this.#top, 'config'), this.#subnets].map((path) => stat(path)))
-      return found.some(({ status }) => status === 'fulfilled')
+      const hasConfig = await stat(join(this.#top, 'config')).then(
+        () => true,
+        () => false,
+      )
+      return hasConfig || (await readdir(this.#subnets).catch(() => [])).length > 0
     })
   }
 

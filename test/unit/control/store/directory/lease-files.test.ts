@@ -122,8 +122,15 @@ it('makes no folder in a directory without configuration and leases, because its
     message: `the lease directory ${folder} cannot be used: it no longer has a configuration or leases`,
   })
   expect(readdirSync(folder)).toEqual([])
+  // A new process, such as weft doctor, makes the folders. They are no leases, and no reason to remove the peers.
+  const other = new LeaseFiles(folder)
+  await other.doing(STOPS_NEVER, () => other.keys())
+  await other.close()
+  expect(readdirSync(folder)).toContain('subnets')
+  await expect(now()).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
   rmSync(folder, { recursive: true })
   renameSync(away, folder)
+  writeFileSync(join(folder, 'config'), '{"Network":"10.5.0.0/16"}')
   expect(await now()).toBeGreaterThan(0)
   await files.close()
 })
