@@ -122,7 +122,7 @@ it('makes no folder in a directory without configuration and leases, because its
     message: `the lease directory ${folder} cannot be used: it no longer has a configuration or leases`,
   })
   expect(readdirSync(folder)).toEqual([])
-  // A new process, such as weft doctor, makes the folders. They are no leases, and no reason to remove the peers.
+  // A new process, such as weft doctor, makes the folders, but folders are not leases.
   const other = new LeaseFiles(folder)
   await other.doing(STOPS_NEVER, () => other.keys())
   await other.close()
