@@ -58,6 +58,8 @@ export class LeaseFiles {
   #prepared: Promise<void> | undefined
   /** True after this process has made, or found, the folders once. */
   #hadFolders = false
+  /** True after this process has written its clock file in the present folders. */
+  #hasClock = false
   #isClosed = false
   #temporaryCount = 0
   /** The files with the hosts' names (claims), as `claims` last read them. */
@@ -92,7 +94,8 @@ export class LeaseFiles {
 
   /**
    * Returns the current time of the file system's clock, in ms since 1970. All hosts that share the directory use this
-   * clock.
+   * clock. Rejects with ENOENT if this process's clock file has disappeared: the path may lead to the mount point of a file
+   * system that was unmounted.
    */
   now(): Promise<number> {
     const path = join(this.#temporaries, `clock.${this.#identity}`)
@@ -100,8 +103,10 @@ export class LeaseFiles {
       if (this.#isClosed) throw new Error('it was closed')
       try {
         // The file is not truncated before the write, because a full disk only allows overwriting an existing byte.
-        return await using(await open(path, constants.O_WRONLY | constants.O_CREAT, 0o644), async (file) => {
+        const flags = constants.O_WRONLY | (this.#hasClock ? 0 : constants.O_CREAT)
+        return await using(await open(path, flags, 0o644), async (file) => {
           await file.write('.', 0)
+          this.#hasClock = true
           return (await file.stat()).mtimeMs
         })
       } catch (error) {
@@ -275,6 +280,7 @@ export class LeaseFiles {
     this.#prepared ??= (async () => {
       if (this.#hadFolders && !(await this.#isLeaseDirectory()))
         throw new Error('it no longer has a configuration or leases')
+      this.#hasClock = false
       if (await call(() => makeFolder(this.#top))) this.#onMade(this.#top)
       for (const each of [this.#subnets, this.#temporaries, this.#claims]) await call(() => makeFolder(each))
       const present = await this.now()

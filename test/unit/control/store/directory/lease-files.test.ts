@@ -109,6 +109,25 @@ it('makes its folders again after somebody emptied a directory that has its conf
   await files.close()
 })
 
+it('does not use a mount point without its file system that has the folders of an earlier weftd', async () => {
+  const files = new LeaseFiles(folder)
+  const keys = () =>
+    files.doing(STOPS_NEVER, async () => {
+      await files.now()
+      return files.keys()
+    })
+  await files.changing(STOPS_NEVER, () => files.write('10.5.1.0-24', '{}', false))
+  const away = `${folder}.away`
+  renameSync(folder, away)
+  for (const name of ['subnets', 'tmp', 'weft']) mkdirSync(join(folder, name), { recursive: true })
+  await expect(keys()).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
+  await expect(keys()).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
+  rmSync(folder, { recursive: true })
+  renameSync(away, folder)
+  expect(await keys()).toEqual(['10.5.1.0-24'])
+  await files.close()
+})
+
 it('makes no folder in a directory without configuration and leases, because its file system is not mounted', async () => {
   const files = new LeaseFiles(folder)
   const now = () => files.doing(STOPS_NEVER, () => files.now())
