@@ -16,7 +16,7 @@ import type { Status } from '../../report/status.ts'
 import type { Facts } from './facts.ts'
 import type { Finding } from './findings.ts'
 import { readRules } from './host-rules.ts'
-import { containerIn, peersOf, UDP, type AnsweredQuery } from './route-queries.ts'
+import { containerIn, ICMP, peersOf, UDP, type AnsweredQuery } from './route-queries.ts'
 import { markingOf, type Marking } from './rule-effects.ts'
 import { bridgeOf, isOwnDevice, ownSides, subnetText, type OwnSide, type SeenSide } from './sides.ts'
 
@@ -25,38 +25,60 @@ import { bridgeOf, isOwnDevice, ownSides, subnetText, type OwnSide, type SeenSid
  * table.
  */
 export function checkKernelRoutes(facts: Facts, isReported: boolean): readonly Finding[] {
+  const { status, kernelRoutes } = facts
+  if (!status || !kernelRoutes) return []
+  const queried = new Set(kernelRoutes.answers.map(({ family, lease }) => `${family} ${lease}`))
+  return ownSides(status).flatMap((side) =>
+    peersOf(side, status)
+      .filter(({ peer }) => queried.has(`${side.family} ${peer.lease}`))
+      .flatMap((peer) => faultsOf(peer, side, facts, isReported)),
+  )
+}
+
+/** Returns the wrong routes between this node and a peer by which probes are lost: those of all packets or of ICMP. */
+export function faultsOfProbes(peer: SeenSide, facts: Facts): readonly Finding[] {
+  const [side] = facts.status ? ownSides(facts.status).filter(({ family }) => family === peer.family) : []
+  const isOfProbes = ({ query: { part } }: AnsweredQuery): boolean =>
+    part === undefined || (part.protocol === ICMP[peer.family] && part.tos === undefined)
+  return side ? faultsOf(peer, side, facts, false, isOfProbes) : []
+}
+
+/** Returns the wrong routes between this node and a peer. Judges only the lookups for which `isWanted` returns true. */
+function faultsOf(
+  peer: SeenSide,
+  side: OwnSide,
+  facts: Facts,
+  isReported: boolean,
+  isWanted: (answered: AnsweredQuery) => boolean = () => true,
+): readonly Finding[] {
   const { status, kernelRoutes, isForwarding, isForwardingIpv6, unforwarded = [] } = facts
   if (!status || !kernelRoutes) return []
-  return ownSides(status).flatMap((side) => {
-    const forwards = side.family === 'ipv4' ? isForwarding : isForwardingIpv6 !== false
-    const bridge = bridgeOf(facts.links, side.subnet, status)
-    return peersOf(side, status).flatMap((peer): readonly Finding[] => {
-      const answered = kernelRoutes.answers.filter(
-        ({ family, lease, direction }) =>
-          family === side.family && lease === peer.peer.lease && !direction.endsWith('underlay'),
-      )
-      // If forwarding is switched off in the kernel, another check reports that. In that case examine only the packets
-      // that this host itself sends. The same applies to the packets that arrive on one interface.
-      const isForwarded = ({ query }: AnsweredQuery): boolean =>
-        forwards && !(side.family === 'ipv4' && unforwarded.includes(query.iif?.name ?? ''))
-      const relevant = answered.filter((each) => each.direction === 'host' || isForwarded(each))
-      const all = relevant
-        .filter((each) => isWrong(each, peer, bridge, status) && !isOfBridge(each, side, facts))
-        .filter((each) => each.query.mark === undefined || mayHave(each, peer, side, facts))
-      const wrong = all.filter(({ query }) => query.part === undefined)
-      const marked = wrong.every(({ query }) => query.mark !== undefined) ? markedFault(peer, side, facts) : []
-      if (marked.length > 0) return marked
-      const [first] = [
-        ...wrong.filter(({ direction, query }) => direction === 'out' && query.mark === undefined),
-        ...wrong.filter(({ direction, query }) => direction !== 'out' && query.mark === undefined),
-        ...wrong,
-      ]
-      const rules = kernelRoutes.rules[side.family] ?? []
-      const whole = first ? findingsOf(first, peer, side, rules, isReported) : []
-      if (first && first.query.mark === undefined) return whole
-      return [...firstOfParts(all).flatMap((each) => findingsOf(each, peer, side, rules, false)), ...whole]
-    })
-  })
+  const forwards = side.family === 'ipv4' ? isForwarding : isForwardingIpv6 !== false
+  const bridge = bridgeOf(facts.links, side.subnet, status)
+  const answered = kernelRoutes.answers.filter(
+    ({ family, lease, direction }) =>
+      family === side.family && lease === peer.peer.lease && !direction.endsWith('underlay'),
+  )
+  // If forwarding is switched off in the kernel, another check reports that. In that case examine only the packets
+  // that this host itself sends. The same applies to the packets that arrive on one interface.
+  const isForwarded = ({ query }: AnsweredQuery): boolean =>
+    forwards && !(side.family === 'ipv4' && unforwarded.includes(query.iif?.name ?? ''))
+  const relevant = answered.filter((each) => isWanted(each) && (each.direction === 'host' || isForwarded(each)))
+  const all = relevant
+    .filter((each) => isWrong(each, peer, bridge, status) && !isOfBridge(each, side, facts))
+    .filter((each) => each.query.mark === undefined || mayHave(each, peer, side, facts))
+  const wrong = all.filter(({ query }) => query.part === undefined)
+  const marked = wrong.every(({ query }) => query.mark !== undefined) ? markedFault(peer, side, facts) : []
+  if (marked.length > 0) return marked
+  const [first] = [
+    ...wrong.filter(({ direction, query }) => direction === 'out' && query.mark === undefined),
+    ...wrong.filter(({ direction, query }) => direction !== 'out' && query.mark === undefined),
+    ...wrong,
+  ]
+  const rules = kernelRoutes.rules[side.family] ?? []
+  const whole = first ? findingsOf(first, peer, side, rules, isReported) : []
+  if (first && first.query.mark === undefined) return whole
+  return [...firstOfParts(all).flatMap((each) => findingsOf(each, peer, side, rules, false)), ...whole]
 }
 
 /** Returns one lookup for each part of the packets, if possible a lookup for packets of containers. */

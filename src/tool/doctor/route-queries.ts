@@ -17,7 +17,7 @@ const QUERIED_PARTS = 8
 /** The numbers of IP protocols (protocols(5)). */
 const TCP = 6
 export const UDP = 17
-const ICMP: Readonly<Record<Family, number>> = { ipv4: 1, ipv6: 58 }
+export const ICMP: Readonly<Record<Family, number>> = { ipv4: 1, ipv6: 58 }
 
 /**
  * Returns one packet for each policy rule that selects packets by protocol, ports or DSCP, without the packet's

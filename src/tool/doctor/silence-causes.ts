@@ -6,7 +6,7 @@ import type { Finding, FindingName } from './findings.ts'
 import { datagramFault, portPacket, sentBack } from './firewall.ts'
 import { datagramFlow, ipsecDrop } from './ipsec.ts'
 import { ipv6OffBetween } from './ipv6-off.ts'
-import { checkKernelRoutes } from './kernel-routes.ts'
+import { faultsOfProbes } from './kernel-routes.ts'
 import { dropsOfOwnProbes } from './probe-packets.ts'
 import { checkRoutes } from './routes.ts'
 import { outerIn, type SeenSide } from './sides.ts'
@@ -34,7 +34,7 @@ export function causeOf(side: SeenSide, facts: Facts): FindingName | undefined {
   if ((status.dataPath?.addressGone[outer] ?? null) !== null) return 'address-gone'
   if ((status.dataPath?.lacking[side.family] ?? null) !== null) return 'family-down'
   if (underlayFault(side, facts)) return 'underlay-route'
-  const route = [...(checkRoutes(facts) ?? []), ...checkKernelRoutes(facts, false)].find((one) => isAbout(one, side))
+  const route = [...(checkRoutes(facts) ?? []), ...faultsOfProbes(side, facts)].find((one) => isAbout(one, side))
   const datagram = portPacket(status, side.peer, outer)
   const flows = datagram ? [datagram, sentBack(datagram)].map(datagramFlow) : []
   return (

@@ -4,6 +4,7 @@ import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { describe, expect, it } from 'vitest'
 import { packageRoot } from '../../../../lab/lab.ts'
+import type { PacketPart } from '../../../../src/host/kernel.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../../../src/net/ipv6.ts'
 import {
@@ -34,7 +35,7 @@ import {
   soundStatus,
 } from '../../../support/facts.ts'
 import { blockPolicy } from '../../../support/ipsec-policy.ts'
-import { routesBy } from '../../../support/kernel-routes.ts'
+import { policyRule, routesBy } from '../../../support/kernel-routes.ts'
 import { beginningWith } from '../../../support/snapshot.ts'
 
 const NOW = soundNow
@@ -625,6 +626,24 @@ describe('the doctor', () => {
     expect(broken({ routes: soundDual.routes.filter(({ destination }) => destination !== '10.5.2.0/24') })).toEqual([
       'over IPv6 it does not answer: undefined',
     ])
+    // A rule for a part of the packets is the cause only if the probes (ICMPv6) are such packets.
+    const byPart = (part: PacketPart): Partial<Facts> => {
+      const [query] = routeQueries(soundDual.status, soundDual.links, []).filter(({ family }) => family === 'ipv6')
+      const answer = { refused: 'no route', errno: 'EINVAL' }
+      const { protocol, dport } = part
+      const rule = policyRule(90, {
+        table: 7,
+        part: { ...(protocol ? { protocol } : {}), ...(dport ? { dport: [dport, dport] } : {}) },
+      })
+      return {
+        kernelRoutes: {
+          answers: [{ ...query!, query: { ...query!.query, part }, answer }],
+          rules: { ipv6: [rule] },
+        },
+      }
+    }
+    expect(broken(byPart({ protocol: 6, dport: 53 }))).toEqual(['over IPv6 it does not answer: undefined'])
+    expect(broken(byPart({ protocol: 58 }))).toEqual(refersTo('route-refused'))
     const { status: of } = soundDual
     const peers = countPeers([dualPeer({}, silentSide)], 10)
     const lacking = { ipv4: null, ipv6: 'no device' }
