@@ -280,7 +280,7 @@ export const FINDINGS = {
     level: 'warning',
     means:
       'packets are lost, and a program, filter or queueing discipline on an interface of this host may be the cause: weft cannot evaluate eBPF programs (XDP, tc, tcx), tc filters and netem',
-    fix: 'look at the interface with `bpftool net`, `tc filter show dev DEVICE ingress` (also with `egress`) and `tc qdisc show dev DEVICE`, and remove the program or filter for a test',
+    fix: 'look at the interface with `bpftool net`, `tc filter show dev DEVICE ingress` (also with `egress`) and `tc qdisc show dev DEVICE`, and if no other finding explains the loss, look for drops in the log of the program that installed it, such as Cilium or an agent of the cloud',
   },
   'ipsec-blocked': {
     check: 'firewall',
@@ -520,8 +520,8 @@ export const FINDINGS = {
     check: 'crossing',
     level: 'warning',
     means:
-      "the bridge of a peer's containers answers this host, but not the bridge of this node's containers: the underlay or the peer drops packets whose source is an address of a container",
-    fix: 'switch off the source/destination check (AWS), or allow the network in the port security (OpenStack) or the anti-spoofing of the virtual switch, for all hosts; check that the firewall of the peer accepts `icmp` from the network, and that the peer has a route to the subnet of this node',
+      "the bridge of a peer's containers answers this host, but not the bridge of this node's containers: the underlay drops packets whose source is an address of a container, or only the firewall of the peer drops these pings",
+    fix: 'ping a container of the peer from a container of this node: if it answers, accept `icmp` from the network in the firewall of the peer; else switch off the source/destination check (AWS), or allow the network in the port security (OpenStack) or the anti-spoofing of the virtual switch, for all hosts, and check that the peer has a route to the subnet of this node',
   },
   'subnet-env-wrong': {
     check: 'containers',

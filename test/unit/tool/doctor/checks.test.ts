@@ -594,6 +594,25 @@ describe('the doctor', () => {
     expect(details({ answers: new Map([['10.5.2.0-24', { ipv4: { small: true, large: false } }]]) })).toEqual(named)
     expect(details({ bridgeAnswers: [bridgeAnswer(false, true)] })).toEqual(named)
     expect(details({ ...withPeers({ state: 'stored', lossPercent: 100 }), answers: new Map() })).toEqual([])
+    // A peer without containers has no bridge.
+    expect(details({ bridgeAnswers: [bridgeAnswer(true, true), bridgeAnswer(false, false)] })).toEqual([])
+    // One of two peers is off: programs of Cilium or of a cloud's agent are not the cause.
+    const second = { ...peer, ...silentSide, lease: '10.5.3.0-24', subnet: '10.5.3.0/24', publicIp: '192.0.2.3' }
+    const [one, other] = [withStatus({ peers: countPeers([peer, second], 10) }), withPeers({ lossPercent: 20 })]
+    const reach = (known: Partial<Reach>): Facts['reaches'] =>
+      new Map([[second.lease, { port: undefined, portNumber: 8285, isPinged: false, isOffLink: false, ...known }]])
+    expect(details(one)).toEqual([])
+    expect(details({ ...one, reaches: reach({}) })).toEqual([])
+    expect(details({ ...one, reaches: reach({ isPinged: true, port: 'refused' }) })).toEqual([])
+    expect(details({ ...one, reaches: reach({ isPinged: true }) })).toEqual(named)
+    expect(details({ ...one, reaches: reach({}), ...other })).toEqual(named)
+    const alone = withStatus({ peers: countPeers([second], 10) })
+    expect(details({ ...alone, reaches: reach({}) })).toEqual(named)
+    expect(details({ ...alone, reaches: reach({ port: 'refused' }) })).toEqual([])
+    // No peer answers over IPv6.
+    expect(details(withDual(dualPeer({}, silentSide)))).toEqual(named)
+    const third = { ...dualPeer({}, silentSide), lease: '10.5.3.0-24', subnet: '10.5.3.0/24' }
+    expect(details(withDual(dualPeer(), third))).toEqual([])
     expect(details({ ...withPeers(silentSide), answers: new Map(), programs: [] })).toEqual([])
     const { links } = soundDual
     expect(pathLinks(soundDual.status, links).map(({ name }) => name)).toEqual(['eth0', 'cni0'])
