@@ -27,10 +27,10 @@ export const ICMP: Readonly<Record<Family, number>> = { ipv4: 1, ipv6: 58 }
 export function partsOf(rules: readonly PolicyRule[], family: Family): readonly PacketPart[] {
   const parts = rules.flatMap(({ part, isInverted }): readonly PacketPart[] => {
     if (!part || part.tunnel !== undefined) return []
-    // The lookups without a protocol show the effect of an inverted rule, unless the rule leaves out UDP.
-    if (isInverted) return [{ protocol: TCP }]
     const { protocol, sport, dport, tos, dscp } = part
-    if (protocol !== undefined && ![TCP, UDP, ICMP[family]].includes(protocol)) return []
+    // An inverted rule leaves its part to the later rules, and selects all other packets.
+    const others = isInverted ? [{ protocol: TCP }] : []
+    if (protocol !== undefined && ![TCP, UDP, ICMP[family]].includes(protocol)) return others
     const isOfPorts = sport !== undefined || dport !== undefined
     const byte = dscp === undefined ? tos : dscp << 2
     return [
@@ -40,6 +40,7 @@ export function partsOf(rules: readonly PolicyRule[], family: Family): readonly 
         ...(dport ? { dport: dport[0] } : {}),
         ...(byte === undefined ? {} : { tos: byte }),
       },
+      ...others,
     ]
   })
   const found = new Map(parts.map((part) => [JSON.stringify(part), part]))

@@ -205,7 +205,12 @@ describe('a policy routing rule for a part of the packets', () => {
     expect(parts(partial({ dport: [53, 54] }))).toEqual([{ protocol: 6, dport: 53 }])
     expect(parts(partial({ protocol: 17, sport: [7, 7] }))).toEqual([{ protocol: 17, sport: 7 }])
     expect(parts(partial({ tos: 16 }), partial({ dscp: 46 }))).toEqual([{ tos: 16 }, { tos: 184 }])
-    expect(parts(partial({ protocol: 17 }, { isInverted: true }))).toEqual([{ protocol: 6 }])
+    // sing-box makes "not from all dport 53 lookup main": packets to port 53 take the next rules.
+    expect(parts(partial({ protocol: 17 }, { isInverted: true }))).toEqual([{ protocol: 17 }, { protocol: 6 }])
+    expect(parts(partial({ dport: [53, 53] }, { isInverted: true }))).toEqual([
+      { protocol: 6, dport: 53 },
+      { protocol: 6 },
+    ])
     // The kernel looks up no packets of SCTP and of another family's ICMP, and containers send none with a tunnel.
     expect(parts(partial({ protocol: 132 }), partial({ protocol: 58 }), partial({ tunnel: 5n }))).toEqual([])
     expect(partsOf([partial({ protocol: 58 })], 'ipv6')).toEqual([{ protocol: 58 }])
