@@ -6,7 +6,7 @@ import { netContains, type Address, type Family } from '../../net/address.ts'
 import { kindOf } from '../../path/catalog.ts'
 import { placeIn, type Status } from '../../report/status.ts'
 import { addressesIn, peersOf } from './route-queries.ts'
-import { bridgeOf, ownSides } from './sides.ts'
+import { bridgeOf, ownSides, type SeenSide } from './sides.ts'
 
 /** The maximum number of peers whose bridges weft doctor probes. */
 const PROBED_BRIDGES = 4
@@ -33,7 +33,10 @@ export function isCrossing({ config }: Pick<Status, 'config'>): boolean {
   return kind !== undefined && (kind.probe === 'host' || kind.publishesRoute === true)
 }
 
-/** Lists the probes. The list is empty if this node has no bridge of containers. */
+/**
+ * Lists the probes. The list is empty if this node has no bridge of containers. Peers whose hosts answer come first,
+ * because the lease of a host that is gone remains for a day.
+ */
 export function bridgeProbes(status: Status, links: readonly Link[]): readonly BridgeProbe[] {
   if (!isCrossing(status)) return []
   return ownSides(status).flatMap((side) => {
@@ -43,6 +46,7 @@ export function bridgeProbes(status: Status, links: readonly Link[]): readonly B
     const fromHost = status.node ? placeIn(status.node, family).publicIp : undefined
     if (fromBridge === undefined || fromHost === undefined) return []
     return peersOf(side, status)
+      .toSorted((a, b) => Number(isAnswering(b)) - Number(isAnswering(a)))
       .slice(0, PROBED_BRIDGES)
       .flatMap(({ peer: { lease }, subnet: there }) =>
         there ? [{ family, lease, to: nextOf(there.address), fromBridge, fromHost }] : [],
@@ -50,4 +54,5 @@ export function bridgeProbes(status: Status, links: readonly Link[]): readonly B
   })
 }
 
+const isAnswering = ({ state }: SeenSide): boolean => state === 'answering'
 const nextOf = (address: Address): Address => (typeof address === 'bigint' ? address + 1n : address + 1)

@@ -57,7 +57,7 @@ const REASONS: Readonly<Record<string, readonly Reason[]>> = {
     withoutPeers,
     ({ bridgeAnswers = [] }) =>
       bridgeAnswers.length === 0
-        ? 'the bridges of peers were not probed: this node has no bridge of containers, or this user may not send pings'
+        ? 'the bridges of peers were not probed: this node has no bridge of containers, this host does not have its public address (NAT), or this user may not send pings'
         : undefined,
     () =>
       'no bridge of a peer answers the bridge of this node or this host, so weft does not know whether packets of containers cross the underlay; perhaps no peer has containers, a firewall drops the echo requests, or the cloud or switch drops packets with addresses of containers (source/destination check, port security): ping a container of a peer from a container of this node',

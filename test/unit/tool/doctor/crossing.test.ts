@@ -8,7 +8,7 @@ import { diagnose } from '../../../../src/tool/doctor/checks.ts'
 import { checkCrossing } from '../../../../src/tool/doctor/crossing.ts'
 import { explain } from '../../../../src/tool/doctor/explain.ts'
 import { gatherFacts } from '../../../../src/tool/doctor/facts.ts'
-import { route, sound, soundDual, soundStatus } from '../../../support/facts.ts'
+import { route, silentSide, sound, soundDual, soundStatus } from '../../../support/facts.ts'
 import { ModelKernel } from '../../../support/model-kernel.ts'
 
 const withType = (status: Status, backendType: string): Status => ({
@@ -31,6 +31,17 @@ it('probes the bridges of peers from the bridge and from the host, in each famil
   // A tunnel hides the addresses of containers from the underlay, and without a bridge no container sends packets.
   expect(textOf(soundStatus)).toEqual([])
   expect(textOf(hostGw, [])).toEqual([])
+})
+
+it('prefers the peers whose hosts answer, because the leases of hosts that are gone remain for a day', () => {
+  const peers = [3, 4, 5, 6, 7].map((number) => ({
+    ...soundStatus.peers!.list[0]!,
+    ...(number === 7 ? {} : silentSide),
+    lease: `10.5.${number}.0-24`,
+    subnet: `10.5.${number}.0/24`,
+  }))
+  const status = { ...hostGw, peers: countPeers(peers, 10) }
+  expect(textOf(status).map((text) => text.replace(/.* /, ''))).toEqual(['10.5.7.1', '10.5.3.1', '10.5.4.1', '10.5.5.1'])
 })
 
 const answer = (isBridgeAnswered: boolean, isHostAnswered: boolean, family: BridgeAnswer['family'] = 'ipv4') => ({
