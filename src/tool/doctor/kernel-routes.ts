@@ -157,13 +157,15 @@ function markingFor(peer: SeenSide, { subnet, family }: OwnSide, facts: Facts): 
 }
 
 function isWrong(
-  { direction, answer }: AnsweredQuery,
+  { direction, query, answer }: AnsweredQuery,
   peer: SeenSide,
   bridge: string | undefined,
   status: Status,
 ): boolean {
   if ('refused' in answer) return true
-  const { device, gateway, type } = answer.route
+  const { device, gateway, type, table } = answer.route
+  // A transparent proxy receives a part of the packets itself, by a rule and a table of its own.
+  if (query.part && type === 'local' && table !== LOCAL_TABLE) return false
   if (direction === 'in') return type === 'unicast' && bridge !== undefined && device !== bridge
   // A route to a peer's host that bypasses the tunnel is right only if the data path itself routes directly to this
   // peer.

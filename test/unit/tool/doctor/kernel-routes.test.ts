@@ -278,6 +278,13 @@ describe('a policy routing rule for a part of the packets', () => {
     answer: routesBy({ out: changed! }).answers.find(({ direction }) => direction === 'out')!.answer,
   })
 
+  it('is not reported if its table gives the packets to this host itself, as for a transparent proxy', () => {
+    const proxied = (table: number) => routesOf({ protocol: 6 }, { out: { device: 'lo', type: 'local', table } })
+    expect(found({ kernelRoutes: proxied(7) })).toEqual([])
+    expect(explained(proxied(7), out)).toEqual([])
+    expect(found({ kernelRoutes: proxied(255) })).toHaveLength(1)
+  })
+
   it('is not reported if its table sends the packets as the main table does', () =>
     expect(found({ kernelRoutes: routesOf({ protocol: 1 }, {}) })).toEqual([]))
 })
