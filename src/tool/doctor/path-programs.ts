@@ -33,8 +33,8 @@ export function checkPrograms({ status, answers, reaches, programs = [], bridgeA
     // An error of the port, such as `refused`, explains the silence.
     return reach?.port === undefined && (!answering.has(side.family) || reach?.isPinged === true)
   }
-  // A peer without containers has no bridge, which answers nobody.
-  const isUncrossed = bridgeAnswers.some((each) => each.isHostAnswered && !each.isBridgeAnswered)
+  // A peer without containers has no bridge that could answer.
+  const isUncrossed = bridgeAnswers.some(({ isBridgeAnswered, isHostAnswered }) => isHostAnswered && !isBridgeAnswered)
   const isLost = sides.some(isLosing) || isUncrossed
   return isLost ? each('program-on-path', programs, ({ device, what }) => `${device}: ${what}`) : []
 }

@@ -647,7 +647,7 @@ describe('the doctor', () => {
     ])
     // A rule for a part of the packets is the cause only if the probes (ICMPv6) are such packets.
     const byPart = (part: PacketPart): Partial<Facts> => {
-      const [query] = routeQueries(soundDual.status, soundDual.links, []).filter(({ family }) => family === 'ipv6')
+      const query = routeQueries(soundDual.status, soundDual.links, []).find(({ family }) => family === 'ipv6')
       const answer = { refused: 'no route', errno: 'EINVAL' }
       const { protocol, dport } = part
       const rule = policyRule(90, {
@@ -675,6 +675,25 @@ describe('the doctor', () => {
     expect(broken({ withoutIpv6: ['eth0'] }, [{}, { state: 'stored' }])).toEqual([
       'over IPv6 this node cannot use its lease: undefined',
     ])
+  })
+
+  it('judges the routes of 100 half-silent peers about once for each peer', () => {
+    const peers = Array.from({ length: 100 }, (_none, at) => ({
+      ...dualPeer({}, silentSide),
+      lease: `lease ${at}`,
+      ipv6Subnet: `fd00:5:0:${(at + 2).toString(16)}::/64`,
+    }))
+    let reads = 0
+    const kernelRoutes: NonNullable<Facts['kernelRoutes']> = {
+      rules: {},
+      get answers() {
+        reads += 1
+        return []
+      },
+    }
+    diagnose({ ...soundDual, ...withDual(...peers), kernelRoutes })
+    // The routes to the hosts of silent peers are judged three times: for underlay-route, for peers, and for the cause.
+    expect(reads).toBeLessThan(4 * peers.length)
   })
 
   it('names the setting that disables IPv6, and the remedy, before the address that is missing', () => {

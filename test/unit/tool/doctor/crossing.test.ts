@@ -41,7 +41,12 @@ it('prefers the peers whose hosts answer, because the leases of hosts that are g
     subnet: `10.5.${number}.0/24`,
   }))
   const status = { ...hostGw, peers: countPeers(peers, 10) }
-  expect(textOf(status).map((text) => text.replace(/.* /, ''))).toEqual(['10.5.7.1', '10.5.3.1', '10.5.4.1', '10.5.5.1'])
+  expect(textOf(status).map((text) => text.replace(/.* /, ''))).toEqual([
+    '10.5.7.1',
+    '10.5.3.1',
+    '10.5.4.1',
+    '10.5.5.1',
+  ])
 })
 
 const answer = (isBridgeAnswered: boolean, isHostAnswered: boolean, family: BridgeAnswer['family'] = 'ipv4') => ({
