@@ -273,8 +273,8 @@ export class LeaseFiles {
 
   /**
    * Creates the missing directories and deletes stale temporary files. Later calls do nothing unless a folder is missing.
-   * In that case a directory without a configuration and without the folder of leases counts as unavailable, because its
-   * file system is probably not mounted. Otherwise the empty directory would look like a store that lost all leases.
+   * In that case a directory without a configuration and without leases counts as unavailable, because its file system is
+   * probably not mounted. Otherwise the empty directory would look like a store that lost all leases.
    */
   #prepare(): Promise<void> {
     this.#prepared ??= (async () => {
