@@ -12,7 +12,7 @@ import { bridgeOf, ownSides, type SeenSide } from './sides.ts'
 const PROBED_BRIDGES = 4
 
 /** An echo request to the bridge of a peer's containers, from the bridge of this node's containers and from this host. */
-export interface BridgeProbe {
+interface BridgeProbe {
   readonly family: Family
   readonly lease: string
   readonly to: Address
