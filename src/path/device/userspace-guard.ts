@@ -162,8 +162,8 @@ export class UserspaceGuard {
 
 /**
  * Returns the changes that remove the rules and the unreachable routes for the given network, each with a description.
- * Also removes the rules and routes that weftd made while the network was wider or narrower. `routes` has the
- * host's routes within the network. The rules are listed even if the route is missing, because an operator may have
+ * These include the rules and routes that weftd made while the network was wider or narrower. `routes` has the host's
+ * routes within the network. The rules are listed even if the route is missing, because an operator may have
  * removed only the route.
  */
 export async function guardRemovals(
