@@ -9,9 +9,11 @@ import {
   checkMargin,
   checkOptions,
   cutOptions,
+  eventsFile,
   FLAGS,
   FLANNEL_FLAGS,
   interfaceWishes,
+  storeKindOf,
   WEFT_FLAGS,
   WITHOUT_EFFECT,
 } from '../../src/options.ts'
@@ -249,7 +251,7 @@ describe('checkOptions and checkMargin', () => {
     [['-status-network=65535', '-status-token-file=/token']],
     [['-probe-interval=3600', '-status-ip=']],
     [['-status-ip=::1', '-kube-subnet-mgr']],
-    [['-status-ip=0.0.0.0', '-lease-dir=/leases']],
+    [['-status-ip=0.0.0.0', '-lease-dir=/leases', '-healthz-port=65535']],
   ])('takes %j', (args) => check(...args))
 })
 
@@ -278,6 +280,17 @@ describe('checkFeatures', () => {
       expect.objectContaining({ code: 'USAGE', message, remedy: expect.stringContaining(remedy) }),
     )
   })
+})
+
+it('the store is a lease directory if the flags name one, else etcd', () => {
+  expect([storeKindOf(parse().options), storeKindOf(parse('-lease-dir=/leases').options)]).toEqual([
+    'etcd',
+    'directory',
+  ])
+})
+
+it("the peers' events are kept next to subnet.env", () => {
+  expect(eventsFile(parse('-subnet-file=/run/weft/subnet.env').options)).toBe('/run/weft/subnet.env.events')
 })
 
 it('the flags set every requested property of the external interface', () => {
