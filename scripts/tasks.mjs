@@ -88,8 +88,8 @@ export const TASKS = {
   test: { setup: ['test'], env: { ...PATIENT, WEFT_SELECTION: '1' }, commands: [vitest()] },
   'test:whole': { setup: ['test'], env: PATIENT, commands: [vitest()] },
   'test:all': {
-    usage: '[--again]',
-    accepts: /^--again$/,
+    usage: '[--again] [SCRIPT...]',
+    accepts: /^(--again|test:[a-z]+|[a-z]+:test)$/,
     setup: ['test', 'stubborn'],
     commands: [script('scripts/test-all.mjs')],
   },

@@ -1,8 +1,8 @@
-// test-all.mjs - `npm run test:all`: runs every test script of package.json, one after another, and ends with a table
-// of results and times.
+// test-all.mjs - `npm run test:all [-- SCRIPT...]`: runs every test script of package.json, or the given ones, one
+// after another, and ends with a table of results and times.
 //
 // The run can be interrupted and repeated: build/test-all records the scripts that have passed, and these are not run
-// again as long as no file of the project changes. `-- --again` runs all scripts. The output of each script is in
+// again as long as no file of the project changes. `-- --again` runs them again. The output of each script is in
 // build/test-all/NAME.log.
 
 import { spawn, spawnSync } from 'node:child_process'
@@ -74,7 +74,7 @@ function treeName() {
  * @returns {Record<string, Result>}
  */
 function keptResults(tree) {
-  if (tree === '' || process.argv.includes('--again')) return {}
+  if (tree === '') return {}
   try {
     const state = JSON.parse(readFileSync(STATE, 'utf8'))
     return state.tree === tree
@@ -138,12 +138,21 @@ function table(names, results) {
 
 mkdirSync(folder, { recursive: true })
 const names = testScripts()
+const words = process.argv.slice(2)
+const chosen = words.filter((word) => word !== '--again')
+const strange = chosen.find((name) => !names.includes(name))
+if (strange !== undefined) {
+  process.stderr.write(`test:all: there is no test script ${strange}; choose from ${names.join(', ')}\n`)
+  process.exit(2)
+}
+const wanted = chosen.length > 0 ? names.filter((name) => chosen.includes(name)) : names
 const tree = treeName()
 const results = keptResults(tree)
-const left = names.filter((name) => results[name] === undefined)
+if (words.includes('--again')) for (const name of wanted) delete results[name]
+const left = wanted.filter((name) => results[name] === undefined)
 const minutes = left.reduce((sum, name) => sum + (MINUTES[name] ?? 10), 0)
 process.stdout.write(
-  `${left.length} of ${names.length} test scripts will run, which takes about ${(minutes / 60).toFixed(1)} hours on two quiet cores.` +
+  `${left.length} of ${wanted.length} test scripts will run, which takes about ${(minutes / 60).toFixed(1)} hours on two quiet cores.` +
     ` You can interrupt it: the next \`npm run test:all\` continues here if no file has changed.\n`,
 )
 if (tree === '') process.stdout.write('Without git the results of an interrupted run are not kept.\n')
@@ -156,12 +165,13 @@ for (const name of left) {
   progress.now(name, 60 * (MINUTES[name] ?? 10))
   const result = await run(name)
   results[name] = result
-  writeFileSync(STATE, JSON.stringify({ tree, results }, undefined, 1))
+  // Another run of test:all may have recorded results meanwhile.
+  writeFileSync(STATE, JSON.stringify({ tree, results: { ...keptResults(tree), [name]: result } }, undefined, 1))
   process.stdout.write(`${table([name], results)[0]}\n`)
   if (result.code !== 0)
     process.stdout.write(`  see ${relative(process.cwd(), join(folder, `${name.replace(':', '-')}.log`))}\n`)
 }
 showTable()
-const failed = names.filter((name) => results[name]?.code !== 0)
-process.stdout.write(`${names.length - failed.length} passed, ${failed.length} failed, 0 skipped\n`)
+const failed = wanted.filter((name) => results[name]?.code !== 0)
+process.stdout.write(`${wanted.length - failed.length} passed, ${failed.length} failed, 0 skipped\n`)
 process.exitCode = failed.length === 0 ? 0 : 1

@@ -3,7 +3,7 @@
 import { spawn, type ChildProcess } from 'node:child_process'
 import { cpSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
-import { join } from 'node:path'
+import { delimiter, join } from 'node:path'
 import { afterEach, beforeEach, expect, it } from 'vitest'
 import { ended, execute, output, type Finished } from '../../../lab/command.ts'
 import { packageRoot } from '../../../lab/lab.ts'
@@ -28,13 +28,21 @@ afterEach(async () => {
 
 /** Writes a package.json with these scripts; each notes its name in the file `runs` before it runs its command. */
 function write(scripts: Readonly<Record<string, string>>): void {
-  const noted = Object.entries(scripts).map(([name, command]) => [name, `echo ${name} >> runs; ${command}`])
-  writeFileSync(join(folder, 'package.json'), JSON.stringify({ scripts: Object.fromEntries(noted) as object }))
+  const noted = Object.entries(scripts).map(([name, command]) => [name, `echo ${name} >> runs; ${command}`] as const)
+  writeFileSync(join(folder, 'package.json'), JSON.stringify({ scripts: Object.fromEntries(noted) }))
+  mkdirSync(join(folder, 'build/scripts'), { recursive: true })
+  for (const [name, command] of noted) writeFileSync(join(folder, 'build/scripts', name), command)
+}
+/** Replaces npm, which takes most of the time of these tests. */
+function replaceNpm(): void {
+  mkdirSync(join(folder, 'build/bin'), { recursive: true })
+  writeFileSync(join(folder, 'build/bin/npm'), '#!/bin/sh\nexec sh "build/scripts/$3"\n', { mode: 0o755 })
 }
 const runs = (): string[] => readFileSync(join(folder, 'runs'), 'utf8').trim().split('\n')
 const command = [process.execPath, 'scripts/test-all.mjs']
+const searchPath = (): string => [join(folder, 'build/bin'), process.env['PATH']].join(delimiter)
 const testAll = (...words: string[]): Promise<Finished> =>
-  execute(['env', '-C', folder, 'NO_COLOR=1', ...command, ...words])
+  execute(['env', '-C', folder, 'NO_COLOR=1', `PATH=${searchPath()}`, ...command, ...words])
 
 it('runs test:whole first and then every other test script, also one that it does not know', async () => {
   write({
@@ -56,6 +64,7 @@ it('runs test:whole first and then every other test script, also one that it doe
 })
 
 it('continues after a failure, names the failed script, and runs only that one again', async () => {
+  replaceNpm()
   write({ 'test:whole': 'echo whole; test -e build/mended', 'test:page': 'echo page' })
   const first = await testAll()
   expect(first.code).toBe(1)
@@ -67,8 +76,13 @@ it('continues after a failure, names the failed script, and runs only that one a
 })
 
 it('ends its scripts when it is interrupted, and continues with the interrupted script next time', async () => {
+  replaceNpm()
   write({ 'test:whole': 'true', 'test:page': 'echo $$ > build/pid; test -e build/quick || exec sleep 1000' })
-  child = spawn(command[0]!, [command[1]!], { cwd: folder, stdio: 'ignore' })
+  child = spawn(command[0]!, [command[1]!], {
+    cwd: folder,
+    stdio: 'ignore',
+    env: { ...process.env, PATH: searchPath() },
+  })
   const pid = await eventually(() => readFileSync(join(folder, 'build/pid'), 'utf8').trim())
   child.kill('SIGINT')
   await ended(child)
@@ -79,6 +93,7 @@ it('ends its scripts when it is interrupted, and continues with the interrupted 
 })
 
 it('runs everything again when a file changed, or with --again', async () => {
+  replaceNpm()
   write({ 'test:whole': 'true' })
   await testAll()
   await testAll()
@@ -88,4 +103,36 @@ it('runs everything again when a file changed, or with --again', async () => {
   expect(runs()).toHaveLength(2)
   await testAll('--again')
   expect(runs()).toHaveLength(3)
+})
+
+it('runs only the named scripts, and keeps what other runs recorded', async () => {
+  replaceNpm()
+  write({ 'test:whole': 'true', 'test:page': 'exit 3', 'test:soak': 'true' })
+  expect((await testAll('test:soak')).stdout).toMatch(/test:whole +not run\n(.*\n)*1 passed, 0 failed, 0 skipped\n$/)
+  const both = await testAll('test:page', 'test:soak')
+  expect(both).toMatchObject({ code: 1, stdout: expect.stringMatching(/\n1 passed, 1 failed, 0 skipped\n$/) })
+  expect(runs()).toEqual(['test:soak', 'test:page'])
+  await testAll('--again', 'test:soak')
+  await testAll()
+  expect(runs().slice(2)).toEqual(['test:soak', 'test:whole', 'test:page'])
+})
+
+it('keeps what a second run in the same folder recorded meanwhile', async () => {
+  replaceNpm()
+  write({ 'test:whole': 'touch build/began; while ! test -e build/done; do sleep 0.01; done', 'test:page': 'true' })
+  const whole = testAll('test:whole')
+  await eventually(() => readFileSync(join(folder, 'build/began')))
+  await testAll('test:page')
+  writeFileSync(join(folder, 'build/done'), '')
+  expect((await whole).code).toBe(0)
+  expect((await testAll()).stdout).toMatch(/^0 of 2 test scripts will run/)
+})
+
+it('refuses a name that no test script has', async () => {
+  write({ 'test:whole': 'true' })
+  expect(await testAll('test:hole')).toEqual({
+    code: 2,
+    stdout: '',
+    stderr: 'test:all: there is no test script test:hole; choose from test:whole\n',
+  })
 })
