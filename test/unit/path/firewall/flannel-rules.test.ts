@@ -212,6 +212,10 @@ COMMIT
   it('stay if they belong to another network or are excepted', () => {
     expect(findFlannelRules('nat', nat, new Set(['10.3.0.0/16'])).removal).toEqual([])
     expect(findFlannelRules('nat', nat, new Set([N]), FLANNEL_CHAINS[0]).removal).toEqual([])
+    // Rules without flannel's comment show the network of the chain too.
+    const bare = filter.map((line) => (FWD_RULES.includes(line) ? line.replace(FORWARD, '') : line))
+    expect(findFlannelRules('filter', bare, new Set(['10.3.0.0/16'])).rules).toEqual([])
+    expect(findFlannelRules('filter', bare, new Set([N])).removal).toHaveLength(3)
   })
 
   it.each([
@@ -354,8 +358,9 @@ describe("nft's listing of iptables' tables", () => {
   it('leaves an excepted chain', () => {
     const net = (addr: string) => ({ match: { right: { prefix: { addr, len: 16 } } } })
     const rule = { rule: { chain: 'FLANNEL-POSTRTG', handle: 4, expr: [net('10.1.0.0'), comment, { return: null }] } }
-    const removal = (networks?: ReadonlySet<string>) => findFlannelNftRules('ip', 'nat', list(rule), networks).removal
-    expect(removal(new Set(['10.2.0.0/16']))).toEqual([])
+    const found = (networks?: ReadonlySet<string>) => findFlannelNftRules('ip', 'nat', list(rule), networks)
+    const removal = (networks?: ReadonlySet<string>) => found(networks).removal
+    expect(found(new Set(['10.2.0.0/16']))).toEqual({ rules: [], removal: [], stays: [] })
     expect(removal(new Set([N]))).toHaveLength(2)
     expect(removal()).toHaveLength(2)
   })

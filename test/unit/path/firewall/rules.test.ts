@@ -213,20 +213,36 @@ describe('nft removal', () => {
     expect(nftRemoval([listing('ipv4', ''), listing('ipv6', '')])).toBe('')
   })
 
+  const forwardOnly = { ...other, masq: false }
   it.each<[string, FirewallWish[]]>([
     ['beside ours', [own, other]],
     ['before ours', [other, own]],
+    ['beside ours, without masquerading', [own, forwardOnly]],
     ['alone', [other]],
+    ['alone, without masquerading', [forwardOnly]],
   ])('removes no rule and no table of another daemon: %s', (_where, wishes) => {
-    const text = table(...wishes)
-    const { others } = splitNftTable(text, OURS)
-    const input = nftRemoval([listing('ipv4', text), listing('ipv6', EMPTY)])
-    expect(input).not.toContain('delete table')
-    expect(input).not.toContain('10.42.')
+    const input = nftRemoval([listing('ipv4', table(...wishes)), listing('ipv6', EMPTY)])
     // The other daemon's rules are set again without weft's rules. If no rule is weft's, nothing changes.
-    const kept = [...others.postrtg, ...others.forward]
-    expect(kept).toHaveLength(7)
-    expect(kept.filter((rule) => input.includes(rule))).toEqual(wishes.length === 1 ? [] : kept)
+    const theirs = wishes.find(({ network }) => network === other.network)!
+    expect(input).toBe(wishes.length === 1 ? '' : nftInput(theirs).replace(nftTable('ipv4'), ''))
+  })
+
+  it('removes our rules of both families from the tables of another daemon', () => {
+    const own6 = wish(true, true, true, 'ipv6')
+    const other6 = { ...own6, network: parseNet('fd00:6::/48')!, subnet: parseNet('fd00:6:0:1::/64')! }
+    const input = nftRemoval([
+      listing('ipv4', table(own, other)),
+      { family: 'ipv6', text: table(own6, other6), ours: new Set(['fd00:42::/48']) },
+    ])
+    const chains = nftInput(other).replace(nftTable('ipv4'), '')
+    expect(input).toBe(chains + nftInput(other6).replace(nftTable('ipv6'), ''))
+  })
+
+  it('does not rebuild a chain for a rule that an operator added beside those of another daemon', () => {
+    const rule = '    iifname "eth1" ip saddr 192.0.2.0/24 drop\n'
+    const text = table(other).replace('    meta mark', `${rule}    meta mark`)
+    expect(text).toContain(rule)
+    expect(nftRemoval([listing('ipv4', text)])).toBe('')
   })
 })
 
