@@ -1,4 +1,4 @@
-// http.test.ts - Type `http`: what its templates may contain, and the limits of its requests.
+// http.test.ts - Type `http`: what its requests send, log and hide, and their limits.
 
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { createServer, type RequestListener, type Server } from 'node:http'
@@ -6,23 +6,13 @@ import type { AddressInfo } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterAll, afterEach, describe, expect, it } from 'vitest'
-import { Secret } from '../../../../../src/base/secret.ts'
 import { readSettings } from '../../../../../src/control/config/backend-options.ts'
 import { hideSecrets } from '../../../../../src/control/config/hidden.ts'
 import { parseAddress } from '../../../../../src/net/address.ts'
 import { parseIpv4Net } from '../../../../../src/net/ipv4.ts'
-import { parseIpv6Net } from '../../../../../src/net/ipv6.ts'
 import { ApiClient } from '../../../../../src/path/backends/fabric/api-client.ts'
 import { HttpPublisher } from '../../../../../src/path/backends/fabric/http-publisher.ts'
 import { RouteKeeper } from '../../../../../src/path/backends/fabric/route-keeper.ts'
-import {
-  checkTemplates,
-  fillBody,
-  fillHeaders,
-  fillUrl,
-  variablesOf,
-} from '../../../../../src/path/backends/fabric/template.ts'
-import { elementsAt, readXml, textAt } from '../../../../../src/path/backends/fabric/xml.ts'
 import { createLogged } from '../../../../support/fake-fabric.ts'
 import { FakeSwitch } from '../../../../support/fake-switch.ts'
 
@@ -40,96 +30,6 @@ const settingsOf = (backend: object) =>
     ),
   )
 const PUT = 'https://switch.example:8443/api'
-
-describe('a template', () => {
-  const subnet = parseIpv4Net('10.5.1.0/24')!
-  const [host, other] = [parseAddress('203.0.113.7')!, parseAddress('192.0.2.7')!]
-  const place = { publicIp: host, address: other, nodeName: 'a "node" / é', environment: { WEFT_INSTANCE: 'i-1' } }
-  const variables = { ...variablesOf(subnet, place), credential: 's3cret' }
-
-  it('has the variables of a route', () => {
-    expect(variables).toMatchObject({
-      subnet: '10.5.1.0/24',
-      subnetAddress: '10.5.1.0',
-      prefixLength: '24',
-      netmask: '255.255.255.0',
-      publicIp: '203.0.113.7',
-      address: '192.0.2.7',
-      instance: 'i-1',
-    })
-    expect(variablesOf(parseIpv6Net('fd00:5:0:1::/64')!, place)).toMatchObject({ netmask: '' })
-    expect(variablesOf(parseIpv4Net('0.0.0.0/0')!, place)).toMatchObject({ netmask: '0.0.0.0' })
-  })
-
-  it('escapes a value for its place', () => {
-    expect(fillUrl('https://a/{subnet}?n={node}', variables, 'PutURL')).toBe(
-      'https://a/10.5.1.0%2F24?n=a%20%22node%22%20%2F%20%C3%A9',
-    )
-    expect(fillBody({ n: '{node}', deep: [{ bits: 24, to: 'via {publicIp}' }] }, variables, 'PutBody')).toEqual({
-      body: '{"n":"a \\"node\\" / é","deep":[{"bits":24,"to":"via 203.0.113.7"}]}',
-      type: 'application/json',
-    })
-    expect(fillBody('ip route {subnetAddress} {netmask} {address}', variables, 'PutBody')?.body).toBe(
-      'ip route 10.5.1.0 255.255.255.0 192.0.2.7',
-    )
-    expect(fillHeaders({ Authorization: new Secret('Bearer {credential}') }, variables)).toEqual({
-      authorization: 'Bearer s3cret',
-    })
-  })
-
-  it.each([
-    [{ Host: 'elsewhere' }, 'Backend.Headers has the name "Host"'],
-    [{ 'a b': 'x' }, 'Backend.Headers has the name "a b"'],
-    [{ a: 1 }, 'Backend.Headers.a is not a text'],
-    [{ a: 'x\r\nHost: y' }, 'Backend.Headers.a has a character that no header can have'],
-    [{ a: '{password}' }, 'Backend.Headers.a has the unknown variable {password}'],
-    [{ a: new Secret('<hidden>') }, 'Backend.Headers.a has a secret that only the store has'],
-  ])('refuses the headers %j', (headers, message) => {
-    expect(() => fillHeaders(headers, variables)).toThrow(message)
-  })
-
-  it.each([
-    ['PutURL', 'ftp://switch/x'],
-    ['PutURL', 'https://{node}.example/x'],
-    ['PutURL', 'https://switch{node}/x'],
-    ['PutURL', 'https://user:pass@switch/x'],
-    ['PutURL', String.raw`https://switch\@evil.example/x`],
-    ['PutURL', 'https://switch/{credential}'],
-    ['PutURL', 'https://switch/{password}'],
-    ['PutURL', 'https://switch/a#b'],
-    ['PutURL', ''],
-    ['ListURL', 'file:///etc/shadow'],
-    ['PutMethod', 'CONNECT'],
-    ['CredentialFile', 'relative/path'],
-    ['Headers', 'Authorization: x'],
-    ['ListRoutes', 'a b'],
-  ])('is refused if %s is %j', (name, value) => {
-    expect(() => settingsOf({ PutURL: PUT, [name]: value })).toThrow(`Backend.${name} is `)
-  })
-
-  it.each([
-    ['https://a/routes/{id}', {}, 'Backend.RemoveURL has {id}, and the list of routes has no id for this route'],
-    ['https://a/routes/{id}/x', { id: '..' }, 'Backend.RemoveURL gets the value "..", which no URL can have'],
-    ['https://a/routes/{id}/x', { id: '.' }, 'Backend.RemoveURL gets the value ".", which no URL can have'],
-    ['https://a/routes/{id}', { id: '\ud800' }, String.raw`Backend.RemoveURL gets the value "\ud800"`],
-  ])('whose URL would name more than one route is refused: %s with %j', (url, more, message) => {
-    expect(() => fillUrl(url, { ...variables, ...more }, 'RemoveURL')).toThrow(message)
-  })
-
-  it('has no instance if WEFT_INSTANCE is empty', () => {
-    expect(variablesOf(subnet, { ...place, environment: { WEFT_INSTANCE: '' } })).not.toHaveProperty('instance')
-  })
-
-  it('is refused without a URL, and with {credential} without a file', () => {
-    expect(() => settingsOf({})).toThrow('Backend.PutURL is undefined')
-    expect(() => checkTemplates(settingsOf({ PutURL: PUT, Headers: { a: '{credential}' } }))).toThrow(
-      'Backend.Headers.a has {credential}, and there is no CredentialFile',
-    )
-    expect(() =>
-      checkTemplates(settingsOf({ PutURL: PUT, PutBody: { a: ['{credential}'] }, CredentialFile: '/x' })),
-    ).not.toThrow()
-  })
-})
 
 describe('a request', () => {
   const servers: Server[] = []
@@ -388,28 +288,4 @@ describe('a request', () => {
       await fabric.close()
     }
   })
-})
-
-describe('the XML of an answer', () => {
-  it('is read with its entities and empty elements', () => {
-    const root = readXml(
-      '<?xml version="1.0"?>\n<!-- a -->\n<r xmlns="x"><a><b>1 &lt; 2 &amp;amp; &#65;&#x42; &odd;</b><c/></a><a><b/></a></r>',
-    )
-    expect(root.name).toBe('r')
-    expect(elementsAt(root, 'a/b').map(({ text }) => text)).toEqual(['1 < 2 &amp; AB &odd;', ''])
-    expect([textAt(root, 'a/c'), textAt(root, 'none/b')]).toEqual(['', ''])
-  })
-
-  // With a regular expression each of these texts takes hours.
-  it('is read in linear time', () => {
-    for (const text of ['<', '<!--', '<a', '</', '&'])
-      expect(() => readXml(text.repeat(1_000_000))).toThrow(/end|element|document/)
-  })
-
-  it.each(['', 'text', '<a>', '<a></b>', '</a>', '<a></a><b>', `${'<a>'.repeat(60)}${'</a>'.repeat(60)}`, '{"a":1}'])(
-    'is refused: %j',
-    (text) => {
-      expect(() => readXml(text)).toThrow(/element|document|deep/)
-    },
-  )
 })
