@@ -109,6 +109,10 @@ describe('the subnets of a node', () => {
   it.each([
     [{ podCIDR: 'junk', podCIDRs: ['junk'] }, 'node "n" has no pod cidr that can be a subnet: junk'],
     [
+      { podCIDR: 'junk', podCIDRs: ['junk', 'fc00::/128'] },
+      'node "n" has no pod cidr that can be a subnet: junk, fc00::/128',
+    ],
+    [
       { podCIDR: '10.5.1.0/24', podCIDRs: ['10.5.1.0/24', '10.5.2.0/24', 'fc00::/64'] },
       'node "n" pod cidrs should be IPv4/IPv6 only or dualstack',
     ],
@@ -313,6 +317,8 @@ describe('at the limits', () => {
     [{ metadata: { annotations: { [names.ipv4.nodePublicIp]: '' } } }, {}],
     [{ metadata: { annotations: { [names.ipv4.publicIp]: '192.0.2.1' } } }, {}],
     [{ metadata: { annotations: { [names.ipv4.nodePublicIp]: '192.0.2.1' } } }, { ipv4: parseIpv4('192.0.2.1') }],
+    // Peers on the same link reach a link-local IPv4 address. A link-local IPv6 address would also need a zone.
+    [{ metadata: { annotations: { [names.ipv4.nodePublicIp]: '169.254.7.1' } } }, { ipv4: parseIpv4('169.254.7.1') }],
     [{ metadata: { annotations: { [names.ipv6.nodePublicIp]: 'fd00::1' } } }, { ipv6: parseIpv6('fd00::1') }],
   ])("an operator's annotation in %j gives the addresses %s", (node, expected) => {
     const refuse = (): never => expect.unreachable()
