@@ -219,8 +219,8 @@ describe('a template', () => {
     )
   })
 
-  it('has no instance if WEFT_INSTANCE is empty', () => {
-    expect(variablesOf(subnet, { ...place, environment: { WEFT_INSTANCE: '' } })).not.toHaveProperty('instance')
+  it.each([{}, { WEFT_INSTANCE: '' }])('has no instance if the environment is %j', (environment) => {
+    expect(variablesOf(subnet, { ...place, environment })).not.toHaveProperty('instance')
   })
 
   it('is refused without a URL, and with {credential} without a file', () => {

@@ -68,10 +68,11 @@ describe('the XML of an answer', () => {
   })
 
   it('has several elements at a path, and the text of the first one without space around it', () => {
-    const root = readXml('<r><a>x<b> 1 </b></a><c><b>2</b></c><a><b>3</b><b>4</b></a><b>5</b></r>')
-    expect(elementsAt(root, 'a/b').map(({ text }) => text)).toEqual([' 1 ', '3', '4'])
-    expect(textAt(root, 'a/b')).toBe('1')
-    expect(textAt(root, 'b')).toBe('5')
-    expect(elementsAt(root, 'b/a')).toEqual([])
+    const items = ['<item>x<id> 1 </id></item>', '<index><id>2</id></index>', '<item><id>3</id><id>4</id></item>']
+    const root = readXml(`<set>${items.join('')}<id>5</id></set>`)
+    expect(elementsAt(root, 'item/id').map(({ text }) => text)).toEqual([' 1 ', '3', '4'])
+    expect(textAt(root, 'item/id')).toBe('1')
+    expect(textAt(root, 'id')).toBe('5')
+    expect(elementsAt(root, 'id/item')).toEqual([])
   })
 })
