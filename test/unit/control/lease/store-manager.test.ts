@@ -3,6 +3,7 @@
 import { expect, it } from 'vitest'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import { managerOf } from '../../../../src/control/lease/store-manager.ts'
+import type { Store } from '../../../../src/control/store/store.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { createMemoryStore } from '../../../support/memory-store.ts'
 
@@ -12,7 +13,15 @@ const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 it('gives the name of the store, its configuration, its leases and its claims', async () => {
   let closed = 0
   const memory = createMemoryStore()
-  const store = { ...memory, close: async () => void closed++ }
+  const asked: (bigint | undefined)[] = []
+  const store: Store = {
+    ...memory,
+    claims: (since, ends) => {
+      asked.push(since)
+      return memory.claims(since, ends)
+    },
+    close: async () => void closed++,
+  }
   await store.setConfig('{"Network":"10.5.0.0/16"}', signal)
   const events: string[] = []
   const manager = managerOf(store, { info: (line) => void events.push(line) })
@@ -38,6 +47,13 @@ it('gives the name of the store, its configuration, its leases and its claims', 
 
   expect(await manager.claim!('name', 'a', signal)).toBeUndefined()
   expect(await manager.claim!('name', 'b', signal)).toBe('a')
+  expect(await manager.claims!(7n, signal)).toMatchObject({ values: new Map([['name', 'b']]) })
+  // Another host has written the claim in the meantime.
+  await manager.unclaim!('name', 'a', signal)
+  expect(memory.claimed()).toEqual(['name'])
+  await manager.unclaim!('name', 'b', signal)
+  expect(await manager.claims!(undefined, signal)).toMatchObject({ values: new Map() })
+  expect(asked).toEqual([7n, undefined])
   await manager.close()
   expect(closed).toBe(1)
 })
