@@ -1,10 +1,10 @@
 // fake-switch.ts - a switch with an HTTP API for static routes, as Type `http` describes one.
 
 import { writeFileSync } from 'node:fs'
-import { readSettings } from '../../src/control/config/backend-options.ts'
 import { HttpPublisher } from '../../src/path/backends/fabric/http-publisher.ts'
 import type { Place } from '../../src/path/backends/fabric/publisher.ts'
 import { FakeFabric, json, text, type FakeAnswer, type FakeRequest } from './fake-fabric.ts'
+import { httpSettings } from './http-settings.ts'
 
 export class FakeSwitch extends FakeFabric {
   readonly type = 'http'
@@ -34,8 +34,7 @@ export class FakeSwitch extends FakeFabric {
   }
 
   publisher(place: Place): HttpPublisher {
-    const lower = Object.entries(this.backend()).map(([name, value]) => [name.toLowerCase(), value])
-    return new HttpPublisher(readSettings('http', Object.fromEntries(lower)), place)
+    return new HttpPublisher(httpSettings(this.backend()), place)
   }
 
   protected throttle(): FakeAnswer {

@@ -6,8 +6,6 @@ import type { AddressInfo } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterAll, afterEach, describe, expect, it } from 'vitest'
-import { readSettings } from '../../../../../src/control/config/backend-options.ts'
-import { hideSecrets } from '../../../../../src/control/config/hidden.ts'
 import { parseAddress } from '../../../../../src/net/address.ts'
 import { parseIpv4Net } from '../../../../../src/net/ipv4.ts'
 import { ApiClient } from '../../../../../src/path/backends/fabric/api-client.ts'
@@ -15,6 +13,7 @@ import { HttpPublisher } from '../../../../../src/path/backends/fabric/http-publ
 import { RouteKeeper } from '../../../../../src/path/backends/fabric/route-keeper.ts'
 import { createLogged } from '../../../../support/fake-fabric.ts'
 import { FakeSwitch } from '../../../../support/fake-switch.ts'
+import { httpSettings } from '../../../../support/http-settings.ts'
 
 const folder = mkdtempSync(join(tmpdir(), 'weft-http-'))
 const credentialFile = join(folder, 'secret')
@@ -22,13 +21,6 @@ const bind = (url: string): void => writeFileSync(credentialFile, `${url} secret
 afterAll(() => rmSync(folder, { recursive: true }))
 
 const never = new AbortController().signal
-const settingsOf = (backend: object) =>
-  readSettings(
-    'http',
-    Object.fromEntries(
-      Object.entries(hideSecrets(backend) as object).map(([name, value]) => [name.toLowerCase(), value as unknown]),
-    ),
-  )
 const PUT = 'https://switch.example:8443/api'
 
 describe('a request', () => {
@@ -59,7 +51,11 @@ describe('a request', () => {
     })
     const url = await serve((_request, response) => response.writeHead(307, { location: elsewhere }).end())
     bind(url)
-    const settings = settingsOf({ PutURL: `${url}/r`, Headers: { a: '{credential}' }, CredentialFile: credentialFile })
+    const settings = httpSettings({
+      PutURL: `${url}/r`,
+      Headers: { a: '{credential}' },
+      CredentialFile: credentialFile,
+    })
     const [table] = await new HttpPublisher(settings, placeOf().place).find()
     await expect(table?.put(never)).rejects.toMatchObject({
       message: expect.stringMatching(/^PUT 127\.0\.0\.1:\d+\/r: 307/) as string,
@@ -74,7 +70,7 @@ describe('a request', () => {
     )
     bind(url)
     const headers = { a: '{credential}', 'X-Name': 'plain-text-secret' }
-    const settings = settingsOf({ PutURL: `${url}/r?q={node}`, Headers: headers, CredentialFile: credentialFile })
+    const settings = httpSettings({ PutURL: `${url}/r?q={node}`, Headers: headers, CredentialFile: credentialFile })
     const [table] = await new HttpPublisher(settings, placeOf().place).find()
     await expect(table?.put(never)).rejects.toThrow(/^PUT 127\.0\.0\.1:\d+\/r: 500 <hidden> and <hidden>$/)
   })
@@ -87,7 +83,7 @@ describe('a request', () => {
     })
     writeFileSync(credentialFile, `${url} AKLT1 key/of+ksyun\n`)
     const PutBody = { user: 'weft', password: 'hunter22' }
-    const settings = settingsOf({ PutURL: url, PutBody, SignAWS4: 'r/s', CredentialFile: credentialFile })
+    const settings = httpSettings({ PutURL: url, PutBody, SignAWS4: 'r/s', CredentialFile: credentialFile })
     const [table] = await new HttpPublisher(settings, placeOf().place).find()
     await expect(table?.put(never)).rejects.toThrow(/403 \{"user":"weft","password":"<hidden>"\} <hidden> <hidden>$/)
   })
@@ -98,7 +94,7 @@ describe('a request', () => {
       seen.push(`${request.method} ${request.url}`)
       response.end(JSON.stringify([{ destination: '10.5.1.0/24', gateway: '192.0.2.1' }]))
     })
-    const settings = settingsOf({ PutURL: `${url}/r`, RemoveURL: `${url}/r/{id}`, ListURL: `${url}/r`, ListID: 'id' })
+    const settings = httpSettings({ PutURL: `${url}/r`, RemoveURL: `${url}/r/{id}`, ListURL: `${url}/r`, ListID: 'id' })
     const { place } = placeOf()
     const network = parseIpv4Net('10.5.0.0/16')!
     const make = () => new HttpPublisher(settings, place)
@@ -112,7 +108,7 @@ describe('a request', () => {
     const url = await serve((_request, response) =>
       response.end(JSON.stringify([{ destination: '10.5.1.0/24', gateway }])),
     )
-    const settings = settingsOf({ PutURL: `${url}/r`, ListURL: `${url}/r` })
+    const settings = httpSettings({ PutURL: `${url}/r`, ListURL: `${url}/r` })
     const { place, lines } = placeOf()
     const network = parseIpv4Net('10.5.0.0/16')!
     const make = () => new HttpPublisher(settings, place)
@@ -162,7 +158,11 @@ describe('a request', () => {
       response.end()
     })
     bind('http://127.0.0.1:1')
-    const settings = settingsOf({ PutURL: `${url}/r`, Headers: { a: '{credential}' }, CredentialFile: credentialFile })
+    const settings = httpSettings({
+      PutURL: `${url}/r`,
+      Headers: { a: '{credential}' },
+      CredentialFile: credentialFile,
+    })
     const [table] = await new HttpPublisher(settings, placeOf().place).find()
     await expect(table?.put(never)).rejects.toMatchObject({
       message: `the file of Backend.CredentialFile has no line for ${url}`,
@@ -175,7 +175,7 @@ describe('a request', () => {
     ['/dev/zero', 'it is no regular file'],
     ['/proc/self/environ', 'has no line for'],
   ])('sends nothing of the file %s', async (path, why) => {
-    const settings = settingsOf({ PutURL: PUT, Headers: { a: '{credential}' }, CredentialFile: path })
+    const settings = httpSettings({ PutURL: PUT, Headers: { a: '{credential}' }, CredentialFile: path })
     const sent = async (): Promise<unknown> => {
       const [table] = await new HttpPublisher(settings, placeOf().place).find()
       return table?.put(never)
@@ -184,7 +184,7 @@ describe('a request', () => {
   })
 
   it('names a file that cannot be read', async () => {
-    const settings = settingsOf({ PutURL: PUT, CredentialFile: join(folder, 'none') })
+    const settings = httpSettings({ PutURL: PUT, CredentialFile: join(folder, 'none') })
     await expect(new HttpPublisher(settings, placeOf().place).find()).rejects.toMatchObject({
       code: 'CONFIG',
       message: expect.stringMatching(/^cannot read Backend\.CredentialFile: ENOENT/) as string,
@@ -203,7 +203,7 @@ describe('a request', () => {
       response.end(JSON.stringify({ RouteSet }))
     })
     writeFileSync(credentialFile, `${url} AKLT1 secret-of-ksyun\n`)
-    const settings = settingsOf({
+    const settings = httpSettings({
       PutURL: `${url}/?Action=CreateRoute&InstanceId={instance}`,
       PutMethod: 'GET',
       RemoveURL: `${url}/?Action=DeleteRoute&RouteId={id}`,
@@ -243,7 +243,7 @@ describe('a request', () => {
       methods.push(`${request.method} ${request.url}`)
       response.writeHead(methods.length === 2 ? 409 : 200).end()
     })
-    const settings = settingsOf({ PutURL: `${url}/r/{prefixLength}`, PutMethod: 'POST', RemoveURL: `${url}/r` })
+    const settings = httpSettings({ PutURL: `${url}/r/{prefixLength}`, PutMethod: 'POST', RemoveURL: `${url}/r` })
     const { place, lines } = placeOf()
     let now = 0
     const keeper = new RouteKeeper({

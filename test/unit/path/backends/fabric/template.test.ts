@@ -2,8 +2,6 @@
 
 import { describe, expect, it } from 'vitest'
 import { Secret } from '../../../../../src/base/secret.ts'
-import { readSettings } from '../../../../../src/control/config/backend-options.ts'
-import { hideSecrets } from '../../../../../src/control/config/hidden.ts'
 import { parseAddress } from '../../../../../src/net/address.ts'
 import { parseIpv4Net } from '../../../../../src/net/ipv4.ts'
 import { parseIpv6Net } from '../../../../../src/net/ipv6.ts'
@@ -14,14 +12,8 @@ import {
   fillUrl,
   variablesOf,
 } from '../../../../../src/path/backends/fabric/template.ts'
+import { httpSettings } from '../../../../support/http-settings.ts'
 
-const settingsOf = (backend: object) =>
-  readSettings(
-    'http',
-    Object.fromEntries(
-      Object.entries(hideSecrets(backend) as object).map(([name, value]) => [name.toLowerCase(), value as unknown]),
-    ),
-  )
 const PUT = 'https://switch.example:8443/api'
 
 describe('a template', () => {
@@ -182,7 +174,7 @@ describe('a template', () => {
     ['Headers', 'Authorization: x'],
     ['ListRoutes', 'a b'],
   ])('is refused if %s is %j', (name, value) => {
-    expect(() => settingsOf({ PutURL: PUT, [name]: value })).toThrow(`Backend.${name} is `)
+    expect(() => httpSettings({ PutURL: PUT, [name]: value })).toThrow(`Backend.${name} is `)
   })
 
   const OTHER_NAME = 'give the route another id, or the node another name'
@@ -224,12 +216,12 @@ describe('a template', () => {
   })
 
   it('is refused without a URL, and with {credential} without a file', () => {
-    expect(() => settingsOf({})).toThrow('Backend.PutURL is undefined')
-    expect(() => checkTemplates(settingsOf({ PutURL: PUT, Headers: { a: '{credential}' } }))).toThrow(
+    expect(() => httpSettings({})).toThrow('Backend.PutURL is undefined')
+    expect(() => checkTemplates(httpSettings({ PutURL: PUT, Headers: { a: '{credential}' } }))).toThrow(
       'Backend.Headers.a has {credential}, and there is no CredentialFile',
     )
     expect(() =>
-      checkTemplates(settingsOf({ PutURL: PUT, PutBody: { a: ['{credential}'] }, CredentialFile: '/x' })),
+      checkTemplates(httpSettings({ PutURL: PUT, PutBody: { a: ['{credential}'] }, CredentialFile: '/x' })),
     ).not.toThrow()
   })
 
@@ -239,7 +231,7 @@ describe('a template', () => {
     ['RemoveBody', { a: '{password}' }, 'RemoveBody'],
     ['ListBody', '{password}', 'ListBody'],
   ])('is checked before the first request: %s', (name, template, what) => {
-    expect(() => checkTemplates(settingsOf({ PutURL: PUT, [name]: template }))).toThrow(
+    expect(() => checkTemplates(httpSettings({ PutURL: PUT, [name]: template }))).toThrow(
       `Backend.${what} has the unknown variable {password}`,
     )
   })
@@ -247,6 +239,6 @@ describe('a template', () => {
   it('may have each variable in the check, although no route is known yet', () => {
     const all = '{subnet}{subnetAddress}{prefixLength}{netmask}{publicIp}{address}{node}{instance}{id}'
     const settings = { PutURL: PUT, PutBody: all, RemoveBody: all, ListBody: all, Headers: { a: all } }
-    expect(() => checkTemplates(settingsOf(settings))).not.toThrow()
+    expect(() => checkTemplates(httpSettings(settings))).not.toThrow()
   })
 })
