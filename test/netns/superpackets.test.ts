@@ -5,8 +5,9 @@ import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { afterEach, expect, it } from 'vitest'
-import { createLab, WIREGUARD_APART, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
+import { createLab, networkOf, WIREGUARD_APART, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
+import type { Family } from '../../src/net/address.ts'
 import { eventually } from '../support/event.ts'
 import { statusOf, tunAddress } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
@@ -22,13 +23,14 @@ const BYTES = 600
 const PORT = { counted: 7001, length: 7002, payload: 7003, limit: 7004, local: 7005 } as const
 /** The datagrams of each burst that must arrive: the payload rule drops every second one, and the limit accepts 20. */
 const MUST_ARRIVE = { counted: BURST, length: BURST, payload: BURST / 2, limit: 20, local: BURST }
-const RULES = `table ip judge {
+const TABLES = { ipv4: ['ip', 'judge'], ipv6: ['ip6', 'judge'] } as const
+const rulesOf = (family: Family): string => `table ${TABLES[family].join(' ')} {
   counter counted { }
   counter long { }
   counter local { }
   counter echoes { }
   chain forward { type filter hook forward priority 0;
-    icmp type echo-request counter name echoes
+    ${family === 'ipv4' ? 'icmp' : 'icmpv6'} type echo-request counter name echoes
     udp dport ${PORT.counted} counter name counted
     udp dport ${PORT.length} meta length > 1000 counter name long drop
     udp dport ${PORT.payload} @th,64,32 0x62616421 drop
@@ -43,7 +45,7 @@ const RULES = `table ip judge {
 const SEND = `
 import socket, sys
 for port, to in ((int(word.split('@')[0]), word.split('@')[1]) for word in sys.argv[1:]):
-    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    s = socket.socket(socket.AF_INET6 if ':' in to else socket.AF_INET, socket.SOCK_DGRAM)
     for number in range(${BURST}):
         s.sendto((b'bad!' if number % 2 else b'good').ljust(${BYTES}, b'.'), (to, port))
 `
@@ -53,7 +55,8 @@ import json, select, socket, sys
 ports = [int(word) for word in sys.argv[1:]]
 sockets = {}
 for port in ports:
-    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    s = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+    s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
     s.bind(('', port))
     sockets[s] = port
@@ -66,14 +69,17 @@ while True:
 `
 
 const KINDS = [
-  { backend: { Type: 'udp' }, device: 'flannel0' },
-  { backend: { Type: 'vxlan', DataPath: 'userspace' }, device: 'flannel.1' },
-  { backend: { Type: 'wireguard', DataPath: 'userspace' }, device: 'flannel-wg' },
+  { backend: { Type: 'udp' }, devices: { ipv4: 'flannel0', ipv6: 'flannel0' } },
+  { backend: { Type: 'vxlan', DataPath: 'userspace' }, devices: { ipv4: 'flannel.1', ipv6: 'flannel-v6.1' } },
+  { backend: { Type: 'wireguard', DataPath: 'userspace' }, devices: { ipv4: 'flannel-wg', ipv6: 'flannel-wg-v6' } },
 ] as const
+const FAMILIES = ['ipv4', 'ipv6'] as const
+const ROWS = KINDS.flatMap((kind) => FAMILIES.map((family) => ({ ...kind, family })))
 
 function start(host: Host, backend: object): Daemon {
   mkdirSync(join(lab.folder, 'leases'), { recursive: true })
-  writeFileSync(join(lab.folder, 'leases', 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend: backend }))
+  const config = { Network: '10.5.0.0/16', EnableIPv6: true, IPv6Network: 'fd00:5::/48', Backend: backend }
+  writeFileSync(join(lab.folder, 'leases', 'config'), JSON.stringify(config))
   return host.startDaemon({
     args: ['--lease-dir', join(lab.folder, 'leases'), '--workers', '1', '--probe-interval', '0'],
     env: { WIREGUARD_KEY_FILE: join(lab.folder, `${host.name}-wgkey`) },
@@ -100,32 +106,40 @@ async function counted(host: Host): Promise<Readonly<Record<string, number>>> {
 
 const transmitted = async (host: Host): Promise<number> => (await statusOf(host)).dataPath!.counters['tx_packets'] ?? 0
 
-it.each(KINDS)('rules apply to the packets that were sent, with $backend.Type', async ({ backend, device }) => {
-  lab = await createLab({ hosts: 2 })
+/** Returns the host's own address in its subnet. */
+const ownAddress = (host: Host, family: Family): string =>
+  family === 'ipv4' ? tunAddress(host) : networkOf(host.subnetEnv()['FLANNEL_IPV6_SUBNET']!).split('/')[0]!
+
+it.each(ROWS)('rules apply to the $family packets that were sent, with $backend.Type', async (row) => {
+  const { backend, family } = row
+  const device = row.devices[family]
+  lab = await createLab({ hosts: 2, families: FAMILIES })
   const [a, b] = lab.hosts as [Host, Host]
   await start(a, backend).line(/flannel is ready/)
   const daemon = start(b, backend)
   await daemon.line(/flannel is ready/)
   const [from, to] = [await a.startPod(), await b.startPod()]
-  await reach(from.namespace, to.address)
-  await reach(from.namespace, tunAddress(b))
+  const podAddress = family === 'ipv4' ? to.address : to.ipv6!
+  const hostAddress = ownAddress(b, family)
+  await reach(from.namespace, podAddress)
+  await reach(from.namespace, hostAddress)
   const inPod = await receiver(to, [PORT.counted, PORT.length, PORT.payload, PORT.limit])
   const onHost = await receiver(b, [PORT.local])
 
   /** Makes weftd find five bursts in its socket, and returns the counts of the rules and of the receiver. */
   const burst = async (): Promise<{ seen: Readonly<Record<string, number>>; arrived: typeof MUST_ARRIVE }> => {
-    await b.run(['nft', 'delete', 'table', 'ip', 'judge'])
-    await b.output(['nft', '-f', '-'], { input: RULES })
+    await b.run(['nft', 'delete', 'table', ...TABLES[family]])
+    await b.output(['nft', '-f', '-'], { input: rulesOf(family) })
     const names = Object.keys(PORT) as (keyof typeof PORT)[]
     const count = (name: keyof typeof PORT): number => (name === 'local' ? onHost : inPod)(PORT[name])
     const before = Object.fromEntries(names.map((name) => [name, count(name)]))
     const sent = await transmitted(a)
     daemon.process.kill('SIGSTOP')
-    const targets = names.map((name) => `${PORT[name]}@${name === 'local' ? tunAddress(b) : to.address}`)
+    const targets = names.map((name) => `${PORT[name]}@${name === 'local' ? hostAddress : podAddress}`)
     await from.output(['python3', '-c', SEND, ...targets])
     await eventually(async () => expect(await transmitted(a)).toBeGreaterThanOrEqual(sent + names.length * BURST))
     daemon.process.kill('SIGCONT')
-    await from.output(['ping', '-n', '-c', '5', '-i', '0.01', to.address]) // they follow all other packets, in one lane
+    await from.output(['ping', '-n', '-c', '5', '-i', '0.01', podAddress]) // they follow all other packets, in one lane
     const arrived = () => Object.fromEntries(names.map((name) => [name, count(name) - (before[name] ?? 0)]))
     await eventually(() => expect(arrived()['counted']).toBe(BURST))
     await eventually(() => expect(arrived()['local']).toBe(BURST))
