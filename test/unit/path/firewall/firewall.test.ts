@@ -409,6 +409,17 @@ describe('iptables', () => {
       await createIptables(host.options({})).raise(SUBNET)
       expect(host.inputs('nft').at(-1)).toContain('delete table ip flannel-ipv4')
     })
+
+    it('removes from the tables of nftables mode only the rules of this daemon', async () => {
+      const rules = ['10.42.0.0/16', '10.9.0.0/16'].map((network) => `    ip saddr ${network} accept\n`).join('')
+      const chain = `  chain forward {\n    type filter hook forward priority filter; policy accept;\n${rules}  }\n`
+      const host = fakeHost({ ...MODERN, 'iptables-save': HEADER, nft: `table ip flannel-ipv4 {\n${chain}}\n` })
+      host.kernel.nft = [...FEW, { family: 'ip', name: 'flannel-ipv4', objects: 3 }]
+      await createIptables(host.options({})).raise(SUBNET)
+      const input = host.inputs('nft').at(-1)
+      expect(input).toContain('ip saddr 10.9.0.0/16 accept')
+      expect(input).not.toMatch(/delete table|10\.42\./)
+    })
   })
 
   it('keeps the rules of another daemon in its chains, also if a listing fails', async () => {

@@ -8,6 +8,7 @@ import { wordsOf } from '../../../../src/host/ip-words.ts'
 import type { HostKernel } from '../../../../src/host/kernel.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import type { Engine, EngineSessions, OpenPath } from '../../../../src/path/engine/engine.ts'
+import type { UnknownSender } from '../../../../src/path/engine/filter.ts'
 import { decodePeers } from '../../../../src/path/engine/peers.ts'
 import type { SessionManager } from '../../../../src/path/tunnel/session-manager.ts'
 import type { TunnelKind } from '../../../../src/path/tunnel/tunnel-options.ts'
@@ -29,8 +30,11 @@ let events: string[] = []
 let isRefusing = false
 /** The present name of the TUN. */
 let tunName = 'flannel0'
+/** What the engine reports of refused packets. */
+let refused: UnknownSender[] = []
 beforeEach(() => {
   events = []
+  refused = []
   isRefusing = false
   tunName = 'flannel0'
 })
@@ -67,7 +71,7 @@ const engine: Engine = {
   traffic: () => new Float64Array(),
   drops: (after = []) => ({ next: [...after], packets: [] }),
   threads: () => ({}),
-  takeUnknownSenders: () => [],
+  takeUnknownSenders: () => refused,
   sessions: { areKept: false } as EngineSessions,
   stop: async () => void events.push('engine: stop'),
 }
@@ -110,7 +114,7 @@ const external: ExternalInterface = {
   named: { address: { ipv4: false }, publicIp: { ipv4: false } },
 }
 
-const open = (inherited?: OpenPath, ownLease = own): Promise<Tunnel> => {
+const open = (inherited?: OpenPath, ownLease = own, tunnelKind = kind): Promise<Tunnel> => {
   return Tunnel.open(
     {
       config: parseNetworkConfig('{"Network":"10.5.0.0/16"}'),
@@ -134,7 +138,7 @@ const open = (inherited?: OpenPath, ownLease = own): Promise<Tunnel> => {
       kernel: kernel(),
       log,
     },
-    kind,
+    tunnelKind,
     ownLease,
     leases,
   )
@@ -239,4 +243,25 @@ it('continues with a renamed TUN: it logs the new name and repairs the TUN under
   host.kernel.act({ kind: 'set link', device: { name: tunName }, up: false })
   expect(await tunnel.resync()).toEqual(['other0 was down', 'the route to 10.5.0.0/16 was gone'])
   expect(events).toContain('ip link set dev other0 mtu 1472 txqueuelen 4000 up')
+})
+
+it.each([
+  [
+    'an encrypted packet with a source outside the subnet of its sender',
+    kind,
+    'a node may send from its own subnet alone',
+  ],
+  ['a packet of an unknown sender', { ...kind, sessionManager: undefined }, 'no lease assigns 203.0.113.9 to this'],
+] as const)('the log of %s names its reason', async (_what, tunnelKind, text) => {
+  const tunnel = await open(undefined, own, tunnelKind as TunnelKind)
+  const addresses = { from: '198.51.100.7', source: '203.0.113.9', destination: '10.5.72.9' } as const
+  const [from, source, destination] = Object.values(addresses).map((each) => parseIpv4(each)!) as [
+    number,
+    number,
+    number,
+  ]
+  refused = [{ from, source, destination, reason: 'rx_drop_unknown_sender' }]
+  tunnel.look()
+  tunnel.look() // a sender is logged only if it is unknown at the next look too
+  expect(host.lines).toContainEqual(expect.stringContaining(text))
 })
