@@ -610,7 +610,7 @@ function createWorld(time: VirtualTime, random: Random, deniedRandom: Random) {
         refusal: () => undefined,
         write: () => busy(process, 1, 100),
       },
-      earlierRun: async () => earlierRun([], { tunNames: ['flannel0'] }),
+      earlierRun: async () => earlierRun([], { tunNames: ['flannel0'] }, plan.store),
       async resume(inheritable) {
         await busy(process, 10, 200)
         if (lastKnown === 'kernel') return 'nothing'

@@ -45,15 +45,15 @@ export function takeKept(environment: NodeJS.ProcessEnv, pid: number): number[] 
 }
 
 /**
- * Combines the descriptors that the service manager kept with their description in the last known state `known`. If
- * `store` is given and is not the store of `known`, closes the descriptors.
+ * Combines the descriptors that the service manager kept with their description in the last known state `known`. Closes
+ * the descriptors if `known` is of a store other than `store`.
  */
 export function earlierRun(
   fds: readonly number[],
   known: (Pick<LastKnown, 'tunNames' | 'paths'> & Partial<Pick<LastKnown, 'store' | 'lease'>>) | undefined,
-  store?: string,
+  store: string,
 ): EarlierRun {
-  const isAnothers = store !== undefined && known?.store !== undefined && !isSameStore(known.store, store)
+  const isAnothers = known?.store !== undefined && !isSameStore(known.store, store)
   if (isAnothers) closeAll(fds)
   let left = isAnothers ? [] : fds
   return {

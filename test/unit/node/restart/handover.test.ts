@@ -101,7 +101,7 @@ const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
  */
 async function enter(
   predecessor?: ReturnType<typeof running>,
-  kept: EarlierRun = earlierRun([], undefined),
+  kept: EarlierRun = earlierRun([], undefined, 'etcd /x'),
   differs: Partial<Rendezvous> = {},
   stopping = new AbortController(),
 ) {
@@ -162,7 +162,10 @@ describe('what fits', () => {
     const [was, forNow] = [parseLeaseKey('10.5.1.0-24')!, { ...wanted, subnets }]
     const { descriptions, fds } = packPaths([path()])
     const lease = { key: '10.5.1.0-24', subnet: was, attrs: { publicIp: {}, backendType: '' } }
-    const alone = await enter(undefined, earlierRun(fds, { tunNames: ['flannel0'], paths: descriptions, lease }))
+    const alone = await enter(
+      undefined,
+      earlierRun(fds, { tunNames: ['flannel0'], paths: descriptions, lease }, 'etcd /x'),
+    )
     const taken = await alone.take(forNow)
     expect([taken !== undefined, fds.every(isOpen)]).toEqual([isTaken, isTaken])
     alone.close(false)
@@ -194,7 +197,7 @@ describe('what fits', () => {
 
   it('is taken from the kept paths, once', async () => {
     const { descriptions, fds } = packPaths([path()])
-    const handover = await enter(undefined, earlierRun(fds, { tunNames: ['flannel0'], paths: descriptions }))
+    const handover = await enter(undefined, earlierRun(fds, { tunNames: ['flannel0'], paths: descriptions }, 'etcd /x'))
     const taken = await handover.take(wanted)
     expect(taken && fdsOf([taken])).toEqual(fds)
     expect(await handover.take(wanted)).toBeUndefined()
@@ -211,7 +214,10 @@ describe('what fits', () => {
       const before = running({ meet: ABOUT, path: { lock: 1 }, end: { ended: true } }, ...has)
       const handover = await (how === 'runs'
         ? enter(before)
-        : enter(undefined, earlierRun(fds, { tunNames: ['flannel.1', 'flannel-v6.1'], paths: descriptions })))
+        : enter(
+            undefined,
+            earlierRun(fds, { tunNames: ['flannel.1', 'flannel-v6.1'], paths: descriptions }, 'etcd /x'),
+          ))
       await handover.opening()
       // Takes both paths at the same time, because their order does not matter.
       const taken = await Promise.all([
@@ -299,7 +305,7 @@ describe('what does not fit', () => {
 
   it('is closed when it was kept without a description', async () => {
     const fds = fdsOf([path()])
-    const handover = await enter(undefined, earlierRun(fds, undefined))
+    const handover = await enter(undefined, earlierRun(fds, undefined, 'etcd /x'))
     expect(await handover.take(wanted)).toBeUndefined()
     expect(fds.some(isOpen)).toBe(false)
     handover.close(false)
@@ -307,7 +313,7 @@ describe('what does not fit', () => {
 
   it('is closed if another daemon runs, because its paths are newer', async () => {
     const fds = fdsOf([path()])
-    const handover = await enter(running({ meet: ABOUT }), earlierRun(fds, undefined))
+    const handover = await enter(running({ meet: ABOUT }), earlierRun(fds, undefined, 'etcd /x'))
     expect(fds.some(isOpen)).toBe(false)
     handover.close(false)
   })
