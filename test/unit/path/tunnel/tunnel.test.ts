@@ -30,7 +30,7 @@ let events: string[] = []
 let isRefusing = false
 /** The present name of the TUN. */
 let tunName = 'flannel0'
-/** What the engine reports of refused packets. */
+/** The senders of refused packets that the engine reports. */
 let refused: UnknownSender[] = []
 beforeEach(() => {
   events = []
