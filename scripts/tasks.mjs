@@ -89,7 +89,7 @@ export const TASKS = {
   'test:whole': { setup: ['test'], env: PATIENT, commands: [vitest()] },
   'test:all': {
     usage: '[--again] [SCRIPT...]',
-    accepts: /^(--again|test:[a-z]+|[a-z]+:test)$/,
+    accepts: /^(--again|test:[\w-]+|[\w-]+:test)$/,
     setup: ['test', 'stubborn'],
     commands: [script('scripts/test-all.mjs')],
   },

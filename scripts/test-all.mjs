@@ -2,11 +2,11 @@
 // after another, and ends with a table of results and times.
 //
 // The run can be interrupted and repeated: build/test-all records the scripts that have passed, and these are not run
-// again as long as no file of the project changes. `-- --again` runs them again. The output of each script is in
-// build/test-all/NAME.log.
+// again as long as no file of the project changes. `-- --again` also runs the scripts that have passed. The output of
+// each script is in build/test-all/NAME.log.
 
 import { spawn, spawnSync } from 'node:child_process'
-import { createWriteStream, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { createWriteStream, mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { dirname, join, relative } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { createProgress } from './progress.mjs'
@@ -58,7 +58,7 @@ function testScripts() {
  * this hash. Returns an empty text if the folder is not a git repository.
  */
 function treeName() {
-  const index = join(folder, 'index')
+  const index = join(folder, `index-${process.pid}`)
   const git = (...args) =>
     spawnSync('git', args, { cwd: root, encoding: 'utf8', env: { ...process.env, GIT_INDEX_FILE: index } })
   rmSync(index, { force: true })
@@ -148,7 +148,26 @@ if (strange !== undefined) {
 const wanted = chosen.length > 0 ? names.filter((name) => chosen.includes(name)) : names
 const tree = treeName()
 const results = keptResults(tree)
-if (words.includes('--again')) for (const name of wanted) delete results[name]
+
+/**
+ * Records the results of this run, and keeps the results that another run of test:all recorded meanwhile for the same
+ * tree.
+ * @param {Record<string, Result>} own
+ * @param {readonly string[]} forgotten The scripts whose recorded results are removed.
+ */
+function record(own, forgotten = []) {
+  if (tree === '') return
+  const kept = Object.entries(keptResults(tree)).filter(([name]) => !forgotten.includes(name))
+  const text = JSON.stringify({ tree, results: { ...Object.fromEntries(kept), ...own } }, undefined, 1)
+  // Another run may read the file at the same time, so it is replaced as a whole.
+  writeFileSync(`${STATE}-${process.pid}`, text)
+  renameSync(`${STATE}-${process.pid}`, STATE)
+}
+
+if (words.includes('--again')) {
+  for (const name of wanted) delete results[name]
+  record({}, wanted)
+}
 const left = wanted.filter((name) => results[name] === undefined)
 const minutes = left.reduce((sum, name) => sum + (MINUTES[name] ?? 10), 0)
 process.stdout.write(
@@ -161,12 +180,14 @@ const showTable = undo(() => {
   progress.end()
   process.stdout.write(`${table(names, results).join('\n')}\n`)
 })
+/** @type {Record<string, Result>} */
+const own = {}
 for (const name of left) {
   progress.now(name, 60 * (MINUTES[name] ?? 10))
   const result = await run(name)
   results[name] = result
-  // Another run of test:all may have recorded results meanwhile.
-  writeFileSync(STATE, JSON.stringify({ tree, results: { ...keptResults(tree), [name]: result } }, undefined, 1))
+  own[name] = result
+  record(own)
   process.stdout.write(`${table([name], results)[0]}\n`)
   if (result.code !== 0)
     process.stdout.write(`  see ${relative(process.cwd(), join(folder, `${name.replace(':', '-')}.log`))}\n`)

@@ -33,10 +33,10 @@ function write(scripts: Readonly<Record<string, string>>): void {
   mkdirSync(join(folder, 'build/scripts'), { recursive: true })
   for (const [name, command] of noted) writeFileSync(join(folder, 'build/scripts', name), command)
 }
-/** Replaces npm, which takes most of the time of these tests. */
+/** Puts a fake npm into PATH, because starting npm takes most of the time of these tests. */
 function replaceNpm(): void {
   mkdirSync(join(folder, 'build/bin'), { recursive: true })
-  writeFileSync(join(folder, 'build/bin/npm'), '#!/bin/sh\nexec sh "build/scripts/$3"\n', { mode: 0o755 })
+  writeFileSync(join(folder, 'build/bin/npm'), '#!/bin/sh\nsh "build/scripts/$3"\n', { mode: 0o755 })
 }
 const runs = (): string[] => readFileSync(join(folder, 'runs'), 'utf8').trim().split('\n')
 const command = [process.execPath, 'scripts/test-all.mjs']
@@ -59,7 +59,7 @@ it('runs test:whole first and then every other test script, also one that it doe
     last: '3 passed, 0 failed, 0 skipped',
   })
   expect(stdout).toMatch(
-    /\ntest:whole +passed +0:0\d +1 passed\nimage:test +passed +0:0\d +2 passed\ntest:new +passed +0:0\d +3 passed\n/,
+    /\ntest:whole +passed +[\d:]+ +1 passed\nimage:test +passed +[\d:]+ +2 passed\ntest:new +passed +[\d:]+ +3 passed\n/,
   )
 })
 
@@ -77,13 +77,13 @@ it('continues after a failure, names the failed script, and runs only that one a
 
 it('ends its scripts when it is interrupted, and continues with the interrupted script next time', async () => {
   replaceNpm()
-  write({ 'test:whole': 'true', 'test:page': 'echo $$ > build/pid; test -e build/quick || exec sleep 1000' })
+  write({ 'test:whole': 'true', 'test:page': 'test -e build/quick || { sleep 1000 & echo $! > build/pid; wait; }' })
   child = spawn(command[0]!, [command[1]!], {
     cwd: folder,
     stdio: 'ignore',
     env: { ...process.env, PATH: searchPath() },
   })
-  const pid = await eventually(() => readFileSync(join(folder, 'build/pid'), 'utf8').trim())
+  const pid = await eventually(() => /\d+(?=\n)/.exec(readFileSync(join(folder, 'build/pid'), 'utf8'))![0])
   child.kill('SIGINT')
   await ended(child)
   await eventually(() => expect(() => process.kill(Number(pid), 0)).toThrow('ESRCH'))
@@ -105,7 +105,7 @@ it('runs everything again when a file changed, or with --again', async () => {
   expect(runs()).toHaveLength(3)
 })
 
-it('runs only the named scripts, and keeps what other runs recorded', async () => {
+it('runs only the named scripts, and keeps the results of other runs', async () => {
   replaceNpm()
   write({ 'test:whole': 'true', 'test:page': 'exit 3', 'test:soak': 'true' })
   expect((await testAll('test:soak')).stdout).toMatch(/test:whole +not run\n(.*\n)*1 passed, 0 failed, 0 skipped\n$/)
@@ -117,9 +117,12 @@ it('runs only the named scripts, and keeps what other runs recorded', async () =
   expect(runs().slice(2)).toEqual(['test:soak', 'test:whole', 'test:page'])
 })
 
-it('keeps what a second run in the same folder recorded meanwhile', async () => {
+it('keeps the results that a second run in the same folder recorded meanwhile', async () => {
   replaceNpm()
-  write({ 'test:whole': 'touch build/began; while ! test -e build/done; do sleep 0.01; done', 'test:page': 'true' })
+  write({
+    'test:whole': 'touch build/began; while test -e build/began && ! test -e build/done; do sleep 0.01; done',
+    'test:page': 'true',
+  })
   const whole = testAll('test:whole')
   await eventually(() => readFileSync(join(folder, 'build/began')))
   await testAll('test:page')
@@ -135,4 +138,38 @@ it('refuses a name that no test script has', async () => {
     stdout: '',
     stderr: 'test:all: there is no test script test:hole; choose from test:whole\n',
   })
+})
+
+it('records the tree that it tests if several runs begin at the same time', async () => {
+  replaceNpm()
+  write({ 'test:whole': 'true', 'test:page': 'true', 'test:soak': 'true', 'test:vm': 'true' })
+  await Promise.all(['test:whole', 'test:page', 'test:soak', 'test:vm'].map((name) => testAll(name)))
+  const state = JSON.parse(readFileSync(join(folder, 'build/test-all/state.json'), 'utf8')) as { tree: string }
+  await output(['git', '-C', folder, 'add', '--all'])
+  expect(state.tree).toBe((await output(['git', '-C', folder, 'write-tree'])).trim())
+})
+
+it('keeps its own results if a run with other files records in between', async () => {
+  replaceNpm()
+  const files = 'touch new.ts; node scripts/test-all.mjs test:page; rm new.ts'
+  write({ 'test:whole': 'true', 'test:paths': `test -e new.ts || { ${files}; }`, 'test:page': 'test -e new.ts' })
+  await testAll('test:whole', 'test:paths')
+  expect((await testAll('test:whole', 'test:paths')).stdout).toMatch(/^0 of 2 test scripts will run/)
+})
+
+it('continues an interrupted --again', async () => {
+  replaceNpm()
+  write({ 'test:whole': 'true', 'test:page': 'test ! -e build/slow || { touch build/began; sleep 1000; }' })
+  await testAll()
+  writeFileSync(join(folder, 'build/slow'), '')
+  child = spawn(command[0]!, [command[1]!, '--again'], {
+    cwd: folder,
+    stdio: 'ignore',
+    env: { ...process.env, PATH: searchPath() },
+  })
+  await eventually(() => readFileSync(join(folder, 'build/began')))
+  child.kill('SIGINT')
+  await ended(child)
+  rmSync(join(folder, 'build/slow'))
+  expect((await testAll()).stdout).toMatch(/^1 of 2 test scripts will run/)
 })
