@@ -46,7 +46,7 @@ export function takeKept(environment: NodeJS.ProcessEnv, pid: number): number[] 
 
 /**
  * Combines the descriptors that the service manager kept with their description in the last known state `known`. Closes
- * the descriptors if `known` is of a store other than `store`.
+ * the descriptors if `known` describes another store than `store`.
  */
 export function earlierRun(
   fds: readonly number[],

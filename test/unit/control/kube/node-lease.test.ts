@@ -317,7 +317,7 @@ describe('at the limits', () => {
     [{ metadata: { annotations: { [names.ipv4.nodePublicIp]: '' } } }, {}],
     [{ metadata: { annotations: { [names.ipv4.publicIp]: '192.0.2.1' } } }, {}],
     [{ metadata: { annotations: { [names.ipv4.nodePublicIp]: '192.0.2.1' } } }, { ipv4: parseIpv4('192.0.2.1') }],
-    // Peers on the same link reach a link-local IPv4 address. A link-local IPv6 address would also need a zone.
+    // Peers on the same link can reach a link-local IPv4 address. For a link-local IPv6 address they would also need a zone.
     [{ metadata: { annotations: { [names.ipv4.nodePublicIp]: '169.254.7.1' } } }, { ipv4: parseIpv4('169.254.7.1') }],
     [{ metadata: { annotations: { [names.ipv6.nodePublicIp]: 'fd00::1' } } }, { ipv6: parseIpv6('fd00::1') }],
   ])("an operator's annotation in %j gives the addresses %s", (node, expected) => {

@@ -133,6 +133,7 @@ describe('a path on its way', () => {
     [[{ tun: 1, sockets: { ipv4: { receiver: 0 } } }], [7, 8]],
     [[{ tun: 0, sockets: { ipv4: { receiver: 0 } } }], [7, 8]],
     [[{ tun: 0, sockets: { ipv4: { receiver: 1, sender: 3 } } }], [7, 8, 9]],
+    [[{ sockets: { ipv4: { receiver: 0 } } }], [7]],
     [[{ tun: '0', sockets: { ipv4: { receiver: 1 } } }], [7, 8]],
     [[{ tun: 0, sockets: { ipv4: { receiver: 1, sender: '2' } } }], [7, 8, 9]],
     [[{ tun: 0, sockets: { ipv4: { receiver: 1 }, ipv6: { receiver: 2 } } }], [7, 8, 9]],
@@ -140,7 +141,7 @@ describe('a path on its way', () => {
     expect(unpackPaths([{ ...sent(), loops }], fds)).toEqual([])
   })
 
-  it('without an address of its sockets is none', () => {
+  it('is refused if it has no bind address', () => {
     const loops = [{ tun: 0, sockets: {} }]
     expect(unpackPaths([{ ...sent(), bindAddresses: [], loops }], [7])).toEqual([])
   })

@@ -67,7 +67,7 @@ it('a table after any changes equals a table of the remaining peers', () => {
     .tuple(fc.integer({ min: 0, max: 7 }), fc.constantFrom(30, 31, 32), fc.constantFrom('ipv4', 'ipv6', 'short ipv6'))
     .map(([low, bits, kind]): Net => {
       if (kind === 'ipv4') return ipv4Net(0x0a05_0000 + low, bits)
-      // The short ones have the prefix length of an IPv4 subnet.
+      // The short IPv6 subnets have the prefix lengths of IPv4 subnets.
       return kind === 'ipv6' ? ipv6Net(0x0a05_0000n + BigInt(low), 96 + bits) : ipv6Net(BigInt(low) << 96n, bits)
     })
   const hosts = fc.constantFrom<Peer['hosts']>({ ipv4: 1 }, { ipv4: 2 }, { ipv6: 3n }, { ipv4: 1, ipv6: 3n })

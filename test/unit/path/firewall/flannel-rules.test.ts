@@ -212,7 +212,7 @@ COMMIT
   it('stay if they belong to another network or are excepted', () => {
     expect(findFlannelRules('nat', nat, new Set(['10.3.0.0/16'])).removal).toEqual([])
     expect(findFlannelRules('nat', nat, new Set([N]), FLANNEL_CHAINS[0]).removal).toEqual([])
-    // Rules without flannel's comment show the network of the chain too.
+    // Rules without flannel's comment also show to which network a chain belongs.
     const bare = filter.map((line) => (FWD_RULES.includes(line) ? line.replace(FORWARD, '') : line))
     expect(findFlannelRules('filter', bare, new Set(['10.3.0.0/16'])).rules).toEqual([])
     expect(findFlannelRules('filter', bare, new Set([N])).removal).toHaveLength(3)

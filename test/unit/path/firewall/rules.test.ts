@@ -227,7 +227,7 @@ describe('nft removal', () => {
     expect(input).toBe(wishes.length === 1 ? '' : nftInput(theirs).replace(nftTable('ipv4'), ''))
   })
 
-  it('removes our rules of both families from the tables of another daemon', () => {
+  it("removes weft's IPv4 and IPv6 rules from tables that another daemon shares", () => {
     const own6 = wish(true, true, true, 'ipv6')
     const other6 = { ...own6, network: parseNet('fd00:6::/48')!, subnet: parseNet('fd00:6:0:1::/64')! }
     const input = nftRemoval([

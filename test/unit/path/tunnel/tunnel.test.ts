@@ -252,7 +252,7 @@ it.each([
     'a node may send from its own subnet alone',
   ],
   ['a packet of an unknown sender', { ...kind, sessionManager: undefined }, 'no lease assigns 203.0.113.9 to this'],
-] as const)('the log of %s names its reason', async (_what, tunnelKind, text) => {
+] as const)('the log line about %s gives the reason', async (_what, tunnelKind, text) => {
   const tunnel = await open(undefined, own, tunnelKind as TunnelKind)
   const addresses = { from: '198.51.100.7', source: '203.0.113.9', destination: '10.5.72.9' } as const
   const [from, source, destination] = Object.values(addresses).map((each) => parseIpv4(each)!) as [
@@ -262,6 +262,6 @@ it.each([
   ]
   refused = [{ from, source, destination, reason: 'rx_drop_unknown_sender' }]
   tunnel.look()
-  tunnel.look() // a sender is logged only if it is unknown at the next look too
+  tunnel.look() // weftd logs a sender only if two successive calls of `look` find it unknown
   expect(host.lines).toContainEqual(expect.stringContaining(text))
 })

@@ -1,4 +1,4 @@
-// http.test.ts - Type `http`: what its requests send, log and hide, and their limits.
+// http.test.ts - Type `http`: the content, limits and log lines of its requests, and the secrets that they hide.
 
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { createServer, type RequestListener, type Server } from 'node:http'

@@ -1,4 +1,4 @@
-// template.test.ts - Type `http`: what its templates may contain, and how their variables are filled.
+// template.test.ts - Type `http`: the allowed contents of its templates, and the values of their variables.
 
 import { describe, expect, it } from 'vitest'
 import { Secret } from '../../../../../src/base/secret.ts'
@@ -88,11 +88,11 @@ describe('a template', () => {
     ['a..', 'a..'],
     ['\u{1f600}', '%F0%9F%98%80'],
     ['', ''],
-  ])('takes the value %j into a URL', (id, shown) => {
+  ])('accepts the value %j in a URL', (id, shown) => {
     expect(fillUrl('https://a/{id}/{prefixLength}', { ...variables, id }, 'RemoveURL')).toBe(`https://a/${shown}/24`)
   })
 
-  it('sets no headers without Headers, and otherwise those that HTTP allows', () => {
+  it('sets the headers of `Headers`, and none if `Headers` is missing', () => {
     expect(fillHeaders(undefined, variables)).toEqual({})
     expect(fillHeaders({ 'X-a.b_1!': '', Hosts: 'a\tb ~', c: '\u0080\u00ff' }, variables)).toEqual({
       'x-a.b_1!': '',
@@ -204,7 +204,7 @@ describe('a template', () => {
       'Backend.PutURL has {credential}, and there is no CredentialFile',
       'set Backend.CredentialFile to a file with the credential',
     ],
-  ])('whose value of %s is missing is refused', (variable, message, remedy) => {
+  ])('is refused if its variable %s has no value', (variable, message, remedy) => {
     const without = variablesOf(subnet, { ...place, environment: {} })
     expect(() => fillUrl(`https://a/${variable}`, without, 'PutURL')).toThrow(
       expect.objectContaining({ code: 'CONFIG', message, remedy }),
@@ -236,7 +236,7 @@ describe('a template', () => {
     )
   })
 
-  it('may have each variable in the check, although no route is known yet', () => {
+  it('may use every variable: checkTemplates needs no route', () => {
     const all = '{subnet}{subnetAddress}{prefixLength}{netmask}{publicIp}{address}{node}{instance}{id}'
     const settings = { PutURL: PUT, PutBody: all, RemoveBody: all, ListBody: all, Headers: { a: all } }
     expect(() => checkTemplates(httpSettings(settings))).not.toThrow()

@@ -18,11 +18,11 @@ describe('the XML of an answer', () => {
   it.each([
     ['&lt;&gt;&amp;&quot;&apos;', `<>&"'`],
     ['&lt&gt; &;', '&lt> &;'],
-    // The lowest and the highest character, and the numbers beside them.
+    // The lowest and highest valid character numbers, and the invalid numbers next to them.
     ['&#0;&#1;&#1114111;&#1114112;', '&#0;\u0001\u{10ffff}&#1114112;'],
     ['&#x0;&#x1;&#x10ffff;&#x10FFFF;&#x110000;', '&#x0;\u0001\u{10ffff}\u{10ffff}&#x110000;'],
     ['&#xg;&#a;', '&#xg;&#a;'],
-  ])('has the text of %s', (escaped, text) => {
+  ])('unescapes %s', (escaped, text) => {
     expect(readXml(`<a>${escaped}</a>`)).toEqual({ name: 'a', text, children: [] })
   })
 
@@ -32,7 +32,7 @@ describe('the XML of an answer', () => {
     expect(readXml(text)).toEqual({ name: 'r', text: '12345', children })
   })
 
-  it('is its first element if more elements follow', () => {
+  it('has the first top-level element as its root', () => {
     expect(readXml('<a/><b/>').name).toBe('a')
   })
 
@@ -67,7 +67,7 @@ describe('the XML of an answer', () => {
     expect(tryXml(nested(49))?.name).toBe('a')
   })
 
-  it('has several elements at a path, and the text of the first one without space around it', () => {
+  it('elementsAt returns all elements at a path; textAt returns the trimmed text of the first one', () => {
     const items = ['<item>x<id> 1 </id></item>', '<index><id>2</id></index>', '<item><id>3</id><id>4</id></item>']
     const root = readXml(`<set>${items.join('')}<id>5</id></set>`)
     expect(elementsAt(root, 'item/id').map(({ text }) => text)).toEqual([' 1 ', '3', '4'])
