@@ -154,9 +154,10 @@ const hostTroubles = ({ duplicate, unforwarded, ownership }: Node): readonly str
 type PeersSeen = Pick<Snapshot, 'silent' | 'unusable' | 'unset' | 'keyless' | 'narrow'>
 
 /**
- * Counting thousands of peers takes a while. So weftd reuses a count for this multiple of the time that counting took.
+ * Counting thousands of peers takes a while. So weftd reuses a count for this time in ms for each peer. The time must
+ * not depend on the duration of the count: after a pause of the process weftd would report an old state for long.
  */
-const SEEN_FOR = 1_000
+const SEEN_FOR_MS = 1
 const seen = new WeakMap<Node, PeersSeen & { readonly until: number }>()
 
 /**
@@ -166,9 +167,9 @@ function peersSeen(node: Node): PeersSeen {
   const known = seen.get(node)
   const began = performance.now()
   if (known && began < known.until) return known
-  const counts = countOf(node, peersOf(node, new Map(), began, { mostPaths: 0 }))
-  const now = performance.now()
-  seen.set(node, { ...counts, until: now + (now - began) * SEEN_FOR })
+  const list = peersOf(node, new Map(), began, { mostPaths: 0 })
+  const counts = countOf(node, list)
+  seen.set(node, { ...counts, until: began + list.length * SEEN_FOR_MS })
   return counts
 }
 

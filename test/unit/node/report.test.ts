@@ -1,6 +1,6 @@
 // report.test.ts - what /status.json reports about a node: the states of its peers, their traffic, and problems.
 
-import { expect, it } from 'vitest'
+import { expect, it, vi } from 'vitest'
 import type { OpenEcho } from '../../../src/host/echo.ts'
 import { parseIpv4 } from '../../../src/net/ipv4.ts'
 import type { Status } from '../../../src/report/status.ts'
@@ -16,6 +16,7 @@ import {
   start,
   nodeStatus,
   store,
+  trouble,
   until,
   value,
 } from '../../support/node-rig.ts'
@@ -237,4 +238,24 @@ it('a node is impaired and not ready while it lacks a family, and reports the re
   dataPaths[0]!.lacking = {}
   expect(await nodeStatus()).toMatchObject({ state: 'working', trouble: null })
   expect(readiness()).toBe(true)
+})
+
+it('a state that is over is not reported for longer because the process stood still while it counted the peers', async () => {
+  store.put('10.5.0.64-26', value('192.0.2.2'))
+  start()
+  await ready()
+  await becomes(({ peers }) => peers!.programmed === 1)
+  const dataPath = dataPaths[0]!
+  const { applied } = dataPath
+  Object.defineProperty(dataPath, 'applied', {
+    get() {
+      vi.advanceTimersByTime(20)
+      return []
+    },
+    configurable: true,
+  })
+  expect(trouble()).toContain('the data path lacks the only peer')
+  Object.defineProperty(dataPath, 'applied', { value: applied })
+  vi.advanceTimersByTime(2)
+  expect(trouble()).toBeUndefined()
 })
