@@ -87,10 +87,12 @@ interface About {
 
 /**
  * weftd caches a status for REST times as long as it took to compute, so that requests cannot keep weftd busy. weftd
- * does not cache a status that took less than QUICK_MS, which is usual with up to some thousands of peers.
+ * does not cache a status that took less than QUICK_MS, which is usual with up to some thousands of peers. The limit
+ * LONGEST_MS applies if the process was paused meanwhile: the status would be old for long.
  */
 const REST = 10
 const QUICK_MS = 20
+const LONGEST_MS = 10_000
 
 const NO_DAEMON: About = {
   daemon: {
@@ -118,7 +120,7 @@ export function createHealth({ daemon, events, page = async () => undefined }: A
     const about = { schema: STATUS_SCHEMA, at: new Date().toISOString(), daemon } as const
     const status = { ...about, ...(await health.report()), events: events() }
     const took = performance.now() - began
-    latest = { until: performance.now() + (took < QUICK_MS ? 0 : took * REST), status: Promise.resolve(status) }
+    latest = { until: performance.now() + (took < QUICK_MS ? 0 : Math.min(took * REST, LONGEST_MS)), status: Promise.resolve(status) }
     return status
   }
   const health: Health = {

@@ -357,6 +357,21 @@ it('caches a slow status for a multiple of the time that it takes', async () => 
   expect(await health.status()).toMatchObject({ state: 'starting' })
 })
 
+it('caches a status for at most ten seconds, although the process was paused for a minute meanwhile', async () => {
+  vi.useFakeTimers({ toFake: ['performance'] })
+  const health = createHealth()
+  const starting = await health.report()
+  health.report = async () => {
+    vi.advanceTimersByTime(60_000)
+    return starting
+  }
+  const first = await health.status()
+  vi.advanceTimersByTime(9_999)
+  expect(await health.status()).toBe(first)
+  vi.advanceTimersByTime(1)
+  expect(await health.status()).not.toBe(first)
+})
+
 describe('the status socket', () => {
   let folder: string
   let path: string
