@@ -120,7 +120,10 @@ export function createHealth({ daemon, events, page = async () => undefined }: A
     const about = { schema: STATUS_SCHEMA, at: new Date().toISOString(), daemon } as const
     const status = { ...about, ...(await health.report()), events: events() }
     const took = performance.now() - began
-    latest = { until: performance.now() + (took < QUICK_MS ? 0 : Math.min(took * REST, LONGEST_MS)), status: Promise.resolve(status) }
+    latest = {
+      until: performance.now() + (took < QUICK_MS ? 0 : Math.min(took * REST, LONGEST_MS)),
+      status: Promise.resolve(status),
+    }
     return status
   }
   const health: Health = {

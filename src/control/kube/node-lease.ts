@@ -239,7 +239,7 @@ export function givenAddresses(
 ): Addresses {
   const read = <A extends Address>(name: string, family: string, parse: (text: string) => A | undefined) => {
     const text = metadata?.annotations?.[name] ?? ''
-    const given = text === '' ? undefined : parse(text)
+    const given = parse(text)
     const isGood = given !== undefined && isOneHost(given) && !(typeof given === 'bigint' && isLinkLocal(given))
     const address = isGood ? given : undefined
     if (text !== '' && address === undefined) onBad(family, `${name} is ${JSON.stringify(text)}`)

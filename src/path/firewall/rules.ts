@@ -83,7 +83,7 @@ interface NftListing {
  * in them. Returns an empty text if there are no rules to remove.
  */
 export function nftRemoval(listings: readonly NftListing[]): string {
-  const there = listings.filter(({ text }) => text.trim() !== '')
+  const there = listings.filter(({ text }) => text !== '')
   const split = there.map(({ family, text, ours }) => ({ family, text, ...splitNftTable(text, ours) }))
   const isShared = split.some(({ others }) => others.postrtg.length + others.forward.length > 0)
   // Precede the deletion by `add table`, because the deletion would fail if another program had already deleted the

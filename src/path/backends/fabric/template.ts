@@ -141,8 +141,8 @@ function plain(text: string | Secret, what: string): string {
  */
 export function checkTemplates(settings: Settings<'http'>): void {
   const all = Object.fromEntries(TEMPLATE_VARIABLES.map((name) => [name, 'x']))
-  const { credential, ...others } = all
-  const known = settings.credentialFile === '' || credential === undefined ? others : { ...others, credential }
+  const { credential: _, ...others } = all
+  const known = settings.credentialFile === '' ? others : all
   fillHeaders(settings.headers, known)
   fillBody(settings.putBody, known, 'PutBody')
   fillBody(settings.removeBody, known, 'RemoveBody')

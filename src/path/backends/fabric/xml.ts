@@ -53,7 +53,8 @@ export function readXml(text: string): XmlElement {
     const element: Open = { name, text: '', children: [] }
     top.children.push(element)
     if (!tag.endsWith('/')) open.push(element)
-    if (open.length > DEEPEST) throw new Error(`it is nested more than ${DEEPEST} deep`)
+    // `open` also contains `root`.
+    if (open.length > DEEPEST + 1) throw new Error(`it is nested more than ${DEEPEST} deep`)
   }
   const [first] = root.children
   if (open.length !== 1 || !first) throw new Error('it is not a complete XML document')
