@@ -28,6 +28,8 @@ process.chdir(root)
  */
 const PROSE = new Set(['options', 'report', 'report/page', 'tool/doctor', 'tool/measure', 'tool/weft'])
 const NATIVE = ['core', 'encap']
+/** The unit tests of files in src/ that have no test of their own name. */
+const TESTS_OF = new Map([['src/report/network-findings.ts', 'test/unit/report/network-view.test.ts']])
 
 /**
  * Prints an error of the command line and ends this process with exit code 2.
@@ -81,8 +83,8 @@ const isOver = () => performance.now() >= endsAt
  * @param {string} area @param {string[]} own The area's files in src/.
  */
 function testsOf(area, own) {
-  const named = own.map((file) => file.replace(/^src\/(.*)\.ts$/, 'test/unit/$1.test.ts'))
-  if (named.every((file) => existsSync(file))) return named
+  const named = own.map((file) => TESTS_OF.get(file) ?? file.replace(/^src\/(.*)\.ts$/, 'test/unit/$1.test.ts'))
+  if (named.every((file) => existsSync(file))) return [...new Set(named)]
   const tests = join('test/unit', area)
   return readdirSync(tests)
     .filter((file) => file.endsWith('.test.ts'))
