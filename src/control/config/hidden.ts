@@ -5,6 +5,12 @@ import { messageOf } from '../../base/errors.ts'
 import { Secret, withoutUser } from '../../base/secret.ts'
 
 const SECRET_NAME = /psk|password|passphrase|secret|token|(?<!public)key$/i
+/**
+ * Matches the names of HTTP headers that hold a secret and do not match SECRET_NAME. The value is not a secret if it
+ * takes the secret from a file (`{credential}`), and must be shown then: a configuration that weftd saved to a file
+ * has to be complete for a start while the store is unreachable.
+ */
+const SECRET_HEADER = /authorization|cookie/i
 
 /**
  * Matches the names of configuration members that hold a command line. Any word of a command may be a secret, so weft
@@ -18,12 +24,13 @@ const programOf = (command: string): string => {
 
 /**
  * Returns a copy of a JSON value in which each secret is wrapped in a `Secret`. Three kinds of values are secrets: the
- * value of a member with a name such as `Password`, a command with arguments, and a text with a URL that contains a
+ * value of a member with a name such as `Password` or `Authorization`, a command with arguments, and a text with a URL that contains a
  * user name.
  */
 export function hideSecrets(value: unknown, name = ''): unknown {
   if (value === null || value instanceof Secret) return value
-  if (SECRET_NAME.test(name)) return new Secret(typeof value === 'string' ? value : JSON.stringify(value))
+  const isHeader = SECRET_HEADER.test(name) && !(typeof value === 'string' && value.includes('{credential}'))
+  if (isHeader || SECRET_NAME.test(name)) return new Secret(typeof value === 'string' ? value : JSON.stringify(value))
   if (typeof value === 'string' && COMMAND_NAME.test(name)) return new Secret(value, programOf)
   if (typeof value === 'string') return withoutUser(value) === value ? value : new Secret(value, withoutUser)
   if (typeof value !== 'object') return value

@@ -15,6 +15,15 @@ describe('a configuration', () => {
     ['{"PostStartupCommand":" curl --token x\\ty"}', '{"PostStartupCommand":"curl <hidden>"}'],
     ['{"A":{"subnetAddCommand":"/bin/add"},"Command":["x"]}', '{"A":{"subnetAddCommand":"/bin/add"},"Command":["x"]}'],
     ['{"Url":"http://jo:x@h/"}', '{"Url":"http://h/"}'],
+    [
+      '{"Headers":{"Authorization":"Bearer x","proxy-authorization":"y","Set-Cookie":["z"],"Accept":"text/plain"}}',
+      '{"Headers":{"Authorization":"<hidden>","proxy-authorization":"<hidden>","Set-Cookie":"<hidden>","Accept":"text/plain"}}',
+    ],
+    // weftd replaces {credential} by the content of a file, so the text itself is no secret.
+    [
+      '{"Authorization":"Bearer {credential}","X-Token":"{credential}"}',
+      '{"Authorization":"Bearer {credential}","X-Token":"<hidden>"}',
+    ],
     ['{"PublicKey":"x","Keyboard":"y","CommandLog":"z z"}', '{"PublicKey":"x","Keyboard":"y","CommandLog":"z z"}'],
     [
       '{ "Network": "10.5.0.0/16",\n "PSK": "", "Key": null }',
