@@ -242,10 +242,11 @@ async function untilStopped(
   free: Promise<void>,
 ): Promise<'stopped' | 'alone'> {
   notifier?.report({ ready: true, status: `${why}; waiting to be stopped` })
+  notifier?.aliveMeanwhile() // also during the start of the next run of the daemon, which may wait for the store
   // Run a timer, because signal handlers alone do not keep Node.js running.
-  const alive = setInterval(() => notifier?.alive(), notifier?.aliveMs ?? 86_400_000)
+  const running = setInterval(() => {}, 86_400_000)
   const how = await Promise.race([signalled.then(() => 'stopped' as const), free.then(() => 'alone' as const)])
-  clearInterval(alive)
+  clearInterval(running)
   if (how === 'stopped') notifier?.stopping()
   return how
 }

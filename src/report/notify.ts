@@ -28,8 +28,13 @@ export interface Notifier {
    * next call of `report` sends it.
    */
   report(state: State): void
-  /** Sends a keep-alive message to the service manager. */
+  /** Sends a keep-alive message to the service manager, and ends the messages of `aliveMeanwhile`. */
   alive(): void
+  /**
+   * Sends keep-alive messages, the first immediately, until the next call of `alive` or `stopping`. Used while no loop
+   * calls `alive`, after weftd was ready: the service manager's watchdog begins with READY=1 and never pauses.
+   */
+  aliveMeanwhile(): void
   stopping(): void
   /** The number of file descriptors that the service manager can keep for the next process; 0 if it keeps none. */
   readonly keeps: number
@@ -94,6 +99,7 @@ function createNotifier(
   sendDatagram: SendDatagram,
 ): Notifier {
   let hasWarned = false
+  let meanwhile: NodeJS.Timeout | undefined
   let sent: State = { ready: false, status: '' }
   /** Runs `forget` and `keep` one after another, because descriptors that are kept later have the same names. */
   const inTurn = createTurn()
@@ -134,8 +140,20 @@ function createNotifier(
       ]
       if (news.length > 0 && send(news)) sent = { ready: state.ready, status }
     },
-    alive: () => void send(['WATCHDOG=1']),
-    stopping: () => void send(['STOPPING=1', 'STATUS=leaving']), // the same word as in states.ts, which is not imported here to keep the start fast
+    alive() {
+      clearInterval(meanwhile)
+      send(['WATCHDOG=1'])
+    },
+    aliveMeanwhile() {
+      clearInterval(meanwhile)
+      if (aliveMs === undefined) return
+      send(['WATCHDOG=1'])
+      meanwhile = setInterval(() => send(['WATCHDOG=1']), aliveMs).unref()
+    },
+    stopping() {
+      clearInterval(meanwhile)
+      send(['STOPPING=1', 'STATUS=leaving']) // the same word as in states.ts, which is not imported here to keep the start fast
+    },
     // Send one file descriptor per message, because the service manager does not preserve the order of the descriptors
     // in a message. Set FDPOLL=0, because otherwise the service manager would drop a socket with a pending error, such
     // as an ICMP error from a peer's host.

@@ -290,6 +290,7 @@ export function start(
     aliveMs: 15_000,
     report: ({ ready, status }: State) => void (told.at(-1) !== status && ready && told.push(status)),
     alive: () => void alive++,
+    aliveMeanwhile: () => void alive++,
     stopping: () => {},
     keeps: 0,
     keep: async () => false,

@@ -1,14 +1,26 @@
 // weftd.test.ts - what ends weftd before it is a daemon, and with which exit code.
 
 import { afterEach, expect, it, vi } from 'vitest'
+import { Superseded } from '../../src/node/restart/lender.ts'
 import { main } from '../../src/weftd.ts'
 
-const started = vi.hoisted(() => vi.fn<() => Promise<never>>())
+const { started, notify } = vi.hoisted(() => ({
+  started: vi.fn<() => Promise<never>>(),
+  notify: vi.fn<(socket: string, message: string) => void>(),
+}))
 vi.mock('../../src/begin.ts', () => ({ runDaemon: started }))
-vi.mock('../../src/host/addon.ts', () => ({ addon: { featureNames: ['tun-tso', 'udp-gso'] } }))
+vi.mock('../../src/host/addon.ts', () => ({ addon: { featureNames: ['tun-tso', 'udp-gso'], notify } }))
+vi.mock('../../src/node/restart/rendezvous.ts', () => ({ rendezvousAt: () => ({ untilFree: async () => {} }) }))
 
+const SIGNALS = ['SIGINT', 'SIGTERM'] as const
+const before = new Map(SIGNALS.map((signal) => [signal, process.listeners(signal)]))
 afterEach(() => {
+  vi.useRealTimers()
   vi.restoreAllMocks()
+  // weftd's process ends with `main`, so `main` leaves its handlers.
+  for (const signal of SIGNALS)
+    for (const handler of process.listeners(signal).filter((each) => !before.get(signal)!.includes(each)))
+      process.off(signal, handler)
 })
 
 it.each([
@@ -79,4 +91,22 @@ it.each([
   const said = written.flatMap((line) => /^W.*\] -(\w+) does nothing/.exec(line)?.[1] ?? [])
   expect(said).toEqual(names)
   expect(started).not.toHaveBeenCalled()
+})
+
+it('sends keep-alive messages while it starts again because its successor has ended', async () => {
+  vi.spyOn(process.stderr, 'write').mockImplementation(() => true)
+  let alive = 0
+  notify.mockImplementation((_socket, message) => void (alive += message === 'WATCHDOG=1' ? 1 : 0))
+  started.mockRejectedValueOnce(new Superseded('end', () => {})).mockImplementationOnce(async () => {
+    // The second start waits for the store. systemd ends a process that sends no message for 30 s.
+    const earlier = alive
+    vi.advanceTimersByTime(60_000)
+    expect(alive - earlier).toBe(4)
+    throw new Error('the end of the test')
+  })
+  vi.useFakeTimers({ toFake: ['setInterval', 'clearInterval'] })
+  const environment = { NOTIFY_SOCKET: '/run/manager', WATCHDOG_USEC: '30000000' }
+  expect(await main('weftd', [], environment)).toBe(1)
+  expect(started).toHaveBeenCalledTimes(2)
+  expect(alive).toBe(5)
 })

@@ -1,6 +1,6 @@
 // notify.test.ts - the messages to the service manager, and the effect of an invalid environment.
 
-import { beforeEach, describe, expect, it } from 'vitest'
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { takeNotifier, type Notifier } from '../../../src/report/notify.ts'
 import { readingOf } from '../../../src/report/states.ts'
 
@@ -14,6 +14,8 @@ beforeEach(() => {
   lines = []
   failure = undefined
 })
+
+afterEach(() => void vi.useRealTimers())
 
 const log = { info: () => {}, warn: (text: string) => void lines.push(text), error: () => {}, v: () => false }
 const send = (socket: string, message: string, fds: readonly number[]): void => {
@@ -59,6 +61,28 @@ describe('the notifier', () => {
       'FDSTOREREMOVE=1\nFDNAME=weft-0',
     ])
     expect(given).toEqual([[7], [9], []])
+  })
+
+  it.each(['alive', 'stopping'] as const)('sends keep-alive messages by itself until %s is called', async (end) => {
+    vi.useFakeTimers({ toFake: ['setInterval', 'clearInterval'] })
+    const notifier = (await take({ NOTIFY_SOCKET: '/run/manager', WATCHDOG_USEC: '30000000' }))!
+    notifier.aliveMeanwhile()
+    notifier.aliveMeanwhile()
+    sent = []
+    vi.advanceTimersByTime(14_999)
+    expect(sent).toEqual([])
+    vi.advanceTimersByTime(15_001)
+    expect(sent.map(([, message]) => message)).toEqual(['WATCHDOG=1', 'WATCHDOG=1'])
+    notifier[end]()
+    sent = []
+    vi.advanceTimersByTime(60_000)
+    expect(sent).toEqual([])
+  })
+
+  it('sends no keep-alive messages by itself to a manager without a watchdog', async () => {
+    const notifier = (await take({ NOTIFY_SOCKET: '/run/manager' }))!
+    notifier.aliveMeanwhile()
+    expect(sent).toEqual([])
   })
 
   it('sends again what a busy manager did not receive, and keeps no descriptor before it forgot an earlier one', async () => {
