@@ -231,6 +231,7 @@ export async function reportOf(node: Node): Promise<NodeReport> {
     lease: {
       key: lease.key,
       expiresAt: lease.expiresAt === undefined ? null : iso(lease.expiresAt),
+      renewMarginSeconds: node.options['subnet-lease-renew-margin'] * 60,
       published: JSON.parse(encodeLeaseValue(node.attrs)) as Record<string, unknown>,
     },
     dataPath: pathOf(node.ownership, node.threads, at, node),

@@ -327,6 +327,11 @@ export const METRICS: readonly Metric[] = [
     "When this node's lease ends unless weftd renews it, in seconds since 1970. Absent for a reservation, which never ends.",
     ({ lease }) => one(seconds(lease?.expiresAt ?? null)),
   ),
+  gauge(
+    'weft_lease_renew_margin_seconds',
+    "How long before the end of this node's lease weftd renews the lease, in seconds (--subnet-lease-renew-margin). Absent for a reservation.",
+    ({ lease }) => one(lease && lease.expiresAt !== null ? lease.renewMarginSeconds : null),
+  ),
   counter(
     'weft_repairs_total',
     'How often weftd repaired a device, address, route, firewall rule or file that another program had changed.',

@@ -259,6 +259,8 @@ export interface NodeReport extends State {
   readonly lease: {
     readonly key: string
     readonly expiresAt: string | null
+    /** How long before `expiresAt` weftd renews the lease, in seconds. */
+    readonly renewMarginSeconds: number
     readonly published: Readonly<Record<string, unknown>>
   } | null
   readonly dataPath: {

@@ -58,6 +58,8 @@ interface Scene {
   readonly stale?: NodeName
   readonly unusable?: (node: NodeName) => number
   readonly expiresInS?: (node: NodeName) => number
+  /** --subnet-lease-renew-margin, in seconds. */
+  readonly marginS?: number
   readonly configGone?: boolean
   /** The seconds by which a node's clock is ahead. */
   readonly clockAhead?: (node: NodeName) => number
@@ -103,6 +105,7 @@ function seriesOf(scene: Scene): { series: string; values: string }[] {
       series: `weft_lease_expiry_timestamp_seconds{${at}}`,
       values: always((ends ?? 86_400) + STEPS * 30 + ahead),
     })
+    found.push({ series: `weft_lease_renew_margin_seconds{${at}}`, values: always(scene.marginS ?? 3_600) })
     // While the store is available, the leases were compared at the time of this step.
     const isStale = !store(node) || scene.stale === node
     const late = up(node) ? `${WRONG * 30 + ahead}${isStale ? '' : '+30'}x${STEPS - WRONG}` : `_x${STEPS - WRONG}`
@@ -163,6 +166,12 @@ const SCENES: readonly (readonly [what: string, scene: Scene, fires: Readonly<Re
   ['no clock is quite right', { clockAhead: (node) => (node === 'e' ? 45 : -45) }, {}],
   ['a node has another backend', { unusable: (node) => (node === 'e' ? 4 : 1) }, { WeftPeersUnusable: 1 }],
   ['a lease ends', { expiresInS: (node) => (node === 'e' ? 600 : 86_400) }, { WeftLeaseEnding: 1 }],
+  [
+    'a lease is renewed ten minutes before its end',
+    { marginS: 600, expiresInS: (node) => (node === 'e' ? 600 : 86_400) },
+    {},
+  ],
+  ['and is not renewed', { marginS: 600, expiresInS: (node) => (node === 'e' ? 200 : 86_400) }, { WeftLeaseEnding: 1 }],
   [
     'all end, since the store is down',
     { store: () => false, expiresInS: () => 600 },

@@ -86,7 +86,7 @@ export const soundStatus: Status = {
     backendType: 'udp',
     backend: {},
   },
-  lease: { key: '10.5.1.0-24', expiresAt: '2026-11-23T09:00:00Z', published: {} },
+  lease: { key: '10.5.1.0-24', expiresAt: '2026-11-23T09:00:00Z', renewMarginSeconds: 3600, published: {} },
   dataPath: {
     open: true,
     families: ['ipv4'],

@@ -33,6 +33,7 @@ it('reports the status in base units, and drops by reason', async () => {
       'weft_network_whole_ratio 1',
       'weft_peer_round_trip_seconds{peer="10.5.2.0/24"} 0.001',
       `weft_lease_expiry_timestamp_seconds ${Date.parse(status.lease!.expiresAt!) / 1000}`,
+      'weft_lease_renew_margin_seconds 3600',
       `weft_store_last_comparison_timestamp_seconds ${Date.parse(status.at) / 1000 - 5}`,
     ]),
   )
