@@ -86,7 +86,7 @@ function lengthNotes({ length, mtu }: Beside): string[] {
   if (!length || length.longest === length.asked) return mismatch
   const found = length.longest === null ? '' : `, packets of up to ${length.longest} do`
   const whose =
-    here !== null && there !== null && there < here
+    differs && there < here
       ? 'the cause is the smaller MTU of the other host'
       : 'the cause is a smaller MTU between the hosts'
   return [`inside the tunnel packets of ${length.asked} bytes get no answer${found}: ${whose}`, ...mismatch]

@@ -67,6 +67,8 @@ describe('a result', () => {
     expect(notesOf(1472, null)).toEqual([
       'inside the tunnel packets of 1472 bytes get no answer: the cause is a smaller MTU between the hosts',
     ])
+    const unknownHere = resultOf(WELL, { length, mtu: { here: null, there: 1372 } }).notes
+    expect(unknownHere).toEqual([`inside the tunnel packets of 1472 bytes get no answer${between}`])
     // If both hosts send such packets they pass in one direction only.
     const other = resultOf(WELL, { length: { asked: 1372, longest: 1372 }, mtu: { here: 1372, there: 1472 } })
     expect([other.isBroken, other.notes.length]).toEqual([false, 1])
