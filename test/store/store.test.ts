@@ -41,6 +41,7 @@ import { EtcdStore } from '../../src/control/store/etcd/etcd.ts'
 import { LEASE_TTL_MS, type Store, type StoreBatch, type StoreChange } from '../../src/control/store/store.ts'
 import { addon } from '../../src/host/addon.ts'
 import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
+import { parseIpv6, parseIpv6Net } from '../../src/net/ipv6.ts'
 import { startCuttingProxy, type CuttingProxy } from '../support/cutting-proxy.ts'
 import { eventually } from '../support/event.ts'
 import { ETCD, needs } from '../support/needs.ts'
@@ -1400,6 +1401,28 @@ describe('the directory store under faults', () => {
     )
     expect(results.filter(({ key }) => key === old.key)).toHaveLength(1)
     expect(new Set(results.map(({ key }) => key)).size).toBe(3)
+  })
+
+  it('neither renews nor deletes an expired lease, because another node may have one of its subnets', async () => {
+    const bed = directoryBed()
+    const dual = parseNetworkConfig('{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48"}')
+    const start = (last: number, ipv6: string) => {
+      const publicIp = { ipv4: parseIpv4(`192.0.2.${last}`)!, ipv6: parseIpv6(`fd77::${last}`)! }
+      const previous = { ipv4: parseIpv4Net('10.5.7.0/24')!, ipv6: parseIpv6Net(ipv6)! }
+      const options = { previous, random: Math.random, log: quiet(), signal: signal() }
+      return acquireLease(bed.open(), dual, { publicIp, backendType: '' }, options)
+    }
+    const acquired = await start(1, 'fd00:5:0:1::/64')
+    await bed.expire(acquired.key)
+    // Setting the file's time changed the revision. A store in which no lease expires shows the new revision.
+    const timeless = new DirectoryStore({ directory: bed.prefix, ttlMs: Infinity })
+    stores.push(timeless)
+    const [entry] = (await timeless.list(signal())).entries
+    const lease = { ...acquired, revision: entry!.revision }
+    expect((await start(2, 'fd00:5:0:33::/64')).key).toBe('10.5.7.0-24&fd00:5:0:33::-64')
+    expect(Object.keys(await bed.dump())).toContain('10.5.7.0-24&fd00:5:0:1::-64')
+    await expect(renewLease(bed.open(), lease, { signal: signal() })).rejects.toMatchObject({ code: 'LEASE_LOST' })
+    expect(await bed.open().delete(lease.key, entry!, signal())).toBe(false)
   })
 
   it('changes nothing while another process holds the lock', async () => {

@@ -156,14 +156,15 @@ export class DirectoryStore implements Store {
   }
 
   update(key: string, value: string, expected: Expected, signal: AbortSignal): Promise<Written | undefined> {
-    return this.#write(key, value, expected.isReservation ?? false, signal, async (present) =>
-      isAsRead(present, expected),
+    return this.#write(key, value, expected.isReservation ?? false, signal, async (present, now) =>
+      this.#isAsRead(present, expected, now),
     )
   }
 
   delete(key: string, expected: Expected, signal: AbortSignal): Promise<boolean> {
     return this.#files.changing(signal, async () => {
-      if (!isAsRead(await this.#files.readToChange(key), expected)) return false
+      const present = await this.#files.readToChange(key)
+      if (!this.#isAsRead(present, expected, await this.#files.now())) return false
       await this.#files.remove(key)
       return true
     })
@@ -190,6 +191,14 @@ export class DirectoryStore implements Store {
 
   #isLive(file: LeaseFile, now: number): boolean {
     return file.isReservation || now - file.writtenAt < this.#ttlMs
+  }
+
+  /**
+   * Returns true if a lease still has the expected revision and value, and has not expired. The file of an expired lease
+   * stays unchanged, but another node may have a lease with one of its subnets under a different key.
+   */
+  #isAsRead(present: LeaseFile | undefined, { revision, value }: Expected, now: number): boolean {
+    return present?.revision === revision && present.value === value && this.#isLive(present, now)
   }
 
   /**
@@ -257,9 +266,6 @@ export class DirectoryStore implements Store {
     })
   }
 }
-
-const isAsRead = (present: LeaseFile | undefined, { revision, value }: Expected): boolean =>
-  present?.revision === revision && present.value === value
 
 /**
  * Compares the maps `view` and `found` at the lease keys `keys`, copies the differing entries from `found` to `view`,
