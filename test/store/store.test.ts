@@ -1342,6 +1342,43 @@ describe('etcd leases without a key', () => {
       await server.close()
     }
   })
+
+  it('are reused only if they were granted within an hour by the wall clock and by the monotonic clock', async () => {
+    const server = await startEtcd()
+    const way = await startTroubledEtcd(server.endpoint)
+    const [wallNow, monotonicNow] = [Date.now, performance.now.bind(performance)]
+    const HOUR_MS = 3_600_000
+    try {
+      const files = { certFile: '', keyFile: '', caFile: '', username: '', password: new Secret('') }
+      const store = new EtcdStore({ endpoints: [way.endpoint], prefix: '/x', ...files })
+      stores.push(store)
+      let keys = 0
+      /** Writes a key with the spare etcd lease of a failed write. Both clocks are set between the two writes. */
+      const retryAfter = async (wallMs: number, monotonicMs: number) => {
+        const create = () => store.create(`10.5.${keys}.0-24`, value('1.1.1.1'), signal())
+        keys++
+        way.set({ failMethod: 'Txn' })
+        await expect(create()).rejects.toThrow('cannot be reached')
+        way.set({})
+        const before = await leasesIn(server)
+        vi.spyOn(Date, 'now').mockImplementation(() => wallNow() + wallMs)
+        vi.spyOn(performance, 'now').mockImplementation(() => monotonicNow() + monotonicMs)
+        const { expiresAt } = (await create())!
+        const leftMs = expiresAt! - Date.now()
+        vi.restoreAllMocks()
+        return { isReused: (await leasesIn(server)) === before, leftHours: Math.round((10 * leftMs) / HOUR_MS) / 10 }
+      }
+      expect(await retryAfter(HOUR_MS / 2, HOUR_MS / 2)).toEqual({ isReused: true, leftHours: 23.5 })
+      expect(await retryAfter(0, HOUR_MS / 2)).toEqual({ isReused: true, leftHours: 23.5 })
+      expect(await retryAfter(HOUR_MS / 2, 0)).toEqual({ isReused: true, leftHours: 23.5 }) // the host was suspended
+      expect(await retryAfter(0, 2 * HOUR_MS)).toEqual({ isReused: false, leftHours: 24 })
+      expect(await retryAfter(-6 * HOUR_MS, 0)).toEqual({ isReused: false, leftHours: 24 })
+    } finally {
+      vi.restoreAllMocks()
+      await way.close()
+      await server.close()
+    }
+  })
 })
 
 describe('the directory store under faults', () => {

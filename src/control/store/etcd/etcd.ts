@@ -36,10 +36,16 @@ type Kind = 'subnets' | 'claim'
 const ENDS_ASKED = 64
 
 /**
- * An etcd lease, to which keys are attached and with which the keys expire. `at` is the time of the request for the
- * lease, in ms since 1970.
+ * An instant by the wall clock, in ms since 1970, and by the monotonic clock, in ms. Both clocks are needed: the wall
+ * clock can be set back, and the monotonic clock stops while the host is suspended.
  */
-type Grant = Pick<etcd3.ILeaseGrantResponse, 'ID' | 'TTL'> & { readonly at: number }
+interface Instant {
+  readonly wallMs: number
+  readonly monotonicMs: number
+}
+
+/** An etcd lease, to which keys are attached and with which the keys expire. `at` is the time of the request for it. */
+type Grant = Pick<etcd3.ILeaseGrantResponse, 'ID' | 'TTL'> & { readonly at: Instant }
 
 interface ClusterIdentity {
   readonly cluster?: string
@@ -257,7 +263,8 @@ export class EtcdStore implements Store {
   async #underLease<T>(kind: Kind, signal: AbortSignal, write: (grant: Grant) => Promise<T>): Promise<T> {
     const before = this.#spare.get(kind)
     this.#spare.delete(kind)
-    const isFresh = before && Date.now() - before.at < SPARE_SHARE * this.#ttlS * 1000
+    // If the wall clock was set back, weftd does not know for how long the host was suspended since the request.
+    const isFresh = before && before.at.wallMs <= Date.now() && ageMs(before.at) < SPARE_SHARE * this.#ttlS * 1000
     const grant = isFresh ? before : await this.#newGrant(kind, signal)
     try {
       return await write(grant)
@@ -278,7 +285,7 @@ export class EtcdStore implements Store {
    * request, because etcd grants each id only once.
    */
   async #newGrant(kind: Kind, signal: AbortSignal): Promise<Grant> {
-    const grant = { at: Date.now(), ID: newLeaseId(), TTL: String(this.#ttlS) }
+    const grant = { at: instantNow(), ID: newLeaseId(), TTL: String(this.#ttlS) }
     const { ID, TTL } = grant
     try {
       const granted = await this.#callToWrite(signal, (etcd) => etcd.leaseClient.leaseGrant({ ID, TTL }))
@@ -342,7 +349,7 @@ export class EtcdStore implements Store {
         failure: [{ request_range: { key: this.#fullKey(key) } }],
       }),
     )
-    const expiresAt = grant && grant.at + Number(grant.TTL) * 1000
+    const expiresAt = grant && endOf(grant.at, Number(grant.TTL))
     if (result.succeeded) return { revision: this.#revisionOf(result.header), expiresAt }
     if (!grant) return undefined
     // The conditions can also fail because this process itself has written the key. weftd repeats a call whose answer
@@ -364,9 +371,9 @@ export class EtcdStore implements Store {
     const { revision, value, isReservation } = this.#toEntry(pair)
     if (revision !== expected.revision || value !== expected.value) return undefined
     if (isReservation) return { revision, expiresAt: undefined }
-    const at = Date.now()
+    const at = instantNow()
     const leftS = await this.#client.call(signal, (etcd) => keepAlive(etcd, pair.lease, signal))
-    return { revision, expiresAt: at + leftS * 1000 }
+    return { revision, expiresAt: endOf(at, leftS) }
   }
 
   /**
@@ -445,6 +452,15 @@ function byRevision(changes: readonly StoreChange[]): StoreBatch[] {
   }
   return batches
 }
+
+const instantNow = (): Instant => ({ wallMs: Date.now(), monotonicMs: performance.now() })
+
+/** Returns the time since an instant, in ms: the longer of the times by the two clocks. */
+const ageMs = ({ wallMs, monotonicMs }: Instant): number =>
+  Math.max(Date.now() - wallMs, performance.now() - monotonicMs)
+
+/** Returns the time `seconds` seconds after an instant, in ms since 1970 by the wall clock as it is set now. */
+const endOf = (at: Instant, seconds: number): number => Date.now() + seconds * 1000 - ageMs(at)
 
 /** Returns a random id of 63 bits for an etcd lease. The id is never 0, because 0 makes etcd choose an id. */
 const newLeaseId = (): string => String((randomBytes(8).readBigUInt64BE() >> 1n) | 1n)
