@@ -15,7 +15,8 @@ interface KeyAndIp {
 
 /**
  * The time in ms within which a predecessor that lost its lease acquires it again. If the lease is still missing after
- * this time, the predecessor has another store than this process.
+ * this time, the predecessor has another store than this process. The pauses between the listings that lack the lease
+ * count, but not the time in which the store does not answer, because then the predecessor cannot write its lease.
  */
 const SAME_NETWORK_MS = 15_000
 const RETRY_MS = 1_000
@@ -31,26 +32,33 @@ export async function waitForSameNetwork(
   waiter: Waiter,
 ): Promise<void> {
   const { log, signal } = waiter
-  const until = performance.now() + SAME_NETWORK_MS
+  let lackedMs = 0
+  const list = () =>
+    manager.source.list(signal).catch((error: unknown) => {
+      lackedMs = 0
+      throw error
+    })
   const calm = seldom(log)
   const name = 'the lease of the running weftd'
   const failure = 'failed to look for the lease of the weftd that runs: '
   for (;;) {
     const own = await leaseNow()
     if (!own) return
-    const { entries } = await waitFor(name, { failure, find: () => manager.source.list(signal) }, waiter)
+    const { entries } = await waitFor(name, { failure, find: list }, waiter)
     const there = entries.find(({ key }) => key === own.key)?.lease
     if (there && addressText(there.attrs.publicIp) === own.publicIp) return
     calm.info(
       `The ${manager.name} store does not have the lease of the running weftd, ${own.key} for ${own.publicIp}; checking for up to ${SAME_NETWORK_MS / 1000} s`,
     )
-    if (performance.now() > until)
+    if (lackedMs > SAME_NETWORK_MS)
       throw new WeftError(
         'DEVICE',
         `the weftd that runs on this host has the lease ${own.key} for ${own.publicIp}, which the ${manager.name} store of this one does not have`,
         { remedy: 'name the store of the network that this host is in, or stop the other weftd first' },
       )
-    await pause(signal, RETRY_MS * (0.5 + Math.random() / 2))
+    const pauseMs = RETRY_MS * (0.5 + Math.random() / 2)
+    await pause(signal, pauseMs)
+    lackedMs += pauseMs
   }
 }
 

@@ -20,7 +20,7 @@ import { findConfig } from '../../../src/node/loops/config.ts'
 import { warnOfForwarding } from '../../../src/node/loops/forwarding.ts'
 import { formerRoutes, pastNetworks, warnOfRoutesLeft } from '../../../src/node/old-routes.ts'
 import { lastKnownFile, writeLastKnown } from '../../../src/node/restart/last-known.ts'
-import { refuseToMove } from '../../../src/node/same-network.ts'
+import { refuseToMove, waitForSameNetwork } from '../../../src/node/same-network.ts'
 import { checkOptions, FLAGS, type NodeOptions } from '../../../src/options.ts'
 import { ModelKernel } from '../../support/model-kernel.ts'
 
@@ -234,6 +234,54 @@ it.each([
   if (isSame) refuse()
   else expect(refuse).toThrow(/the node would move to another subnet/)
   refuseToMove({ publicIp: own, backendType: '' }, undefined)
+})
+
+describe('the lease of the running weftd', () => {
+  const key = '10.5.1.0-24'
+  const lease = decodeLease(key, '{"PublicIP":"192.0.2.7"}')
+  const down = new WeftError('STORE_UNAVAILABLE', 'the store is down')
+
+  /** Waits for the lease in a store whose listings `list` makes. */
+  function waitForLease(list: () => Promise<object[]>) {
+    const listing = async () => ({ entries: await list() })
+    const manager = { name: 'etcd', source: { list: listing } } as unknown as SubnetManager
+    let outcome = ''
+    waitForSameNetwork(manager, async () => ({ key, publicIp: '192.0.2.7' }), { log, signal }).then(
+      () => (outcome = 'found'),
+      (error: Error) => (outcome = error.message),
+    )
+    return { outcome: () => outcome }
+  }
+
+  it('may be missing for 15 s after the store answers, whether its listings failed or hung before', async () => {
+    let list = async (): Promise<object[]> => Promise.reject(down)
+    const { outcome } = waitForLease(() => list())
+    await vi.advanceTimersByTimeAsync(17_000)
+    list = async () => []
+    await vi.advanceTimersByTimeAsync(12_000)
+    list = async () => Promise.reject(down)
+    await vi.advanceTimersByTimeAsync(2_000)
+    list = async () => []
+    await vi.advanceTimersByTimeAsync(12_000)
+    let answer = (_entries: object[]): void => {}
+    list = () => new Promise((resolve) => (answer = resolve))
+    await vi.advanceTimersByTimeAsync(17_000)
+    list = async () => []
+    answer([])
+    await vi.advanceTimersByTimeAsync(1_000)
+    expect(outcome()).toBe('')
+    list = async () => [{ key, lease }]
+    await vi.advanceTimersByTimeAsync(1_000)
+    expect(outcome()).toBe('found')
+  })
+
+  it('is in another store if it is missing for longer', async () => {
+    const { outcome } = waitForLease(async () => [])
+    await vi.advanceTimersByTimeAsync(14_900)
+    expect(outcome()).toBe('')
+    await vi.advanceTimersByTimeAsync(2_100)
+    expect(outcome()).toMatch(/which the etcd store of this one does not have$/)
+  })
 })
 
 describe('the network configuration', () => {
