@@ -260,9 +260,10 @@ export class DirectoryStore implements Store {
     return this.#files.changing(signal, async () => {
       const present = await this.#files.readToChange(key)
       if (!(await allowed(present, await this.#files.now()))) return undefined
+      const expiresAt = isReservation ? undefined : Date.now() + this.#ttlMs // before a write that may take long
       const written = await this.#files.write(key, value, isReservation, present)
       if (written && !present) await this.#removeEnded()
-      return written && { revision: written.revision, expiresAt: isReservation ? undefined : Date.now() + this.#ttlMs }
+      return written && { revision: written.revision, expiresAt }
     })
   }
 }

@@ -19,7 +19,7 @@ describe('a configuration', () => {
       '{"Headers":{"Authorization":"Bearer x","proxy-authorization":"y","Set-Cookie":["z"],"Accept":"text/plain"}}',
       '{"Headers":{"Authorization":"<hidden>","proxy-authorization":"<hidden>","Set-Cookie":"<hidden>","Accept":"text/plain"}}',
     ],
-    // weftd replaces {credential} by the content of a file, so the text itself is no secret.
+    // weftd replaces {credential} by the content of a file, so the text itself does not contain a secret.
     [
       '{"Authorization":"Bearer {credential}","X-Token":"{credential}"}',
       '{"Authorization":"Bearer {credential}","X-Token":"<hidden>"}',
