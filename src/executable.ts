@@ -10,8 +10,8 @@ async function run(): Promise<void> {
   process.noDeprecation = true // these warnings are for developers of Node.js programs; weftd's stderr contains klog lines
   if (name === 'weft' || words[0] === 'weft') {
     process.title = 'weft' // so that pidof does not take this process for a daemon
-    const { main } = await import('./tool/weft/weft.ts')
-    process.exitCode = await main(name === 'weft' ? words : words.slice(1))
+    const { main, end } = await import('./tool/weft/weft.ts')
+    end(await main(name === 'weft' ? words : words.slice(1)))
     return
   }
   process.title = name === 'flanneld' ? name : 'weftd' // the name that pidof and pgrep look for

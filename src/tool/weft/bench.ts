@@ -63,6 +63,7 @@ export const benchCommand = command({
     'A dual-stack peer is measured over IPv4 and then over IPv6, about half a minute for each. The measurement fills the link, ' +
     'which slows other traffic down. Exits with 3 if a stream does not get through.',
   flags,
+  isEndless: ({ listen: isListener }) => isListener,
   async run(call) {
     const { options, args } = call
     const [peer] = args
@@ -190,10 +191,6 @@ async function benchPeer(call: BenchCall, name: string): Promise<number> {
       if (!options.json) screen.write(`${Object.keys(outcomes).length > 0 ? '\n' : ''}${outcomeText(outcome, screen)}`)
       outcomes[probe.family] = outcome
     }
-  } catch (error) {
-    if (!signal.aborted) throw error
-    screen.warn('weft bench: stopped before it was done')
-    return EXIT.failed
   } finally {
     report('')
   }

@@ -35,6 +35,7 @@ export const captureCommand = command({
     ...JSON_FLAG,
     ...SOCKET_FLAG,
   },
+  isEndless: ({ follow }) => follow,
   async run({ options: { follow, reason, write, json, 'status-socket': socket }, screen, signal }) {
     if (json && write !== '')
       throw new WeftError('USAGE', '--json and --write exclude each other', {

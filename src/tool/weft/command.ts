@@ -16,15 +16,28 @@ export const EXIT = {
    * configuration is invalid.
    */
   wrong: 3,
+  /**
+   * The exit codes if a signal interrupted the command. A shell reports 128 plus the number of the signal for a program
+   * that a signal killed (POSIX, Shell Command Language, section 2.8.2; bash).
+   */
+  SIGINT: 130,
+  SIGTERM: 143,
 } as const
 
-/** The meaning of each exit code. The index in the list is the code. */
-export const EXIT_MEANINGS = [
-  'The command succeeded and found no problem.',
-  'The command failed: a daemon, a store or a program does not answer, permission is missing, or weft config set refused a configuration.',
-  'The command line cannot be read, or names something that does not exist.',
-  'The command succeeded but found a problem: a peer does not answer, weft doctor found a failure, or a configuration is not valid.',
-] as const
+/** The signals that interrupt a command. */
+export const INTERRUPTS = ['SIGINT', 'SIGTERM'] as const
+
+/** The meaning of each exit code. */
+export const EXIT_MEANINGS: Readonly<Record<number, string>> = {
+  [EXIT.ok]: 'The command succeeded and found no problem.',
+  [EXIT.failed]:
+    'The command failed: a daemon, a store or a program does not answer, permission is missing, or weft config set refused a configuration.',
+  [EXIT.usage]: 'The command line cannot be read, or names something that does not exist.',
+  [EXIT.wrong]:
+    'The command succeeded but found a problem: a peer does not answer, weft doctor found a failure, or a configuration is not valid.',
+  [EXIT.SIGINT]: 'SIGINT (Ctrl-C) interrupted the command before it was done.',
+  [EXIT.SIGTERM]: 'SIGTERM interrupted the command before it was done.',
+}
 
 export interface Call<Table extends FlagTable> {
   readonly options: Options<Table>
@@ -44,7 +57,7 @@ export interface Command {
   readonly flags: FlagTable
   /**
    * Runs the command and returns its exit code. Throws WeftError USAGE if the command line cannot be parsed, and
-   * HelpWanted for -h.
+   * HelpWanted for -h. Rejects with the signal's reason if the signal aborts before the command is done.
    */
   run(words: readonly string[], environment: NodeJS.ProcessEnv, screen: Screen, signal: AbortSignal): Promise<number>
 }
@@ -53,11 +66,16 @@ interface Definition<Table extends FlagTable> extends Pick<Command, 'name' | 'do
   readonly args?: string
   readonly more?: string
   readonly flags: Table
+  /**
+   * Returns true if the command runs until SIGINT or SIGTERM ends it, as with --watch. Such an end is a success. Without
+   * this member a signal always interrupts the command.
+   */
+  readonly isEndless?: (options: Options<Table>) => boolean
   readonly run: (call: Call<Table>) => Promise<number>
 }
 
 export function command<Table extends FlagTable>(definition: Definition<Table>): Command {
-  const { name, does, args = '', more = '', flags, run } = definition
+  const { name, does, args = '', more = '', flags, isEndless, run } = definition
   return {
     name,
     does,
@@ -73,7 +91,10 @@ export function command<Table extends FlagTable>(definition: Definition<Table>):
           remedy: `see weft ${name} --help`,
         })
       }
-      return run({ options: parsed.options, args: parsed.rest, screen, signal })
+      return run({ options: parsed.options, args: parsed.rest, screen, signal }).catch((error: unknown) => {
+        if (signal.aborted && error === signal.reason && isEndless?.(parsed.options)) return EXIT.ok
+        throw error
+      })
     },
   }
 }

@@ -270,7 +270,7 @@ export function manual(
   commands: readonly Command[],
   others: readonly Other[],
   version: string,
-  exits: readonly string[],
+  exits: Readonly<Record<number, string>>,
 ): string {
   const lines = [
     `.TH WEFT 8 "" "weft ${version}" "weft"`,
@@ -300,7 +300,7 @@ export function manual(
       paragraph(`${does[0]?.toUpperCase()}${does.slice(1)}.`),
     ]),
     '.SH EXIT STATUS',
-    ...exits.flatMap((text, code) => ['.TP', `.B ${code}`, paragraph(text)]),
+    ...Object.entries(exits).flatMap(([code, text]) => ['.TP', `.B ${code}`, paragraph(text)]),
     '.SH SEE ALSO',
     String.raw`.BR weftd (8)`,
   ]

@@ -50,6 +50,7 @@ export const statusCommand = command({
   does: 'show the state of this node: its peers, store, lease and data path',
   more: 'Exits with 3 unless the node works and reaches all peers with packets of any length.',
   flags,
+  isEndless: ({ watch }) => watch,
   run: ({ options, screen, signal }) =>
     show(
       options,
@@ -64,6 +65,7 @@ export const peersCommand = command({
   does: 'show what this node knows about the other nodes',
   more: 'Exits with 3 unless the node works and reaches all peers with packets of any length.',
   flags: { ...flags, ...NAMES_FLAG },
+  isEndless: ({ watch, names }) => watch && !names,
   async run({ options, screen, signal }) {
     if (!options.names)
       return show(options, screen, signal, (status, before) => peerTable(status, before, options.all, screen.colour))

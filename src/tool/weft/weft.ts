@@ -5,7 +5,7 @@ import { describeError, isWeftError } from '../../base/errors.ts'
 import { flagHint, HelpWanted, nameIn } from '../../base/go-flags.ts'
 import { printable } from '../../base/text.ts'
 import { FLAGS, FLANNEL_FLAGS, WEFT_FLAGS } from '../../options.ts'
-import { EXIT, EXIT_MEANINGS, groupHelp, helpOf, type Command } from './command.ts'
+import { EXIT, EXIT_MEANINGS, groupHelp, helpOf, INTERRUPTS, type Command } from './command.ts'
 import { createScreen, type Screen } from './look.ts'
 import { completion, daemonCompletion, daemonManual, manual, SHELLS, type Other } from './manual.ts'
 
@@ -229,10 +229,26 @@ export async function main(
   return EXIT.usage
 }
 
+/**
+ * Ends the process with the exit code that `main` returned. If a signal interrupted the command, the process sends that
+ * signal to itself, because bash ends a script after Ctrl-C only if SIGINT killed the program that the script ran.
+ */
+export function end(code: number): void {
+  process.exitCode = code // also for the init process of a container, which these signals do not kill
+  for (const name of INTERRUPTS) if (code === EXIT[name]) process.kill(process.pid, name)
+}
+
 async function runCommand(command: Command, words: readonly string[], screen: Screen): Promise<number> {
   const stopping = new AbortController()
-  const stop = (): void => stopping.abort()
-  process.once('SIGINT', stop).once('SIGTERM', stop)
+  let interrupt: (typeof INTERRUPTS)[number] | undefined
+  const stops = INTERRUPTS.map((name) => {
+    const stop = (): void => {
+      interrupt ??= name
+      stopping.abort()
+    }
+    process.once(name, stop)
+    return { name, stop }
+  })
   try {
     return await command.run(words, process.env, screen, stopping.signal)
   } catch (error) {
@@ -240,11 +256,14 @@ async function runCommand(command: Command, words: readonly string[], screen: Sc
       screen.write(helpOf(command))
       return EXIT.ok
     }
-    if (stopping.signal.aborted) return EXIT.ok // Ctrl-C is how --watch ends
+    if (interrupt !== undefined) {
+      screen.warn(`weft ${command.name}: ${interrupt} interrupted the command before it was done`)
+      return EXIT[interrupt]
+    }
     screen.warn(`weft ${command.name}: ${describeError(error)}${await flagHint(error, command.flags)}`)
     return isWeftError(error, 'USAGE') ? EXIT.usage : EXIT.failed
   } finally {
-    process.off('SIGINT', stop).off('SIGTERM', stop)
+    for (const { name, stop } of stops) process.off(name, stop)
   }
 }
 

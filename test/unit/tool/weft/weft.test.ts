@@ -1,14 +1,15 @@
 // weft.test.ts - the command line of weft: help, exit codes, flags anywhere, tables, units and colours.
 
+import { once } from 'node:events'
 import { mkdtempSync, readFileSync, rmSync } from 'node:fs'
 import { createServer, type Server } from 'node:http'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { afterEach, beforeEach, describe, expect, it } from 'vitest'
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { packageRoot } from '../../../../lab/lab.ts'
 import { countPeers, startingReport, type PeerStatus, type Status } from '../../../../src/report/status.ts'
 import { bitRate, bytes, duration, milliseconds, table } from '../../../../src/tool/weft/look.ts'
-import { loadCommands } from '../../../../src/tool/weft/weft.ts'
+import { end, loadCommands } from '../../../../src/tool/weft/weft.ts'
 import {
   dualPeer,
   peerOfIpv6,
@@ -475,6 +476,74 @@ describe('weft status', () => {
   it('refuses a report of another version', async () => {
     status = { ...status, schema: 2 as unknown as 1 }
     expect(await weft(['status', ...socket()])).toMatchObject({ code: 1, err: expect.stringContaining('version 2') })
+  })
+})
+
+describe('a signal, if weftd never answers,', () => {
+  let folder: string
+  let server: Server
+  let asked: Promise<unknown>
+  beforeEach(async () => {
+    folder = mkdtempSync(join(tmpdir(), 'weft-cli-'))
+    server = createServer()
+    asked = once(server, 'request')
+    await new Promise<void>((resolve) => server.listen(join(folder, 'socket'), resolve))
+  })
+  afterEach(async () => {
+    server.closeAllConnections()
+    await new Promise((resolve) => server.close(resolve))
+    rmSync(folder, { recursive: true })
+  })
+  const interrupted = async (words: readonly string[], signal: 'SIGINT' | 'SIGTERM') => {
+    const running = weft([...words, '--status-socket', join(folder, 'socket')])
+    await asked
+    process.emit(signal)
+    return running
+  }
+
+  it.each([
+    [['ready'], 'SIGINT', 130],
+    [['ready', '--wait', '60'], 'SIGTERM', 143],
+    [['lease', 'release', '10.5.1.0/24'], 'SIGINT', 130],
+    [['doctor', '--json'], 'SIGTERM', 143],
+    [['bench', '10.5.1.0/24'], 'SIGINT', 130],
+    [['status'], 'SIGINT', 130],
+    [['peers', '--names', '--watch'], 'SIGINT', 130],
+    [['capture'], 'SIGINT', 130],
+  ] as const)('interrupts weft %j: %s gives the exit code %d', async (words, signal, code) => {
+    const name = words[0] === 'lease' ? 'lease release' : words[0]
+    const err = `weft ${name}: ${signal} interrupted the command before it was done\n`
+    expect(await interrupted(words, signal)).toEqual({ code, out: '', err })
+  })
+
+  it.each([
+    [['status', '--watch'], 'SIGTERM'],
+    [['peers', '--watch', '--json'], 'SIGINT'],
+    [['capture', '--follow'], 'SIGINT'],
+    [['bench', '--listen'], 'SIGTERM'],
+  ] as const)('is how weft %j ends: %s gives the exit code 0', async (words, signal) => {
+    expect(await interrupted(words, signal)).toEqual({ code: 0, out: '', err: '' })
+  })
+
+  it('kills the process after the exit code of an interruption, so that bash ends its script', () => {
+    const kill = vi.spyOn(process, 'kill').mockReturnValue(true)
+    const before = process.exitCode
+    try {
+      const ends = [0, 1, 130, 143].map((code) => {
+        kill.mockClear()
+        end(code)
+        return [process.exitCode, [...kill.mock.calls]]
+      })
+      expect(ends).toEqual([
+        [0, []],
+        [1, []],
+        [130, [[process.pid, 'SIGINT']]],
+        [143, [[process.pid, 'SIGTERM']]],
+      ])
+    } finally {
+      process.exitCode = before
+      kill.mockRestore()
+    }
   })
 })
 
