@@ -19,7 +19,7 @@ export const eventsCommand = command({
     since: {
       default: '',
       placeholder: 'DURATION|TIME',
-      help: "show only later events: 90s, 30m, 12h or 7d ago, or a time such as 2026-11-23T03:00 by this host's clock",
+      help: "show only later events: 90s, 30m, 12h or 7d ago, or a date or time by this host's clock, such as 2026-11-23T03:00",
     },
     ...JSON_FLAG,
     ...SOCKET_FLAG,
@@ -79,8 +79,14 @@ async function reportOf(
   }
 }
 
+/** Returns false for dates such as 2026-02-30, which Date.parse of V8 takes for 2 March. */
+function isDate(date: string): boolean {
+  const time = Date.parse(`${date}T00:00Z`)
+  return !Number.isNaN(time) && new Date(time).toISOString().startsWith(date)
+}
+
 /**
- * Parses the value of --since: a duration before `now`, or a time. Returns ms since 1970; -Infinity if the text is
+ * Parses the value of --since: a duration before `now`, a time, or a date for the begin of that day. Returns ms since 1970; -Infinity if the text is
  * empty. Throws WeftError USAGE.
  */
 export function sinceOf(text: string, now: number): number {
@@ -88,7 +94,9 @@ export function sinceOf(text: string, now: number): number {
   const [, number, unit = ''] = /^(\d{1,9}(?:\.\d{1,3})?)([a-z]+)$/.exec(text) ?? []
   const seconds = Object.hasOwn(UNITS, unit) ? UNITS[unit] : undefined
   if (number !== undefined && seconds !== undefined) return now - Number(number) * seconds * 1000
-  const time = /^\d{4}-\d\d-\d\d([T ]\d\d:\d\d|$)/.test(text) ? Date.parse(text) : NaN
+  const [date = ''] = /^\d{4}-\d\d-\d\d(?=[T ]\d\d:\d\d|$)/.exec(text) ?? []
+  // Date.parse reads a date without a time as a day in UTC (ECMA-262, section 21.4.3.2).
+  const time = isDate(date) ? Date.parse(text === date ? `${date}T00:00` : text) : NaN
   if (!Number.isNaN(time)) return time
   throw new WeftError('USAGE', `--since is ${text}`, { remedy: 'write the time as 30m, 12h, 7d, or 2026-11-23T03:00' })
 }

@@ -1,8 +1,12 @@
-// events.test.ts - the values of --since.
+// events.test.ts - the values of --since, on a host whose time zone is not UTC.
 
-import { expect, it } from 'vitest'
+import { afterAll, expect, it, vi } from 'vitest'
 import { isWeftError } from '../../../../src/base/errors.ts'
 import { sinceOf } from '../../../../src/tool/weft/events.ts'
+
+// Kathmandu is 5:45 hours ahead of UTC, and has no daylight saving time.
+vi.stubEnv('TZ', 'Asia/Kathmandu')
+afterAll(() => vi.unstubAllEnvs())
 
 const NOW = Date.parse('2026-11-23T12:00:00Z')
 
@@ -17,22 +21,42 @@ it.each([
 
 it('accepts a time of day, in the time zone of the host unless it names a zone', () => {
   expect(sinceOf('2026-11-23T03:00:00Z', NOW)).toBe(Date.parse('2026-11-23T03:00:00Z'))
-  expect(sinceOf('2026-11-23T03:00', NOW)).toBe(new Date(2026, 10, 23, 3).getTime())
-  expect(sinceOf('2026-11-23 03:00', NOW)).toBe(new Date(2026, 10, 23, 3).getTime())
+  for (const text of ['2026-11-23T03:00', '2026-11-23 03:00', '2026-11-23T03:00:00', '2026-11-23T03:00+05:45'])
+    expect(sinceOf(text, NOW)).toBe(Date.parse('2026-11-22T21:15:00Z'))
+  expect(sinceOf('2026-11-23T03:00-01:00', NOW)).toBe(Date.parse('2026-11-23T04:00:00Z'))
   expect(sinceOf('', NOW)).toBe(-Infinity)
 })
 
-it.each(['30', 'm', '-5m', '5 m', '5w', '1e9s', 'yesterday', '2026-13-01', '23', '2026-11-23T99:00', '5constructor'])(
-  'refuses %j, and lists the accepted forms',
-  (text) => {
-    try {
-      sinceOf(text, NOW)
-      expect.unreachable()
-    } catch (error) {
-      expect(isWeftError(error, 'USAGE') && [error.message, error.remedy]).toEqual([
-        `--since is ${text}`,
-        'write the time as 30m, 12h, 7d, or 2026-11-23T03:00',
-      ])
-    }
-  },
-)
+it('takes a date for the begin of that day in the time zone of the host', () => {
+  expect(sinceOf('2026-11-23', NOW)).toBe(Date.parse('2026-11-22T18:15:00Z'))
+  expect(sinceOf('2028-02-29', NOW)).toBe(Date.parse('2028-02-28T18:15:00Z'))
+})
+
+it.each([
+  '30',
+  'm',
+  '-5m',
+  '5 m',
+  '5w',
+  '1e9s',
+  'yesterday',
+  '2026-13-01',
+  '2026-02-30',
+  '2026-02-29T03:00',
+  '2026-04-31 03:00Z',
+  '2026-11-00',
+  '23',
+  '2026-11-23T99:00',
+  '2026-11-23T24:01',
+  '5constructor',
+])('refuses %j, and lists the accepted forms', (text) => {
+  try {
+    sinceOf(text, NOW)
+    expect.unreachable()
+  } catch (error) {
+    expect(isWeftError(error, 'USAGE') && [error.message, error.remedy]).toEqual([
+      `--since is ${text}`,
+      'write the time as 30m, 12h, 7d, or 2026-11-23T03:00',
+    ])
+  }
+})
