@@ -105,7 +105,7 @@ function isLoopback(address: string | undefined): boolean {
 
 /**
  * Returns the addresses to listen at: `ip` for the health checks and `statusIp` for the full status. Returns a single
- * address if one socket receives the connections to both addresses.
+ * address if one socket receives the connections to both addresses. Neither argument may be a host name.
  */
 export function listenAt(ip: string, statusIp: string): readonly string[] {
   if (statusIp === '' || covers(ip, statusIp)) return [ip]
@@ -116,5 +116,8 @@ export function listenAt(ip: string, statusIp: string): readonly string[] {
  * Returns true if a socket bound to `one` also receives connections to `other`. An empty address means all addresses,
  * as in Go.
  */
-const covers = (one: string, other: string): boolean =>
-  one === other || one === '' || one === '::' || (one === '0.0.0.0' && !other.includes(':'))
+function covers(one: string, other: string): boolean {
+  const [bound, wanted] = [keyOf(one), keyOf(other)]
+  if (one === '' || one === other || bound === 0n) return true
+  return bound !== undefined && (bound === wanted || (bound === 0 && typeof wanted === 'number'))
+}

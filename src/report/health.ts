@@ -6,6 +6,7 @@
 //
 // All requests are read-only. weftd stops if it cannot serve the health checks, but not if it cannot serve the status.
 
+import { lookup } from 'node:dns/promises'
 import { once } from 'node:events'
 import { unlink } from 'node:fs/promises'
 import type { IncomingMessage, Server } from 'node:http'
@@ -300,7 +301,15 @@ export async function serveHealth(
       at,
       on,
     )
-  const [first = ip, second] = listenAt(ip, statusIp)
+  // Serve the status only if this host has the address, because a problem with the status address must not stop weftd.
+  // flanneld listens only at the address of the health checks.
+  const own = Object.values(networkInterfaces()).flatMap((each = []) => each)
+  const isReachable = isReachableAt(
+    statusIp,
+    own.map((each) => each.address),
+  )
+  const checksAt = await resolved(ip)
+  const [first = checksAt, second] = listenAt(checksAt, isReachable ? statusIp : '')
   const server = await listen(first, port).catch((error: unknown) => {
     const taken = (error as NodeJS.ErrnoException).code === 'EADDRINUSE'
     throw new WeftError(taken ? 'PORT_IN_USE' : 'ADDRESS', `Start healthz server error. ${messageOf(error)}`, {
@@ -311,15 +320,7 @@ export async function serveHealth(
   const address = server.address()
   const bound = typeof address === 'object' && address ? address.port : port
   const servers = [server]
-  // Listen at the status address only if this host has the address, because a problem with the status address must not
-  // stop weftd. flanneld listens only at the address of the health checks.
-  const own = Object.values(networkInterfaces()).flatMap((each = []) => each)
-  if (
-    !isReachableAt(
-      statusIp,
-      own.map((each) => each.address),
-    )
-  ) {
+  if (!isReachable) {
     log.error(
       `The status is not served at ${statusIp}, which is not an address of this host; give --status-ip an address of this host`,
     )
@@ -331,6 +332,16 @@ export async function serveHealth(
     }
   }
   return { port: bound, close: async () => void (await Promise.all(servers.map(closing))) }
+}
+
+/**
+ * Returns the address of a host name, such as `localhost`. Returns an address, the empty text, or a name without an
+ * address unchanged; listen() then reports why the name has no address.
+ */
+async function resolved(name: string): Promise<string> {
+  if (name === '') return ''
+  const { address } = await lookup(name).catch(() => ({ address: name }))
+  return address
 }
 
 /** Decides which HTTP clients may read this node's view, the part of its status that it shows to its peers. */

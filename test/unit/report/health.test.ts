@@ -4,7 +4,7 @@ import { once } from 'node:events'
 import { existsSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { request, Server } from 'node:http'
 import { connect, createServer, type Socket } from 'node:net'
-import { tmpdir } from 'node:os'
+import { networkInterfaces, tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { isWeftError } from '../../../src/base/errors.ts'
@@ -137,6 +137,7 @@ describe('health server', () => {
     expect(String(taken)).toContain('Start healthz server error.')
     for (const [ip, port] of [
       ['192.0.2.77', 8080],
+      ['nowhere.invalid', 8080],
       ['127.0.0.1', 70_000],
     ] as const)
       expect(isWeftError(await refused(ip, port), 'ADDRESS')).toBe(true)
@@ -210,6 +211,44 @@ describe('access', () => {
       expect(codeOf(await answerTo(server.port, get('/healthz', 'Host: x')))).toBe(200)
     },
   )
+
+  it.each(['localhost', '127.1', '0', '::0', '0:0:0:0:0:0:0:0', '::ffff:127.0.0.1', '::ffff:0.0.0.0'])(
+    'to the status is possible without a warning if the health checks are at %s, and only over loopback',
+    async (ip) => {
+      const lines: string[] = []
+      const complain = (line: string): void => void lines.push(line)
+      const log = { info: () => {}, warn: complain, error: complain }
+      const server = await serveHealth({ ip, port: 0, statusIp: '127.0.0.1' }, known(), log)
+      servers.push(server)
+      expect(lines).toEqual([])
+      expect(codeOf(await answerTo(server.port, get('/healthz', 'Host: x')))).toBe(200)
+      expect(codeOf(await answerTo(server.port, get('/status.json', 'Host: 127.0.0.1')))).toBe(200)
+      if (!['0', '::0'].includes(ip)) return
+      const others = Object.values(networkInterfaces()).flatMap((each = []) => each)
+      for (const { address } of others.filter(({ internal, family }) => !internal && family === 'IPv4')) {
+        expect(codeOf(await answerTo(server.port, get('/healthz', `Host: ${address}`), address))).toBe(200)
+        expect(codeOf(await answerTo(server.port, get('/status.json', `Host: ${address}`), address))).toBe(403)
+      }
+    },
+  )
+
+  it('to the status does not open the health checks at more addresses if the status is not served', async () => {
+    // weftd does not take ::0 for the status address ::, so it must not listen at all addresses either.
+    const listen = vi.spyOn(Server.prototype, 'listen')
+    servers.push(await serveHealth({ ip: '127.0.0.1', port: 0, statusIp: '::0' }, known(), silent))
+    expect(listen.mock.calls.map((call: readonly unknown[]) => call[1])).toEqual(['127.0.0.1'])
+    listen.mockRestore()
+  })
+
+  it('to the health checks is possible at a name, also if the status is served at all addresses', async () => {
+    const lines: string[] = []
+    const log = { info: () => {}, warn: (line: string) => void lines.push(line), error: () => {} }
+    const server = await serveHealth({ ip: 'localhost', port: 0, statusIp: '::' }, known(), log)
+    servers.push(server)
+    for (const address of ['127.0.0.1', '::1'])
+      expect(codeOf(await answerTo(server.port, get('/healthz', 'Host: x'), address))).toBe(200)
+    expect(lines).toEqual([])
+  })
 
   it('to the status may fail at the second address without stopping the node', async () => {
     const lines: string[] = []
