@@ -38,11 +38,11 @@ const EXIT_FAILED = 1
  */
 const EXIT_USAGE = 2
 /**
- * How long in ms weftd may take to stop. This time is shorter than the time after which Docker (10 s), Kubernetes (30 s)
- * or systemd (90 s) kills a stopping process. It is longer than the 7 s for which the kernel held its lock of all network
+ * How long in ms weftd may take to stop. This time is shorter than the time after which Docker (10 s), weft's systemd
+ * unit (10 s) or Kubernetes (30 s) kills a stopping process. It is longer than the 7 s for which the kernel held its lock of all network
  * devices (RTNL) during the deletion of a bridge, because weftd cannot delete its devices and routes during that time.
  */
-const STOP_MS = 9_000
+export const STOP_MS = 9_000
 
 /**
  * How long in ms weftd waits for Node.js to end by itself. If Node.js takes longer, a system call hangs, and weftd

@@ -8,6 +8,7 @@ import { parseEnv } from 'node:util'
 import { describe, expect, it } from 'vitest'
 import { applyEnvironment, parseFlags } from '../../../../src/base/go-flags.ts'
 import { FLAGS } from '../../../../src/options.ts'
+import { STOP_MS } from '../../../../src/weftd.ts'
 
 const text = readFileSync(new URL('../../../../deploy/weftd.service', import.meta.url), 'utf8')
 const values = (key: string): string[] =>
@@ -39,6 +40,16 @@ describe('weftd.service', () => {
     // Five checks of the threads, 2 s apart, must fit before the watchdog strikes, even on a busy machine.
     expect(Number(values('WatchdogSec')[0])).toBeGreaterThanOrEqual(20)
     expect(values('RestrictAddressFamilies')[0]!.split(' ')).toContain('AF_UNIX')
+  })
+
+  it('waits longer than weftd needs to stop, and the documents and the chart have the same time', () => {
+    const file = (path: string): string => readFileSync(new URL(`../../../../${path}`, import.meta.url), 'utf8')
+    expect(Number(values('TimeoutStopSec')[0]) * 1000).toBeGreaterThan(STOP_MS)
+    expect(file('docs/health.md')).toContain(
+      `| how long weftd takes to stop after SIGTERM or SIGINT | at most ${STOP_MS / 1000} s`,
+    )
+    expect(file('docs/running.md')).toContain(`weftd stops at most ${STOP_MS / 1000} s after`)
+    expect(file('deploy/charts/weft/values.yaml')).toContain(`weftd needs at most ${STOP_MS / 1000}.`)
   })
 
   it('starts before programs that start containers, and does not restart after an invalid command line', () => {
