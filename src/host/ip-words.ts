@@ -13,7 +13,7 @@ import {
   type Family,
   type Net,
 } from '../net/address.ts'
-import type { Change, NewDevice, PolicyRule, RouteChange, WireguardPeerChange } from './kernel.ts'
+import type { Change, NewDevice, NewIpip, PolicyRule, RouteChange, WireguardPeerChange } from './kernel.ts'
 
 /** The members of the union `C` whose `kind` can be `K`. */
 type OfKind<K extends Change['kind'], C extends Change = Change> = C extends unknown
@@ -88,10 +88,12 @@ function wordsOfNewDevice({ name, type, mac, mtu, vxlan, ipip, peer }: NewDevice
     'type',
     type,
     ...(vxlan ? wordsOfVxlan(vxlan) : []),
-    ...(ipip ? ['local', formatAddress(ipip.local)] : []),
+    ...(ipip ? wordsOfIpip(ipip) : []),
     ...(peer ? ['peer', 'name', peer.name, ...option('mtu', peer.mtu)] : []),
   ]
 }
+
+const wordsOfIpip = ({ local }: NewIpip): readonly string[] => ['local', formatAddress(local), 'nopmtudisc']
 
 function wordsOfVxlan({
   vni,
@@ -113,13 +115,14 @@ function wordsOfVxlan({
   ]
 }
 
-function wordsOfSettings({ device, mtu, up, mac, queueLength }: OfKind<'set link'>): readonly string[] {
+function wordsOfSettings({ device, mtu, up, mac, queueLength, ipip }: OfKind<'set link'>): readonly string[] {
   return [
     device.name,
     ...option('address', mac),
     ...option('mtu', mtu),
     ...option('txqueuelen', queueLength),
     ...(up === undefined ? [] : [up ? 'up' : 'down']),
+    ...(ipip ? ['type', 'ipip', ...wordsOfIpip(ipip)] : []),
   ]
 }
 

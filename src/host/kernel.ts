@@ -58,6 +58,11 @@ export interface IpipSettings {
   /** The index of the interface to which the device is bound; 0 or left out if it is bound to none. */
   readonly underlay?: number
   readonly external: boolean
+  /**
+   * True if every outer packet has the flag DF (IFLA_IPTUN_PMTUDISC); else an outer packet has DF only if its inner
+   * packet has DF.
+   */
+  readonly alwaysDf: boolean
 }
 
 /** The settings of a TUN or TAP device (IFLA_TUN_* in linux/if_link.h). */
@@ -327,6 +332,11 @@ export interface IpsecSetup {
   readonly blockedByDefault: readonly IpsecDirection[]
 }
 
+/** The settings that weft gives an ipip device. The device has no remote address and does not set `alwaysDf`. */
+export interface NewIpip {
+  readonly local: Ipv4
+}
+
 export interface NewDevice {
   readonly name: string
   readonly type: 'vxlan' | 'ipip' | 'wireguard' | 'veth' | 'bridge' | 'dummy'
@@ -340,7 +350,7 @@ export interface NewDevice {
     readonly learning?: boolean
     readonly gbp?: boolean
   }
-  readonly ipip?: { readonly local: Ipv4 }
+  readonly ipip?: NewIpip
   /** The other end of the veth pair that the request creates. */
   readonly peer?: { readonly name: string; readonly mtu?: number }
 }
@@ -374,6 +384,8 @@ export type Change =
       readonly up?: boolean
       readonly mac?: string
       readonly queueLength?: number
+      /** The new settings of an ipip device. The kernel changes the device without loss of packets. */
+      readonly ipip?: NewIpip
     }
   | { readonly kind: 'delete link'; readonly device: Device }
   | {

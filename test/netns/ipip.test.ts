@@ -51,7 +51,7 @@ describe('ipip', () => {
     await isWhole()
     const shown = await a.output('ip -d link show dev flannel.ipip'.split(' '))
     expect(shown).toContain('mtu 1480')
-    expect(shown).toContain(`ipip any remote any local ${a.address}`)
+    expect(shown).toContain(`ipip any remote any local ${a.address} ttl inherit nopmtudisc`)
     expect(await a.output('ip -br -4 address show dev flannel.ipip'.split(' '))).toContain(`${tunAddress(a)}/32`)
     expect(readFileSync(a.subnetFile, 'utf8')).toContain('FLANNEL_MTU=1480\n')
     expect(readFileSync(file(subnetOf(a)), 'utf8')).toBe(
@@ -62,6 +62,10 @@ describe('ipip', () => {
     await talk()
     for (const [what, line] of [
       ['ip link del flannel.ipip', /Repaired: flannel\.ipip was gone/],
+      [
+        `ip link set flannel.ipip type ipip local ${a.address} pmtudisc`,
+        /Repaired: flannel\.ipip set DF on every packet/,
+      ],
       ['ip link set flannel.ipip down', /Repaired: flannel\.ipip was down/],
       ['ip address flush dev flannel.ipip', /Repaired: flannel\.ipip had lost its address/],
       [`ip route del ${subnetOf(b)}`, /Repaired: the route to .* was gone/],

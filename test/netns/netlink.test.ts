@@ -98,6 +98,7 @@ function linkOfJson(json: JsonLink, indexes: ReadonlyMap<string, number>): Link 
         remote: data['remote'] === 'any' ? undefined : parseIpv4(data['remote'] as string),
         underlay: indexes.get(data['link'] as string) ?? 0,
         external: is('external'),
+        alwaysDf: is('pmtudisc'),
       },
     }),
     ...(type === 'tun' && {
@@ -143,6 +144,7 @@ describe('interfaces', () => {
     for (const device of [
       'i0 type ipip local 192.168.77.1',
       'i1 type ipip external',
+      'i2 type ipip local 192.168.77.2 nopmtudisc',
       'w0 type wireguard',
       'd0 type dummy',
     ])

@@ -383,7 +383,7 @@ export class ModelKernel implements HostKernel {
         throw new Refused('EEXIST', 'A VXLAN device with the specified VNI already exists')
     }
     if (ipip) {
-      settings.ipip = { local: ipip.local, remote: undefined, external: false }
+      settings.ipip = { local: ipip.local, remote: undefined, external: false, alwaysDf: false }
       const isTaken = this.#all().some((other) => other.ipip && !other.ipip.external && other.ipip.local === ipip.local)
       if (isTaken) throw new Refused('EEXIST')
     }
@@ -393,7 +393,7 @@ export class ModelKernel implements HostKernel {
     if (peer) this.#newLink(peer.name, { type, up: false, hasCarrier: false, mtu: peer.mtu ?? mtu ?? 1500 })
   }
 
-  #setLink({ device, mtu, up, mac, queueLength }: OfKind<'set link'>): void {
+  #setLink({ device, mtu, up, mac, queueLength, ipip }: OfKind<'set link'>): void {
     const link = this.#find(device)
     const { settings } = link
     if (mac !== undefined && mac !== settings.mac) {
@@ -402,6 +402,7 @@ export class ModelKernel implements HostKernel {
     }
     settings.mtu = mtu ?? settings.mtu
     settings.queueLength = queueLength ?? settings.queueLength
+    if (ipip) settings.ipip = { local: ipip.local, remote: undefined, external: false, alwaysDf: false }
     if (up && !settings.up) this.#takeUp(link)
     if (up === false && settings.up) this.#takeDown(link)
     this.#reportLink(link, false)

@@ -10,6 +10,7 @@ import type {
   Link,
   LinkAddress,
   NewDevice,
+  NewIpip,
   TunSettings,
   VxlanSettings,
 } from '../kernel.ts'
@@ -59,7 +60,7 @@ const VXLAN = {
   GBP: 23,
   COLLECT_METADATA: 25,
 } as const
-const IPIP = { UNDERLAY: 1, LOCAL: 2, REMOTE: 3, COLLECT_METADATA: 19 } as const
+const IPIP = { UNDERLAY: 1, LOCAL: 2, REMOTE: 3, PMTU_DISCOVERY: 10, COLLECT_METADATA: 19 } as const
 const TUN = { TYPE: 3, PERSIST: 6, MULTI_QUEUE: 7, QUEUES: 8 } as const
 /** The value of TUN.TYPE for a device of IP packets (IFF_TUN in linux/if_tun.h). */
 const IFF_TUN = 1
@@ -117,11 +118,13 @@ export function linkRequest(change: LinkChange, indexOf: IndexOf): Buffer | unde
   const index = indexOf(change.device)
   if (index === 0) return undefined
   if (change.kind === 'delete link') return linkMessage(RTM_LINK.DELETE, NLM_F.ACK, index).finish()
-  const { mtu, up, mac, queueLength } = change
+  const { mtu, up, mac, queueLength, ipip } = change
   const request = linkMessage(RTM_LINK.NEW, NLM_F.ACK, index, up)
   if (mtu !== undefined) request.attributeU32(IFLA.MTU, mtu)
   if (mac !== undefined) request.mac(IFLA.ADDRESS, mac)
   if (queueLength !== undefined) request.attributeU32(IFLA.QUEUE_LENGTH, queueLength)
+  if (ipip)
+    request.nested(IFLA.INFO, (info) => info.text(INFO.KIND, 'ipip').nested(INFO.DATA, (data) => writeIpip(data, ipip)))
   return request.finish()
 }
 
@@ -135,7 +138,8 @@ function newLink(link: NewDevice, indexOf: IndexOf): Buffer | undefined {
     .nested(IFLA.INFO, (info) => {
       info.text(INFO.KIND, link.type)
       if (link.vxlan) info.nested(INFO.DATA, (data) => writeVxlan(data, link.vxlan, underlay))
-      if (link.ipip) info.nested(INFO.DATA, (data) => data.address(IPIP.LOCAL, link.ipip?.local ?? 0))
+      const { ipip } = link
+      if (ipip) info.nested(INFO.DATA, (data) => writeIpip(data, ipip))
       if (link.peer) info.nested(INFO.DATA, (data) => writePeer(data, link.peer))
     })
     .finish()
@@ -149,6 +153,13 @@ function writeVxlan(data: MessageWriter, vxlan: NewDevice['vxlan'], underlay: nu
   if (vxlan.learning !== undefined) data.attributeU8(VXLAN.LEARNING, vxlan.learning ? 1 : 0)
   if (vxlan.gbp) data.flag(VXLAN.GBP)
 }
+
+/**
+ * Writes the settings of an ipip device. Without PMTU_DISCOVERY the kernel would set DF on every outer packet
+ * (ip_tunnel_netlink_parms in net/ipv4/ip_tunnel_core.c).
+ */
+const writeIpip = (data: MessageWriter, { local }: NewIpip): MessageWriter =>
+  data.address(IPIP.LOCAL, local).attributeU8(IPIP.PMTU_DISCOVERY, 0)
 
 /** Writes the other end of a veth pair, as `struct ifinfomsg` and attributes within an attribute. */
 function writePeer(data: MessageWriter, peer: NewDevice['peer']): void {
@@ -274,6 +285,7 @@ const ipipIn = (data: Attributes): IpipSettings => ({
   remote: ipv4In(data, IPIP.REMOTE),
   underlay: data.u32(IPIP.UNDERLAY) ?? 0,
   external: data.has(IPIP.COLLECT_METADATA),
+  alwaysDf: data.u8(IPIP.PMTU_DISCOVERY) === 1,
 })
 
 /** Reads an IPv4 address; undefined for 0.0.0.0. */

@@ -16,6 +16,14 @@ const [[, NAME]] = KINDS.ipip.devices
 /** flanneld's error message if a device of another type has the name of the ipip device. */
 export const OTHER_TYPE = `${NAME} isn't an ipip mode device, please remove device and try again`
 
+/** The result of a search for the device. */
+interface Ensured {
+  /** True if weftd created the device. */
+  readonly isNew: boolean
+  /** Describes each repair. */
+  readonly repaired: readonly string[]
+}
+
 const addressOrAny = (address: Ipv4 | undefined): string => (address === undefined ? 'any' : formatIpv4(address))
 
 export class IpipDevice {
@@ -37,47 +45,52 @@ export class IpipDevice {
 
   /** Finds or creates the device and configures it. Deletes a new device that cannot be configured. */
   async open(): Promise<void> {
-    const made = await this.#ensure()
+    const { isNew } = await this.#ensure()
     try {
       await this.#state.configure()
     } catch (error) {
-      if (made.length > 0) await this.#kernel.change([{ kind: 'delete link', device: this.#link }])
+      if (isNew) await this.#kernel.change([{ kind: 'delete link', device: this.#link }])
       throw error
     }
   }
 
   /** Repairs the device, and returns a description of each repair. */
   async repair(): Promise<readonly string[]> {
-    const remade = await this.#ensure()
-    const wrong = remade.length > 0 ? remade : await this.#state.wrong()
+    const { repaired } = await this.#ensure()
+    const wrong = repaired.length > 0 ? repaired : await this.#state.wrong()
     if (wrong.length > 0) await this.#state.configure()
     return wrong
   }
 
   /**
-   * Finds or creates the device and returns a description of each repair. Throws WeftError NO_DEVICE_TYPE if the kernel
-   * lacks ipip, and DEVICE for any other failure.
+   * Finds, repairs or creates the device. Throws WeftError NO_DEVICE_TYPE if the kernel lacks ipip, and DEVICE for any
+   * other failure.
    */
-  async #ensure(): Promise<readonly string[]> {
+  async #ensure(): Promise<Ensured> {
     const link = this.#link
     const found = await link.follow(this.#kernel, this.#log)
     if (!found) {
       const wrong = `${link.name} was gone`
       link.forget()
       await this.#make()
-      return [wrong]
+      return { isNew: true, repaired: [wrong] }
     }
     const { type, ipip } = found
     if (type !== TYPE || !ipip)
       throw new WeftError('DEVICE', OTHER_TYPE, {
         remedy: `it is of type ${type || 'none'}: remove it with \`ip link del ${link.name}\``,
       })
-    if (ipip.local === this.#local && ipip.remote === undefined) return []
+    if (ipip.local === this.#local && ipip.remote === undefined) {
+      if (!ipip.alwaysDf) return { isNew: false, repaired: [] }
+      // Earlier versions of weftd made such devices. Change the device in place, because packets then continue to pass.
+      await applyChange(this.#kernel, { kind: 'set link', device: link, ipip: { local: this.#local } })
+      return { isNew: false, repaired: [`${link.name} set DF on every packet`] }
+    }
     const wrong = `${link.name} went from ${addressOrAny(ipip.local)} to ${addressOrAny(ipip.remote)}`
     await applyChange(this.#kernel, { kind: 'delete link', device: link })
     link.forget()
     await this.#make()
-    return [wrong]
+    return { isNew: true, repaired: [wrong] }
   }
 
   async #make(): Promise<void> {

@@ -43,8 +43,12 @@ const CASES: readonly (readonly [string, Change])[] = [
     },
   ],
   [
-    'ip link add flannel.ipip type ipip local 192.0.2.1',
+    'ip link add flannel.ipip type ipip local 192.0.2.1 nopmtudisc',
     { kind: 'add link', link: { name: 'flannel.ipip', type: 'ipip', ipip: { local: parseIpv4('192.0.2.1')! } } },
+  ],
+  [
+    'ip link set dev flannel.ipip type ipip local 192.0.2.1 nopmtudisc',
+    { kind: 'set link', device: { name: 'flannel.ipip' }, ipip: { local: parseIpv4('192.0.2.1')! } },
   ],
   ['ip link add flannel-wg type wireguard', { kind: 'add link', link: { name: 'flannel-wg', type: 'wireguard' } }],
   [

@@ -59,7 +59,7 @@ describe('a device', () => {
   const ipipTo = (local: string, more: Partial<IpipSettings> = {}): TestLink => ({
     name: 'mine',
     type: 'ipip',
-    ipip: { local: parseIpv4(local), remote: undefined, external: false, ...more },
+    ipip: { local: parseIpv4(local), remote: undefined, external: false, alwaysDf: false, ...more },
   })
   it('of another type keeps ipip from its name, in the words of flanneld', async () => {
     await expect(requireNeeds(needs(ipip), hostOf([{ name: 'flannel.ipip', type: 'bridge' }]))).rejects.toMatchObject({

@@ -120,13 +120,13 @@ describe('an interface in an answer', () => {
   it('has the settings of an ipip device, whose IP address does not count as a link-layer address', () => {
     const message = linkMessage({ frames: 768 }, (to) => {
       to.address(IFLA.ADDRESS, ipv4)
-      withInfo('ipip', (data) => data.attributeU32(1, 3).address(2, ipv4).address(3, 0))(to)
+      withInfo('ipip', (data) => data.attributeU32(1, 3).address(2, ipv4).address(3, 0).attributeU8(10, 1))(to)
     })
     expect(readLink(message)).toMatchObject({
       type: 'ipip',
       mac: '',
       isEthernet: false,
-      ipip: { local: ipv4, remote: undefined, underlay: 3, external: false },
+      ipip: { local: ipv4, remote: undefined, underlay: 3, external: false, alwaysDf: true },
     })
   })
 
@@ -258,7 +258,8 @@ describe('a request', () => {
   })
 
   it('adds an ipip device and a veth pair', () => {
-    expect(dataOf({ name: 'i0', type: 'ipip', ipip: { local: ipv4 } })?.address(2)).toBe(ipv4)
+    const data = dataOf({ name: 'i0', type: 'ipip', ipip: { local: ipv4 } })
+    expect([data?.address(2), data?.u8(10)]).toEqual([ipv4, 0]) // without attribute 10 each outer packet has DF
     const peer = dataOf({ name: 'v0', type: 'veth', peer: { name: 'v1', mtu: 1300 } })?.bytes(1)
     const inner = first(new MessageWriter(NEWLINK).raw(peer!).finish()).attributes(16)
     expect([inner.text(IFLA.IFNAME), inner.u32(IFLA.MTU)]).toEqual(['v1', 1300])
@@ -272,6 +273,11 @@ describe('a request', () => {
     expect([down.u32(8), down.u32(12), down.attributes(16).has(IFLA.MTU)]).toEqual([0, 1, false])
     const mtu = first(linkRequest({ kind: 'set link', device, mtu: 1400 }, indexOf))
     expect([mtu.u32(8), mtu.u32(12), mtu.attributes(16).u32(IFLA.MTU)]).toEqual([0, 0, 1400])
+    expect(mtu.attributes(16).has(IFLA.LINKINFO)).toBe(false)
+    const ipip = first(linkRequest({ kind: 'set link', device, ipip: { local: ipv4 } }, indexOf))
+    const info = ipip.attributes(16).nested(IFLA.LINKINFO)
+    expect([ipip.flags, ipip.u32(4), info?.text(1)]).toEqual([NLM_F.REQUEST | NLM_F.ACK, 3, 'ipip'])
+    expect([info?.nested(2)?.address(2), info?.nested(2)?.u8(10)]).toEqual([ipv4, 0])
   })
 
   it('replaces and deletes an address', () => {

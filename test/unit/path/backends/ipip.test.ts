@@ -17,8 +17,9 @@ const DEVICE = { name: 'flannel.ipip' }
 /** A host that has the device of an earlier run, with the outer source address `local`, unless `local` is null. */
 async function opened({
   local = HOST,
+  alwaysDf = false,
   kernel = new ModelKernel(),
-}: { readonly local?: Ipv4 | null; readonly kernel?: ModelKernel } = {}) {
+}: { readonly local?: Ipv4 | null; readonly alwaysDf?: boolean; readonly kernel?: ModelKernel } = {}) {
   const infos: string[] = []
   const log = { info: (line: string) => void infos.push(line), warn: () => {}, error: () => {}, v: () => false }
   kernel.addLink({ name: 'eth0', index: 2 }, [
@@ -26,9 +27,10 @@ async function opened({
     { address: HOST6, prefixLength: 64 },
   ])
   if (local !== null)
-    kernel.addLink({ ...DEVICE, type: 'ipip', mtu: 1480, ipip: { local, remote: undefined, external: false } }, [
-      { address: parseIpv4('10.5.1.0')!, prefixLength: 32 },
-    ])
+    kernel.addLink(
+      { ...DEVICE, type: 'ipip', mtu: 1480, ipip: { local, remote: undefined, external: false, alwaysDf } },
+      [{ address: parseIpv4('10.5.1.0')!, prefixLength: 32 }],
+    )
   const config = parseNetworkConfig(
     '{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{"Type":"ipip"}}',
   )
@@ -58,7 +60,7 @@ async function opened({
 it('makes a device that sends from the address of the host, and sets routes through it', async () => {
   const { kernel, path } = await opened({ local: null })
   expect(kernel.changes).toEqual([
-    'ip link add flannel.ipip type ipip local 192.0.2.1',
+    'ip link add flannel.ipip type ipip local 192.0.2.1 nopmtudisc',
     'ip link set dev flannel.ipip mtu 1480 up',
     'ip address replace 10.5.1.0/32 dev flannel.ipip',
   ])
@@ -78,10 +80,30 @@ it('makes a device again that sends from another address', async () => {
   const { kernel, path } = await opened({ local: parseIpv4('192.0.2.9')! })
   expect(kernel.changes.slice(0, 2)).toEqual([
     'ip link del dev flannel.ipip',
-    'ip link add flannel.ipip type ipip local 192.0.2.1',
+    'ip link add flannel.ipip type ipip local 192.0.2.1 nopmtudisc',
   ])
-  kernel.alter(DEVICE.name, { ipip: { local: undefined, remote: HOST, external: false } })
+  kernel.alter(DEVICE.name, { ipip: { local: undefined, remote: HOST, external: false, alwaysDf: false } })
   expect(await path.resync()).toEqual(['flannel.ipip went from any to 192.0.2.1'])
+})
+
+it('changes a device that sets DF on every outer packet, such as one that an earlier version made', async () => {
+  const { kernel, path } = await opened({ alwaysDf: true })
+  const command = 'ip link set dev flannel.ipip type ipip local 192.0.2.1 nopmtudisc'
+  expect(kernel.changes[0]).toBe(command)
+  expect(kernel.peek(DEVICE.name)?.ipip).toMatchObject({ local: HOST, alwaysDf: false })
+  kernel.changes.length = 0
+  expect(await path.resync()).toEqual([])
+  kernel.alter(DEVICE.name, { ipip: { local: HOST, remote: undefined, external: false, alwaysDf: true } })
+  expect(await path.resync()).toEqual(['flannel.ipip set DF on every packet'])
+  expect([kernel.changes[0], await path.resync()]).toEqual([command, []])
+  expect(kernel.changes.filter((words) => / (del|add) /.test(words))).toEqual([])
+})
+
+it('keeps the device of an earlier run if it can be changed but not set up', async () => {
+  const kernel = new ModelKernel()
+  kernel.refuses = (words) => (words.endsWith(' up') ? 'ENOMEM' : undefined)
+  await expect(opened({ alwaysDf: true, kernel })).rejects.toMatchObject({ code: 'KERNEL' })
+  expect(kernel.peek(DEVICE.name)).toBeDefined()
 })
 
 it('keeps a device of another type with its name, and deletes a new device that cannot be set up', async () => {
