@@ -136,6 +136,11 @@ async function resume(
     const external = await externalFor(known, node.options, familiesOf(config), kernel, silent)
     const publishedBefore = async () => known.lease.attrs
     const backend = await createBackend(config, external, engine, node.log, publishedBefore, inheritable, kernel)
+    // Seal before `prepare`, so that no packets leave unencrypted if weftd must wait for the store.
+    if (backend.isSealed) {
+      const { seal } = await import('./node/seal.ts') // most backends do not need it
+      await seal(node, { config, backend })
+    }
     const prepared = await backend.prepare(signal)
     const attrs = { ...prepared, publicIp: asPublished(prepared.publicIp, known) }
     const lease = { ...known.lease, attrs, expiresAt: known.expiresAt, revision: 0n }

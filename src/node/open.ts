@@ -1,13 +1,10 @@
 // open.ts - opens the data path with the facts from the store, or continues with the data path that is already open.
 
 import { isDeepStrictEqual } from 'node:util'
-import { describeError, isWeftError } from '../base/errors.ts'
-import type { Log } from '../base/log.ts'
 import { Secret } from '../base/secret.ts'
 import type { NetworkConfig } from '../control/config/network-config.ts'
 import { leasesEqual, type Lease, type OwnLease } from '../control/lease/lease.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
-import { formatNet, listed } from '../net/address.ts'
 import { hasBackendName, isNamedBy } from '../path/catalog.ts'
 import type { Backend } from '../path/contract.ts'
 import { removeIdleTun } from '../path/device/tun-device.ts'
@@ -16,6 +13,7 @@ import { amended } from './loops/lease.ts'
 import { canForward, type ForwardingNode, type NewNode, type NodeParts, type PathFacts } from './node.ts'
 import type { Handover } from './restart/handover.ts'
 import { isSameStore, lastKnownFile, readLastKnown } from './restart/last-known.ts'
+import { seal } from './seal.ts'
 
 /**
  * Opens data paths with the facts `facts`. `others` lists the lease keys of the peers to which weftd sends over the
@@ -28,27 +26,6 @@ export async function openPath(
 ): Promise<DataPaths> {
   await seal({ kernel, log }, { config, backend })
   return openDataPaths({ backend, lease: { ...lease, attrs }, leases, others, signal, kernel, log })
-}
-
-/**
- * With a backend that encrypts, makes an unreachable route to the network of each family. Without this route the
- * packets of a family that the data path does not carry now would leave unencrypted by the default route. If the kernel
- * refuses the route, only logs the failure, because a kernel without IPv6 sends no IPv6 packets either.
- */
-export async function seal(
-  { kernel, log }: Pick<NewNode, 'kernel'> & { readonly log: Pick<Log, 'warn'> },
-  { config, backend }: Pick<PathFacts, 'config' | 'backend'>,
-): Promise<void> {
-  if (!backend.isSealed) return
-  const { keepUnreachable } = await import('../path/device/userspace-guard.ts') // most backends do not need it
-  for (const { network } of listed(config)) {
-    try {
-      await keepUnreachable(kernel, network)
-    } catch (error) {
-      if (!isWeftError(error)) throw error
-      log.warn(`Unencrypted packets to ${formatNet(network)} are not blocked: ${describeError(error)}`)
-    }
-  }
 }
 
 /**

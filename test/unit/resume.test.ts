@@ -5,16 +5,17 @@ import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, expect, it, vi } from 'vitest'
+import { WeftError } from '../../src/base/errors.ts'
 import { runDaemon } from '../../src/begin.ts'
-import type { OwnLease } from '../../src/control/lease/lease.ts'
+import type { LeaseAttrs, OwnLease } from '../../src/control/lease/lease.ts'
 import type { startManager } from '../../src/daemon.ts'
-import { familiesOf } from '../../src/net/address.ts'
-import { FAMILIES } from '../../src/net/address.ts'
+import { FAMILIES, familiesOf, formatNet, type Net } from '../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
 import { parseIpv6, parseIpv6Net } from '../../src/net/ipv6.ts'
 import { canForward } from '../../src/node/node.ts'
 import { lastKnownFile, nextFor, storeNameOf, writeLastKnown } from '../../src/node/restart/last-known.ts'
 import type { DataPath } from '../../src/path/contract.ts'
+import { eventually } from '../support/event.ts'
 import { optionsOf } from '../support/options.ts'
 
 const lines: string[] = []
@@ -38,23 +39,34 @@ const external = {
   named: { address: {}, publicIp: {} },
 }
 
+/** True if the backend encrypts. */
+let isSealed = false
+/** The order in which the daemon makes unreachable routes, prepares the backend and opens data paths. */
+let steps: string[] = []
+vi.mock('../../src/path/device/userspace-guard.ts', async (load) => ({
+  ...(await load<object>()),
+  keepUnreachable: async (_kernel: unknown, network: Net) => void steps.push(`unreachable ${formatNet(network)}`),
+}))
 /** Ends the data path of IPv6. */
 let lose: (reason: Error) => void
 vi.mock('../../src/node/choose.ts', () => ({
   createBackend: async () => ({
     name: 'fake',
-    prepare: async () => lease.attrs,
+    isSealed,
+    prepare: async () => (steps.push('prepare'), prepared()),
     plan: () =>
       FAMILIES.map((family) => ({
         families: [family],
         mtu: 1400,
-        open: async () =>
-          ({
+        open: async () => {
+          steps.push(`open ${family}`)
+          return {
             fault: new Promise<Error>((resolve) => family === 'ipv6' && (lose = resolve)),
             apply: async () => {},
             resync: async () => [],
             close: async () => {},
-          }) as unknown as DataPath,
+          } as unknown as DataPath
+        },
       })),
   }),
 }))
@@ -69,8 +81,15 @@ vi.mock('../../src/daemon.ts', () => ({
   startManager: (...args: Parameters<typeof startManager>) => begun.with(...args),
 }))
 
+/** Returns the attributes that the backend finds, or throws. */
+let prepared: () => LeaseAttrs
 let folder: string
-beforeEach(() => (folder = mkdtempSync(join(tmpdir(), 'weft-resume-'))))
+beforeEach(() => {
+  folder = mkdtempSync(join(tmpdir(), 'weft-resume-'))
+  isSealed = false
+  steps = []
+  prepared = () => lease.attrs
+})
 afterEach(() => rmSync(folder, { recursive: true, force: true }))
 
 /** Runs a daemon whose last known state is in its file. */
@@ -104,7 +123,7 @@ it('logs the loss of a family from the first packet on', async () => {
   begun.with = async (node) => {
     expect(canForward(node)).toBe(true)
     lose(new Error('flannel-wg-v6 is gone'))
-    await vi.waitFor(() => expect(lines.join('\n')).toMatch(/Cannot carry IPv6, trying again: flannel-wg-v6 is gone/))
+    await eventually(() => expect(lines.join('\n')).toMatch(/Cannot carry IPv6, trying again: flannel-wg-v6 is gone/))
     throw stop
   }
   await expect(resume()).rejects.toBe(stop)
@@ -113,7 +132,7 @@ it('logs the loss of a family from the first packet on', async () => {
 it('ends with a defect in the loop of the data path, as a node whose loops all run', async () => {
   const defect = new TypeError('a defect')
   begun.with = async (node) => {
-    await vi.waitFor(() => expect(node.keepingPath).toBeDefined())
+    await eventually(() => expect(node.keepingPath).toBeDefined())
     vi.spyOn(node.ownership.dataPath!, 'resync').mockImplementation(() => {
       Object.defineProperty(node.ownership.dataPath, 'isOutdated', {
         get() {
@@ -157,4 +176,41 @@ it('does not forward if the node has another address of its own than the one it 
     external.publicIp = { ...publicIp, ipv4 }
   }
   expect(forwards).toBe(false)
+})
+
+const SEAL = ['unreachable 10.5.0.0/16', 'unreachable fd00:5::/48']
+
+it('with a backend that encrypts makes the unreachable routes before it forwards, and restores them meanwhile', async () => {
+  const stop = new Error('enough')
+  isSealed = true
+  begun.with = async (node) => {
+    expect(steps).toEqual([...SEAL, 'prepare', 'open ipv4', 'open ipv6'])
+    expect(node.isRunning).toBe(false)
+    node.ownership.recheck.ring()
+    await eventually(() => expect(steps.slice(5)).toEqual(SEAL))
+    throw stop
+  }
+  await expect(resume()).rejects.toBe(stop)
+})
+
+it('with a backend that encrypts makes the unreachable routes even if it cannot forward', async () => {
+  const stop = new Error('enough')
+  isSealed = true
+  prepared = () => {
+    throw new WeftError('INTERFACE', 'eth0 has no address')
+  }
+  begun.with = async (node) => {
+    expect([canForward(node), steps]).toEqual([false, [...SEAL, 'prepare']])
+    throw stop
+  }
+  await expect(resume()).rejects.toBe(stop)
+})
+
+it('with a backend that does not encrypt makes no unreachable routes', async () => {
+  const stop = new Error('enough')
+  begun.with = async () => {
+    throw stop
+  }
+  await expect(resume()).rejects.toBe(stop)
+  expect(steps).toEqual(['prepare', 'open ipv4', 'open ipv6'])
 })

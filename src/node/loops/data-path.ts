@@ -12,6 +12,7 @@ import type { DataPaths } from '../data-paths.ts'
 import { LATE_MS, RESYNC_MS, type ForwardingNode, type Node } from '../node.ts'
 import { openPath } from '../open.ts'
 import { createRepairLog, type RepairLog } from '../repairs.ts'
+import { seal } from '../seal.ts'
 import { clearLeftovers } from './leftovers.ts'
 import { applyPeers } from './peers.ts'
 import { publish } from './subnet-env.ts'
@@ -199,6 +200,8 @@ async function lookAfter(
     if (isDue) {
       searchedAt = performance.now()
       if (isRunning(node)) await clearLeftovers(node)
+      else if (ownership.state.is === 'forwarding' && ownership.dataPath === dataPath)
+        await seal({ kernel: node.kernel, log: calm }, node)
     }
     isCalm &&= isDue
     await faulted.wait(signal, repairs.lastMinute() < REPAIRS_A_MINUTE ? pauseMs : RESYNC_MS)

@@ -21,8 +21,8 @@ import {
 } from '../../path/device/leftovers.ts'
 import type { DataPaths } from '../data-paths.ts'
 import { LATE_MS, type Node } from '../node.ts'
-import { seal } from '../open.ts'
 import { handoverLock } from '../restart/rendezvous.ts'
+import { seal } from '../seal.ts'
 import { attrsBefore } from './lease.ts'
 
 /** The time limit in ms for the store to list the leases, which a node does not know yet at its start. */
