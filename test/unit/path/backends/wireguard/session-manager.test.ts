@@ -11,7 +11,6 @@ import { createIndices, INDEX_KEY_BYTES } from '../../../../../src/path/backends
 import { publicKeyTo } from '../../../../../src/path/backends/wireguard/key-file.ts'
 import { WireguardSessionManager } from '../../../../../src/path/backends/wireguard/session-manager.ts'
 import type { EngineSessions, UdpEndpoint } from '../../../../../src/path/engine/engine.ts'
-import { log } from '../../../../support/fake-host.ts'
 
 type Mail = ReturnType<EngineSessions['takeMail']>
 
@@ -26,10 +25,13 @@ const NO_MAIL: Mail = { controlMessages: [], wanted: [], confirmed: [], moved: [
 
 let folder: string
 let nodes: Node[]
+const warnings: string[] = []
+const log = { info: () => {}, warn: (line: string) => void warnings.push(line), error: () => {}, v: () => false }
 beforeEach(() => {
   vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout', 'performance', 'hrtime', 'Date'], now: 1_000_000_000_000 })
   folder = mkdtempSync(join(tmpdir(), 'weft-sessions-'))
   nodes = []
+  warnings.length = 0
 })
 afterEach(() => {
   for (const { manager } of nodes) manager.stop()
@@ -323,6 +325,8 @@ it('continues after the stored timestamp if the clock was set back, and also if 
     again.manager.stop()
   }
   expect(Number(stamps[0])).toBeGreaterThan(kept)
+  const unusable = expect.stringMatching(/^Cannot use .*stamp-0 \(it contains no timestamp\): if the clock is behind,/)
+  expect(warnings).toEqual([unusable, unusable, unusable])
   for (const each of stamps.slice(1)) expect(Number(each)).toBeGreaterThan((Date.now() / 1_000) * 60)
 })
 
