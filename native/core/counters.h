@@ -2,9 +2,10 @@
 // (drops.h).
 //
 // Packet counters count inner packets as on the wire: a superpacket counts as its segments. A message of several
-// datagrams that is dropped as a whole counts as one packet (rx_drop_socket_full, rx_drop_truncated). ICMP errors of
-// weft are counted after they were sent. Each loop thread has its own row of counters, in memory that JavaScript reads.
-// Only one thread at a time writes a counter.
+// datagrams that is dropped as a whole counts as one packet (rx_drop_socket_full, rx_drop_truncated), and so does a
+// superpacket that the kernel drops (tx_drop_queue_full). ICMP errors of weft are counted after they were sent. Each
+// loop thread has its own row of counters, in memory that JavaScript reads. Only one thread at a time writes a counter.
+// No thread writes tx_drop_queue_full: JavaScript reads it from the kernel (src/path/tunnel/queue-drops.ts).
 #pragma once
 
 #include <array>
@@ -22,6 +23,7 @@ namespace weft {
   X(tx_messages,            "messages that carried them: fewer than packets with udp-gso")           \
   X(tx_batches,             "sendmmsg calls")                                                        \
   X(tun_reads,              "packets and superpackets read from the TUN")                            \
+  X(tx_drop_queue_full,     "dropped at the TUN, mostly for a full queue, as of the last check")     \
   X(tx_drop_malformed,      "not IP, contradictory lengths, or a superpacket of many tiny segments") \
   X(tx_drop_tun,            "the kernel failed to hand over the packet: an odd error of the TUN")    \
   X(tx_drop_no_route,       "no peer has the destination")                                           \

@@ -473,6 +473,11 @@ export interface HostKernel {
   links(): Promise<readonly Link[]>
   /** Finds an interface by its name or its index. */
   link(which: string | number): Promise<Link | undefined>
+  /**
+   * Returns how many packets to be sent the interface has dropped since it was created (tx_dropped); undefined if the
+   * interface does not exist.
+   */
+  sendDrops(which: string | number): Promise<number | undefined>
   routes(which: RouteFilter): Promise<readonly Route[]>
   /** Looks up the routes of these packets and returns the answers in the same order. */
   lookUp(family: Family, queries: readonly RouteQuery[]): Promise<readonly RouteAnswer[]>

@@ -62,7 +62,7 @@ export interface DropsReport {
  * The reasons for which weft knows only the number of dropped packets, because the kernel dropped them before the
  * engine read them.
  */
-export const HEADLESS: ReadonlySet<string> = new Set(['rx_drop_socket_full'])
+export const HEADLESS: ReadonlySet<string> = new Set(['tx_drop_queue_full', 'rx_drop_socket_full'])
 
 export const noDrops = (at: string): DropsReport => ({
   schema: DROPS_SCHEMA,

@@ -172,7 +172,7 @@ export const METRICS: readonly Metric[] = [
   ),
   counter(
     'weft_dropped_packets_total',
-    'Packets that weftd dropped, by direction and reason. native/core/counters.h explains each reason.',
+    'Packets that weftd dropped, or that the kernel dropped before weftd read them, by direction and reason. native/core/counters.h explains each reason.',
     ({ dataPath }) =>
       Object.entries(dataPath?.counters ?? {}).flatMap(([name, value]): readonly Sample[] => {
         const [, way, reason] = /^(tx|rx)_drop_(\w+)$/.exec(name) ?? []

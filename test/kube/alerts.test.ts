@@ -236,11 +236,15 @@ describe('the alerts', () => {
         values: `0+100x${STEPS}`,
       },
       {
+        series: `weft_dropped_packets_total{${at},direction="transmit",reason="queue_full"}`,
+        values: `0+100x${STEPS}`,
+      },
+      {
         series: `weft_dropped_packets_total{${at},direction="receive",reason="spoofed_source"}`,
         values: `0+100x${STEPS}`,
       },
     ]
-    const fires = { WeftPathNarrow: 1, WeftPeerLossy: 1, WeftRepairs: 1, WeftDropsForRoom: 1, WeftPacketsNotLetIn: 1 }
+    const fires = { WeftPathNarrow: 1, WeftPeerLossy: 1, WeftRepairs: 1, WeftDropsForRoom: 2, WeftPacketsNotLetIn: 1 }
     expect(await tried([{ interval: '30s', input_series, promql_expr_test: [countsAt('25m', fires)] }])).toMatch(
       /SUCCESS\s*$/,
     )

@@ -1,7 +1,7 @@
 // capture.test.ts - weft capture on a real host: dropped packets as lines, as JSON, and as a file that tcpdump reads.
 // test/native/engines.test.ts checks that all engines keep the same packets.
 
-import { statSync, writeFileSync } from 'node:fs'
+import { readFileSync, statSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterEach, beforeEach, expect, it } from 'vitest'
 import { createLab, packageRoot, type Host, type Lab } from '../../lab/lab.ts'
@@ -168,4 +168,42 @@ it('shows the unchanged datagram if VXLAN drops it because it has no frame for t
     headers: Buffer.alloc(40, 3).toString('hex'),
   })
   expect(await host.output(weft())).toContain(`from ${other.address}, behind 0800000000000700`)
+})
+
+it("counts the packets that the kernel drops because the TUN's queue is full, each in one weftd", async () => {
+  const QUEUE = 4_000 // QUEUE_LENGTH in tun-device.ts
+  const MORE = 50
+  const args = ['--workers', '1', '--probe-interval', '0']
+  const droppedByDevice = async (): Promise<number> =>
+    Number(await host.output(['cat', '/sys/class/net/flannel0/statistics/tx_dropped']))
+  const droppedByStatus = async (): Promise<number | undefined> =>
+    (await report()).reasons['tx_drop_queue_full']?.packets
+  /** Stops weftd, sends more packets than the queue of the TUN holds, and lets weftd continue. */
+  async function overflow({ process: { pid } }: Awaited<ReturnType<typeof start>>): Promise<void> {
+    process.kill(pid!, 'SIGSTOP')
+    await eventually(() => expect(readFileSync(`/proc/${pid}/stat`, 'utf8')).toMatch(/\) T /))
+    const script = `
+      const socket = require('node:dgram').createSocket('udp4')
+      let left = ${QUEUE + MORE}
+      const next = () => left-- > 0 ? socket.send('x', 9, '${NOBODYS}', next) : socket.close()
+      next()`
+    await host.output([process.execPath, '-e', script])
+    process.kill(pid!, 'SIGCONT')
+  }
+
+  const first = await start({ Type: 'udp' }, ...args)
+  expect(await droppedByStatus()).toBe(0)
+  await overflow(first)
+  const lost = await droppedByDevice()
+  expect(lost).toBeGreaterThanOrEqual(MORE)
+  await eventually(async () => expect(await droppedByStatus()).toBe(lost))
+  expect(await host.output(weft())).toContain(`of ${lost} more the kernel reports only the number: tx_drop_queue_full`)
+
+  const second = await start({ Type: 'udp' }, ...args)
+  expect(second.lines.some((line) => line.includes('Forwarding between'))).toBe(true)
+  expect(await droppedByStatus()).toBe(0)
+  await overflow(second)
+  const more = (await droppedByDevice()) - lost
+  expect(more).toBeGreaterThanOrEqual(MORE)
+  await eventually(async () => expect(await droppedByStatus()).toBe(more))
 })

@@ -99,6 +99,8 @@ export class ModelKernel implements HostKernel {
   /** The generation of nftables' rules; undefined if the kernel refuses the request. */
   generation: number | undefined
   hasPolicies = false
+  /** The packets to be sent that each interface has dropped. */
+  dropped = 0
   readonly #links = new Map<number, ModelLink>()
   readonly #routes: Readonly<Record<Family, ModelRoutes>>
   readonly #watchers = new Set<{ readonly topics: readonly Topic[]; readonly onEvent: OnKernelEvent }>()
@@ -234,6 +236,12 @@ export class ModelKernel implements HostKernel {
     if (typeof which === 'string') return this.peek(which)
     const link = this.#links.get(which)
     return link && this.#snapshot(link)
+  }
+
+  async sendDrops(which: string | number): Promise<number | undefined> {
+    this.#read('sendDrops')
+    const link = typeof which === 'string' ? this.peek(which) : this.#links.get(which)
+    return link && this.dropped
   }
 
   async routes(which: RouteFilter): Promise<readonly Route[]> {

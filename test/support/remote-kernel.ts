@@ -33,6 +33,7 @@ export class RemoteKernel implements HostKernel {
 
   links: HostKernel['links'] = (...args) => this.#call('links', args)
   link: HostKernel['link'] = (...args) => this.#call('link', args)
+  sendDrops: HostKernel['sendDrops'] = (...args) => this.#call('sendDrops', args)
   routes: HostKernel['routes'] = (...args) => this.#call('routes', args)
   lookUp: HostKernel['lookUp'] = (...args) => this.#call('lookUp', args)
   rules: HostKernel['rules'] = (...args) => this.#call('rules', args)

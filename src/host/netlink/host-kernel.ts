@@ -26,7 +26,16 @@ import type {
   WireguardState,
 } from '../kernel.ts'
 import type { IndexOf, NameOf } from './interfaces.ts'
-import { addressRequest, getLink, linkRequest, linksIn, listAddresses, listLinks } from './links.ts'
+import {
+  addressRequest,
+  getLink,
+  getLinkCounters,
+  linkRequest,
+  linksIn,
+  listAddresses,
+  listLinks,
+  sendDropsIn,
+} from './links.ts'
 import { messagesIn, type ReceivedMessage } from './message.ts'
 import { RouteDump, routeRequest } from './routes.ts'
 import {
@@ -85,6 +94,14 @@ export class NetlinkKernel implements HostKernel {
     const [addresses] = await this.#exchange([listAddresses(bare.index)])
     if (addresses?.errno === NO_DEVICE.errno) return undefined
     return linksIn(data, await dataOf(addresses, 'addresses'))[0]
+  }
+
+  async sendDrops(which: string | number): Promise<number | undefined> {
+    const request = getLinkCounters(which)
+    if (!request) return undefined
+    const [found] = await this.#exchange([request])
+    if (found?.errno === NO_DEVICE.errno) return undefined
+    return sendDropsIn(await dataOf(found, `the counters of the interface ${which}`))
   }
 
   async routes(which: RouteFilter): Promise<readonly Route[]> {

@@ -34,12 +34,15 @@ const IFLA = {
   MASTER: 10,
   QUEUE_LENGTH: 13,
   INFO: 18,
+  STATS64: 23,
   EXT_MASK: 29,
   XDP: 43,
   ALT_NAME: 53,
 } as const
 /** The attribute within IFLA.XDP (linux/if_link.h). Its value says how a program is attached; 0 if none is. */
 const XDP_ATTACHED = 2
+/** The position in bytes of `tx_dropped` in `struct rtnl_link_stats64`. */
+const TX_DROPPED_AT = 56
 /**
  * Makes the kernel leave out the counters of an interface, which make up most of an answer (RTEXT_FILTER_SKIP_STATS).
  */
@@ -94,12 +97,18 @@ export const listLinks = (): Buffer =>
   linkMessage(RTM_LINK.GET, NLM_F.DUMP, 0).attributeU32(IFLA.EXT_MASK, WITHOUT_COUNTERS).finish()
 
 /** Returns the request that reads an interface; undefined if no interface can have this name or index. */
-export function getLink(which: string | number): Buffer | undefined {
+export const getLink = (which: string | number): Buffer | undefined =>
+  requestOfOne(which)?.attributeU32(IFLA.EXT_MASK, WITHOUT_COUNTERS).finish()
+
+/** Returns the request as `getLink` does, but the kernel's answer has the counters of the interface. */
+export const getLinkCounters = (which: string | number): Buffer | undefined => requestOfOne(which)?.finish()
+
+function requestOfOne(which: string | number): MessageWriter | undefined {
   if (which === 0 || (typeof which === 'string' && Buffer.byteLength(which) > MAX_ALT_NAME)) return undefined
   const isIndex = typeof which === 'number'
   const request = linkMessage(RTM_LINK.GET, NLM_F.ACK, isIndex ? which : 0)
   if (!isIndex) request.text(Buffer.byteLength(which) > MAX_NAME ? IFLA.ALT_NAME : IFLA.NAME, which)
-  return request.attributeU32(IFLA.EXT_MASK, WITHOUT_COUNTERS).finish()
+  return request
 }
 
 /**
@@ -215,6 +224,15 @@ export function linksIn(links: Buffer, addresses: Buffer): Link[] {
     if (link) all.push(link)
   }
   return all
+}
+
+/** Returns how many packets to be sent an interface has dropped, from the answer to `getLinkCounters`. */
+export function sendDropsIn(data: Buffer): number | undefined {
+  for (const message of messagesIn(data)) {
+    const dropped = message.attributes(LINK_HEADER).u64(IFLA.STATS64, TX_DROPPED_AT)
+    if (message.type === RTM_LINK.NEW && dropped !== undefined) return Number(dropped)
+  }
+  return undefined
 }
 
 /**

@@ -332,9 +332,11 @@ export class Attributes {
     return at < 0 ? undefined : readU32(this.#buffer, at)
   }
 
-  u64(type: number): bigint | undefined {
-    const at = this.#start(type, 8)
-    if (at < 0) return undefined
+  /** Reads a number of 64 bits; `from` is its position in bytes in the attribute's value. */
+  u64(type: number, from = 0): bigint | undefined {
+    const begin = this.#start(type, from + 8)
+    if (begin < 0) return undefined
+    const at = begin + from
     return isLittle ? this.#buffer.readBigUInt64LE(at) : this.#buffer.readBigUInt64BE(at)
   }
 

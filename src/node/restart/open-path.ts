@@ -97,6 +97,7 @@ function isPath(value: unknown): value is OpenPath {
     families.size === bindAddresses.length &&
     typeof path.port === 'number' &&
     ['number', 'undefined'].includes(typeof path.handoverState) &&
+    ['number', 'undefined'].includes(typeof path.queueDrops) &&
     areStrings(path.features) &&
     areStrings(path.without) &&
     Array.isArray(path.loops) &&

@@ -106,6 +106,11 @@ export interface OpenPath extends Descriptors {
   readonly port: number
   /** The kernel features that the engine must not use, by their names in `addon.featureNames`. */
   readonly without: readonly string[]
+  /**
+   * The kernel's counter of packets dropped at the TUN (HostKernel.sendDrops), up to which the process that had the
+   * descriptors before counted them. Undefined if that process did not know it; older versions omit it.
+   */
+  readonly queueDrops?: number | undefined
 }
 
 export interface Engine {

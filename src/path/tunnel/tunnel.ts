@@ -70,6 +70,7 @@ import { TrafficSlots } from '../engine/traffic.ts'
 import { sumCounters } from '../sums.ts'
 import { InnerFamilies, type InnerFamily } from './inner-families.ts'
 import type { KernelWay } from './kernel-way.ts'
+import { QueueDrops } from './queue-drops.ts'
 import type { TunnelKind, TunnelParts } from './tunnel-options.ts'
 import { TunnelPeers } from './tunnel-peers.ts'
 import { Underlay } from './underlay.ts'
@@ -199,6 +200,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   /** The differences between this backend's tunnel and other tunnels, such as the encapsulation. */
   readonly #kind: TunnelKind
   readonly #engine: Engine
+  readonly #queueDrops: QueueDrops
   readonly #innerFamilies: InnerFamilies
   /** The outer family, the endpoint and the path MTU for each peer. */
   readonly #underlay: Underlay
@@ -232,10 +234,12 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     innerFamilies: InnerFamilies,
     underlay: Underlay,
     peers: TunnelPeers,
+    queueDrops: QueueDrops,
   ) {
     this.#parts = parts
     this.#kind = kind
     this.#engine = engine
+    this.#queueDrops = queueDrops
     this.#innerFamilies = innerFamilies
     this.#underlay = underlay
     this.#peers = peers
@@ -300,7 +304,8 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
       peers: () => peers.encoded(),
     })
     peers.follow(engine)
-    const tunnel = new Tunnel(parts, kind, engine, innerFamilies, underlay, peers)
+    const queueDrops = new QueueDrops(parts.kernel, inherited?.queueDrops)
+    const tunnel = new Tunnel(parts, kind, engine, innerFamilies, underlay, peers, queueDrops)
     tunnel.#begin()
     try {
       await tunnel.#configureAll(inherited !== undefined)
@@ -311,6 +316,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
       throw error
     }
     tunnel.#logStart()
+    void queueDrops.read(engine.tunName)
     if (kind.fastPath)
       tunnel.#inTurn(() => tunnel.#openKernelWay()).catch((error: unknown) =>
         parts.log.error(`FastPath: the eBPF programs cannot be used: ${messageOf(error)}`),
@@ -391,8 +397,8 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   }
 
   counters(): Readonly<Record<string, bigint>> {
-    const counters = sumCounters([this.#engine.counters(), this.#kernelWay?.counters() ?? {}])
-    return counters
+    const dropped = { tx_drop_queue_full: BigInt(this.#queueDrops.counted) }
+    return sumCounters([this.#engine.counters(), this.#kernelWay?.counters() ?? {}, dropped])
   }
 
   drops(after?: Parameters<Engine['drops']>[0]): ReturnType<Engine['drops']> {
@@ -406,6 +412,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   look(): void {
     this.#peers.reportUnknownSenders()
     this.#kernelWay?.look()
+    void this.#queueDrops.read(this.#engine.tunName)
   }
 
   get fastPath(): FastPath | undefined {
@@ -648,10 +655,11 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     const engine = this.#engine
     await this.#kernelWay?.pause()
     const path = await (engine.lend ? engine.lend(this.#kind.sessionManager?.pause()) : engine.stop())
-    return path ? [path] : []
+    return path ? [{ ...path, queueDrops: this.#queueDrops.lend() }] : []
   }
 
   #takeBack(): void {
+    this.#queueDrops.takeBack()
     this.#engine.takeBack?.()
     this.#beginSessions()
     void this.#kernelWay?.resume()

@@ -317,6 +317,7 @@ const isSendingElsewhere = (facts: Facts): boolean =>
  * node that has left, and a peer's first packets before this node has the peer's lease.
  */
 const FAULT_DROPS = [
+  'tx_drop_queue_full',
   'rx_drop_socket_full',
   'rx_drop_spoofed_source',
   'tx_drop_too_big',

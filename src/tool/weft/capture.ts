@@ -200,8 +200,8 @@ function droppedOf({ reasons }: DropsReport): { readonly seen: number; readonly 
 
 function summary(shown: number, verb: 'shown' | 'written', report: DropsReport): string {
   const { seen, headless } = droppedOf(report)
-  const unseen =
-    headless === 0 ? '' : `; of ${headless} more the kernel reports only the number: ${[...HEADLESS].join(', ')}`
+  const unnamed = [...HEADLESS].filter((name) => (report.reasons[name]?.packets ?? 0) > 0)
+  const unseen = headless === 0 ? '' : `; of ${headless} more the kernel reports only the number: ${unnamed.join(', ')}`
   const names = Object.keys(report.reasons)
   const why = names.length > 2 ? '' : ` for ${names.join(' or ')}`
   if (seen === 0 && shown === 0) return `no packet was dropped${why} since the data path was opened${unseen}`

@@ -33,5 +33,5 @@ it('the report of drops is empty without a node, and has every field', () => {
     packets: [],
     next: [],
   })
-  expect([...HEADLESS]).toEqual(['rx_drop_socket_full'])
+  expect([...HEADLESS]).toEqual(['tx_drop_queue_full', 'rx_drop_socket_full'])
 })

@@ -7,9 +7,11 @@ import {
   addressEventOf,
   addressRequest,
   getLink,
+  getLinkCounters,
   linkEventOf,
   linkRequest,
   linksIn,
+  sendDropsIn,
 } from '../../../../src/host/netlink/links.ts'
 import {
   messagesIn,
@@ -32,7 +34,18 @@ const first = (buffer: Buffer | undefined): ReceivedMessage => {
 
 /** Numbers of linux/rtnetlink.h and linux/if_link.h, written here again. */
 const [NEWLINK, DELLINK, NEWADDR, DELADDR] = [16, 17, 20, 21]
-const IFLA = { ADDRESS: 1, IFNAME: 3, MTU: 4, QDISC: 6, MASTER: 10, TXQLEN: 13, LINKINFO: 18, ALT_IFNAME: 53 }
+const IFLA = {
+  ADDRESS: 1,
+  IFNAME: 3,
+  MTU: 4,
+  QDISC: 6,
+  MASTER: 10,
+  TXQLEN: 13,
+  LINKINFO: 18,
+  STATS64: 23,
+  EXT_MASK: 29,
+  ALT_IFNAME: 53,
+}
 const [KIND, DATA] = [1, 2]
 const IFA = { ADDRESS: 1, LOCAL: 2, FLAGS: 8 }
 
@@ -52,6 +65,28 @@ const withInfo =
     message.nested(IFLA.LINKINFO, (info) => info.text(KIND, kind).nested(DATA, write))
   }
 const readLink = (buffer: Buffer, addresses = Buffer.alloc(0)) => linksIn(buffer, addresses)[0]
+
+describe('the packets that an interface dropped', () => {
+  /** Returns an answer whose counters have `length` bytes: rx_packets is 0, tx_packets 1, and so on. */
+  const counters = (length: number): Buffer => {
+    const numbers = new Uint8Array(new BigUint64Array(24).map((_, at) => BigInt(at) + (1n << 33n)).buffer)
+    return linkMessage({}, (to) => to.bytes(IFLA.STATS64, numbers.subarray(0, length)))
+  }
+
+  it('are the eighth counter, which may exceed 32 bits', () => {
+    for (const length of [192, 64]) expect(sendDropsIn(counters(length))).toBe(2 ** 33 + 7)
+  })
+
+  it('are unknown if the answer has no counters, or too few', () => {
+    for (const answer of [counters(63), linkMessage({}), Buffer.alloc(0)]) expect(sendDropsIn(answer)).toBeUndefined()
+  })
+
+  it('are in the answer only if the request wants the counters', () => {
+    const has = (request: Buffer | undefined): boolean => first(request).attributes(16).has(IFLA.EXT_MASK)
+    expect([has(getLinkCounters('eth0')), has(getLink('eth0'))]).toEqual([false, true])
+    expect(getLinkCounters(0)).toBeUndefined()
+  })
+})
 
 describe('an interface in an answer', () => {
   it('has the flags, numbers and names of the message', () => {

@@ -54,6 +54,12 @@ describe('a path on its way', () => {
     expect(unpackPaths([descriptions[0], {}], FDS)).toEqual([])
   })
 
+  it("arrives with the count of the TUN's dropped packets, which must be a number", () => {
+    const { descriptions, fds } = packPaths([{ ...path, queueDrops: 7 }])
+    expect(unpackPaths(JSON.parse(JSON.stringify(descriptions)), fds)).toMatchObject([{ queueDrops: 7 }])
+    expect(unpackPaths([{ ...descriptions[0]!, queueDrops: '7' }], fds)).toEqual([])
+  })
+
   it('arrives with the sockets of both families', () => {
     const both: OpenPath = {
       ...path,

@@ -1,5 +1,6 @@
 // tunnel.test.ts - the order in which a tunnel is opened, and the order of its operations.
 
+import { setImmediate } from 'node:timers/promises'
 import { beforeEach, expect, it } from 'vitest'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
@@ -217,6 +218,27 @@ it('runs its operations one at a time, and lists no peers until an apply succeed
   await Promise.all([tunnel.apply(leases, own.key), tunnel.close()])
   expect(events).toEqual(['sessionManager: 1 peers', 'engine: set the peers', 'sessionManager: stop', 'engine: stop'])
   expect(tunnel.peers().map(({ key }) => key)).toEqual([peer.key])
+})
+
+it("counts the packets that the kernel drops at the TUN, from the predecessor's count on, and passes the count on", async () => {
+  const path: OpenPath = {
+    tunName: 'flannel0',
+    loops: [],
+    features: [],
+    bindAddresses: ['192.0.2.1'],
+    port: 8285,
+    without: [],
+  }
+  host.kernel.dropped = 70
+  const tunnel = await open({ ...path, queueDrops: 64 })
+  const counted = async (): Promise<unknown> => {
+    await setImmediate()
+    return tunnel.counters()['tx_drop_queue_full']
+  }
+  expect(await counted()).toBe(6n)
+  host.kernel.dropped = 73
+  tunnel.look()
+  expect(await counted()).toBe(9n)
 })
 
 it('refuses a peer with the address that this node publishes now', async () => {

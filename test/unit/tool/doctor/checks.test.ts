@@ -555,6 +555,7 @@ describe('the doctor', () => {
     ['subnet-env-wrong', { subnetEnv: { ...sound.subnetEnv, FLANNEL_SUBNET: '10.5.9.1/24' } }],
     ['subnet-env-wrong', { subnetEnv: { ...sound.subnetEnv, FLANNEL_MTU: '1500' } }],
     ['packets-dropped', losing({ rx_drop_socket_full: 500 })],
+    ['packets-dropped', losing({ tx_drop_queue_full: 500 })],
     ['no-handshake', withSession({ attempts: 2, failure: 'no-answer' })],
     ['no-handshake', withSession({ attempts: 9, failure: 'no-answer', unconfirmed: 1, stale: 1 })],
     ['handshake-one-way', withSession({ attempts: 9, failure: 'no-answer', unconfirmed: 2 })],
@@ -1321,6 +1322,7 @@ describe('the limits of findings', () => {
       losing(
         Object.fromEntries(
           [
+            'tx_drop_queue_full',
             'rx_drop_socket_full',
             'rx_drop_spoofed_source',
             'tx_drop_too_big',
@@ -1330,6 +1332,7 @@ describe('the limits of findings', () => {
         ),
       ),
       [
+        'tx_drop_queue_full',
         'rx_drop_socket_full',
         'rx_drop_spoofed_source',
         'tx_drop_too_big',

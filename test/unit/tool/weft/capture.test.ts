@@ -42,7 +42,8 @@ beforeEach(async () => {
     reasons: {
       tx_drop_ttl: { packets: 10, means: 'TTL ran out' },
       rx_drop_ttl: { packets: 3, means: 'TTL ran out' },
-      rx_drop_socket_full: { packets: 5, means: 'no room' },
+      rx_drop_socket_full: { packets: 3, means: 'no room' },
+      tx_drop_queue_full: { packets: 2, means: 'no room' },
     },
     packets: [packet, lost],
   }
@@ -71,11 +72,15 @@ it('shows a line per packet, and the number of packets', async () => {
       '2026-11-22T13:17:02.000042Z out 0.0.0.0 > 10.5.2.7 tcp, 60 bytes, to 192.0.2.2: TTL ran out (tx_drop_ttl)\n',
       '2026-11-22T13:17:02.000042Z in  0.0.0.0 > 10.5.2.7 tcp, 60 bytes, 3 packets in one, behind 0800: TTL ran out (rx_drop_ttl)\n',
       'shown: 4 of the 13 packets dropped since the data path was opened; of 5 more the kernel reports only the number: ',
-      'rx_drop_socket_full\n',
+      'tx_drop_queue_full, rx_drop_socket_full\n',
     ].join(''),
   })
   expect((await capture([], { isTTY: true })).out).toContain('\u001B[31mTTL ran out\u001B[0m')
-  report = { ...report, reasons: { tx_drop_ttl: { packets: 0, means: '' } }, packets: [] }
+  const none = { packets: 0, means: '' }
+  const reasons = { ...report.reasons, rx_drop_socket_full: none, tx_drop_queue_full: { packets: 7, means: '' } }
+  report = { ...report, reasons }
+  expect((await capture([])).out).toMatch(/; of 7 more the kernel reports only the number: tx_drop_queue_full\n$/)
+  report = { ...report, reasons: { tx_drop_ttl: none }, packets: [] }
   expect((await capture([])).out).toBe('no packet was dropped for tx_drop_ttl since the data path was opened\n')
 })
 
@@ -83,6 +88,7 @@ it.each([
   ['ttl', 2],
   ['rx_drop_ttl', 1],
   ['socket_full', 0],
+  ['queue_full', 0],
 ])('shows only packets with the reason %s', async (reason, count) => {
   const { out } = await capture(['--reason', reason, '--json'])
   const told = JSON.parse(out) as DropsReport
