@@ -29,10 +29,11 @@ class Receiver {
   /// The received messages, without truncated messages; valid until the next receive().
   std::span<Message> messages() { return {whole_.data(), whole_count_}; }
 
-  /// Counts the messages that the kernel dropped since the last call because the socket's buffer was full. Queries the
-  /// kernel instead of using SO_RXQ_OVFL, because of a kernel bug: if a TCP packet of this machine's kernel arrives in
-  /// a message after a drop, SO_RXQ_OVFL kills the reading thread by a BUG of hardened usercopy (Linux 6.18; the fix of
-  /// CVE-2026-22977 is in another code path).
+  /// Counts the messages that the kernel dropped since the last call because the socket's buffer was full or their UDP
+  /// checksum was wrong: the kernel has one counter for both (sk_drops, net/ipv4/udp.c). Queries the kernel instead of
+  /// using SO_RXQ_OVFL, because of a kernel bug: if a TCP packet of this machine's kernel arrives in a message after a
+  /// drop, SO_RXQ_OVFL kills the reading thread by a BUG of hardened usercopy (Linux 6.18; the fix of CVE-2026-22977 is
+  /// in another code path).
   void count_overflow();
 
  private:

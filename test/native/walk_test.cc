@@ -1449,6 +1449,31 @@ void test_overflow() {
   }
 }
 
+/// A datagram with a wrong UDP checksum must be counted, and must not be received.
+void test_damaged_datagram() {
+  UdpSocket socket;
+  CHECK(!open_udp(kLoopback, Share::kNo, 1 << 20, 0, socket));
+  const Fd raw(::socket(AF_INET, SOCK_RAW | SOCK_CLOEXEC, IPPROTO_UDP));
+  if (!raw) {
+    fprintf(stderr, "skipped: a wrong UDP checksum: no raw sockets here\n");
+    return;
+  }
+  if (!do_sockets_tell(socket.fd.get())) return;
+  const SocketAddress to = bound_address(socket.fd.get());
+  Bytes datagram(100);
+  store_be16(&datagram[0], 40'000);
+  store(&datagram[2], to.port());  // already in network order
+  store_be16(&datagram[4], 100);
+  store_be16(&datagram[6], 0x1234);  // not the checksum
+  std::vector<uint64_t> row(kCounterCount);
+  Receiver receiver(socket.fd.get(), 0, CounterRow(row.data()), nullptr);
+  CHECK(sendto(raw.get(), datagram.data(), datagram.size(), 0, to.raw(), to.size()) == 100);
+  Failure failure;
+  CHECK(receiver.receive(failure) == 0 && !failure);
+  receiver.count_overflow();
+  CHECK(row[k_rx_drop_socket_full] == 1 && row[k_rx_messages] == 0);
+}
+
 /// A sending socket must keep hardly any datagrams that are sent to it.
 void test_sender_socket() {
   UdpSocket receiver, sender;
@@ -2982,5 +3007,6 @@ int main(int argc, char** argv) {
   test_any_address();
   test_both_families();
   test_overflow();
+  test_damaged_datagram();
   return verdict(seed);
 }

@@ -548,8 +548,8 @@ export const FINDINGS = {
     check: 'drops',
     level: 'warning',
     means:
-      'in the last minute weftd or the kernel dropped packets because a buffer or a queue was full, because they were too long, because their source address belongs to another node, or because the kernel of this host refused to send them',
-    fix: '`weft capture` shows the last dropped packets and the reasons; for tx_drop_queue_full, give weftd more CPU time or more `--workers`, or let the containers send more slowly; for rx_drop_socket_full, raise net.core.rmem_max; for tx_drop_refused, check the OUTPUT rules and the routes of this host',
+      'in the last minute weftd or the kernel dropped packets because a buffer or a queue was full, because datagrams were damaged, because they were too long, because their source address belongs to another node, or because the kernel of this host refused to send them',
+    fix: '`weft capture` shows the last dropped packets and the reasons; for tx_drop_queue_full and rx_drop_socket_full, give weftd more CPU time or more `--workers`, or let the senders send more slowly; if UdpInCsumErrors or Udp6InCsumErrors of `nstat -az` grows, rx_drop_socket_full counts damaged datagrams: check the network cards and the senders; for tx_drop_refused, check the OUTPUT rules and the routes of this host',
   },
 } as const satisfies Readonly<Record<string, Possible>>
 

@@ -567,6 +567,13 @@ describe('the doctor', () => {
     expect(found(part)).toEqual([name])
   })
 
+  it('has remedies for a full buffer that help on every host, and separates damaged datagrams from them', () => {
+    const { fix } = FINDINGS['packets-dropped']
+    expect(fix).toMatch(/tx_drop_queue_full and rx_drop_socket_full, .*CPU time.*`--workers`/)
+    expect(fix).toMatch(/UdpInCsumErrors .*damaged datagrams/)
+    expect(fix).not.toContain('rmem_max') // weftd gets its buffer in spite of this limit
+  })
+
   it('names the subnet that subnet.env lacks', () => {
     const details = (part: Partial<Facts>) =>
       diagnose({ ...soundDual, ...part }).flatMap(({ findings = [] }) =>
