@@ -171,7 +171,7 @@ const SCENES: readonly (readonly [what: string, scene: Scene, fires: Readonly<Re
     { marginS: 600, expiresInS: (node) => (node === 'e' ? 600 : 86_400) },
     {},
   ],
-  ['and is not renewed', { marginS: 600, expiresInS: (node) => (node === 'e' ? 200 : 86_400) }, { WeftLeaseEnding: 1 }],
+  ['and is not renewed', { marginS: 900, expiresInS: (node) => (node === 'e' ? 60 : 86_400) }, { WeftLeaseEnding: 1 }],
   [
     'all end, since the store is down',
     { store: () => false, expiresInS: () => 600 },
