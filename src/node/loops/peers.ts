@@ -70,7 +70,11 @@ export async function keepPeers(node: Node): Promise<never> {
 
 /** Stores the host names that come with the leases. The loop in names.ts reads names that are stored separately. */
 function nameHosts({ names }: Node, there: readonly Lease[], removed: readonly Lease[]): void {
-  for (const { name, attrs } of removed) if (name !== undefined) names.delete(addressText(attrs.publicIp))
+  for (const { name, attrs } of removed) {
+    const address = addressText(attrs.publicIp)
+    // The removed node may have had the public IP of a node that replaced it.
+    if (name !== undefined && names.get(address) === name) names.delete(address)
+  }
   for (const { name, attrs } of there) if (name !== undefined) names.set(addressText(attrs.publicIp), name)
 }
 

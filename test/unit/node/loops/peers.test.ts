@@ -2,6 +2,9 @@
 
 import { expect, it, vi } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
+import { sourceOf } from '../../../../src/control/lease/decode.ts'
+import { managerOf } from '../../../../src/control/lease/store-manager.ts'
+import type { Change, Entry } from '../../../../src/control/lease/subnet-manager.ts'
 import { createBell } from '../../../../src/host/bell.ts'
 import { applyPeers } from '../../../../src/node/loops/peers.ts'
 import {
@@ -14,6 +17,7 @@ import {
   lines,
   log,
   logged,
+  nodeStatus,
   ours,
   own,
   ready,
@@ -79,6 +83,31 @@ it('does nothing if a peer renews its lease, and logs a peer whose lease changed
   await until(() => dataPaths[0]!.applied.length > before)
   expect(dataPaths[0]!.applied.length).toBe(before + 1)
   expect(lines.filter((line) => line.includes('Subnet added'))).toEqual(Array(2).fill('I Subnet added: 10.5.0.64/26'))
+})
+
+it('keeps the name of a peer if the lease of another node with the same public IP is removed', async () => {
+  const manager = managerOf(store)
+  const { source } = manager
+  const renamed = ({ key, lease }: Entry): Entry => ({ key, lease: { ...lease!, name: `host-${key}` } })
+  vi.spyOn(source, 'watch').mockImplementation(async function* (cursor, signal) {
+    for await (const batch of sourceOf(store).watch(cursor as bigint, signal)) {
+      const named = (change: Change): Change =>
+        change.kind === 'put' ? { kind: 'put', entry: renamed(change.entry) } : change
+      yield { ...batch, changes: batch.changes.map(named) }
+    }
+  })
+  start({ manager })
+  await ready()
+  const [old, fresh] = ['10.6.0.0-24', '10.6.1.0-24']
+  const applied = (): readonly string[] => dataPaths[0]!.applied.at(-1)!
+  const names = async () => (await nodeStatus()).peers!.list.map(({ name }) => name)
+  store.put(old, value('192.0.2.2'))
+  await until(() => applied().join() === old)
+  store.put(fresh, value('192.0.2.2'))
+  await until(() => applied().length === 2)
+  store.remove(old)
+  await until(() => applied().join() === fresh)
+  expect(await names()).toEqual([`host-${fresh}`])
 })
 
 it("logs flanneld's first and last lines about its loops at the same places as flanneld", async () => {
