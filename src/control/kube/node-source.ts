@@ -9,6 +9,7 @@ import { WeftError } from '../../base/errors.ts'
 import type { Change, Entry, LeaseSource } from '../lease/subnet-manager.ts'
 import { statusError, type KubeClient } from './api-client.ts'
 import {
+  createdAt,
   entryOf,
   isManaged,
   membersOf,
@@ -61,6 +62,35 @@ function versionOf(text: unknown): bigint {
   throw new WeftError('STORE_UNAVAILABLE', `the Kubernetes API names a resourceVersion ${JSON.stringify(text ?? '')}`)
 }
 
+/** A managed node, with the entry of its lease. */
+interface ManagedNode {
+  readonly uid: string
+  readonly createdAt: bigint
+  readonly entry: Entry
+}
+
+/**
+ * The managed nodes of each lease key. A key has several nodes if several Node objects have the same podCIDR, for
+ * example after a host was renamed.
+ */
+type NodesByKey = Map<string, readonly ManagedNode[]>
+
+/** Adds a managed node, or replaces the earlier state of the same node. */
+function put(nodes: NodesByKey, node: ManagedNode): void {
+  const others = (nodes.get(node.entry.key) ?? []).filter(({ uid }) => uid !== node.uid)
+  nodes.set(node.entry.key, [...others, node])
+}
+
+function remove(nodes: NodesByKey, key: string, uid: string): void {
+  const others = (nodes.get(key) ?? []).filter((node) => node.uid !== uid)
+  if (others.length > 0) nodes.set(key, others)
+  else nodes.delete(key)
+}
+
+/** Returns the node that was created last, because older nodes of the same lease key describe a host that is gone. */
+const newest = (nodes: readonly ManagedNode[]): ManagedNode | undefined =>
+  nodes.toSorted((a, b) => Number(a.createdAt - b.createdAt)).at(-1)
+
 /** The leases that the annotations of the cluster's nodes describe. */
 export class NodeSource implements LeaseSource<bigint> {
   readonly name = 'kubernetes'
@@ -71,6 +101,12 @@ export class NodeSource implements LeaseSource<bigint> {
    * The subnets of each node, by the node's uid. If a node's subnets are invalid, the value is a text with the reason.
    */
   readonly #subnets = new Map<string, NodeSubnets | string>()
+  #managed: NodesByKey = new Map()
+  /**
+   * The uids of the nodes that the watch reported since the last listing began. The state of these nodes in the listing
+   * may be older.
+   */
+  readonly #watched = new Set<string>()
 
   constructor(client: KubeClient, names: AnnotationNames) {
     this.#client = client
@@ -78,9 +114,10 @@ export class NodeSource implements LeaseSource<bigint> {
   }
 
   async list(signal: AbortSignal): Promise<{ cursor: bigint; entries: Entry[] }> {
-    const before = [...this.#subnets.keys()]
+    this.#watched.clear()
     const found = new Set<string>()
-    const entries: Entry[] = []
+    const managed: NodesByKey = new Map()
+    const invalid: Entry[] = []
     let cursor: bigint | undefined
     let next = ''
     do {
@@ -99,14 +136,26 @@ export class NodeSource implements LeaseSource<bigint> {
       for (const node of page.nodes) {
         const known = this.#remember(node)
         found.add(node.metadata?.uid ?? '')
-        if (isManaged(node, this.#names)) entries.push(this.#entry(node, known))
+        if (!isManaged(node, this.#names)) continue
+        const listed = this.#managedNode(node, known)
+        if (typeof known === 'object') put(managed, listed)
+        else invalid.push(listed.entry)
       }
       ;({ next } = page)
     } while (next !== '')
-    // Remove the subnets of deleted nodes. Nodes that the watch added during the listing are not in `before`, so their
-    // subnets are kept.
-    for (const uid of before) if (!found.has(uid)) this.#subnets.delete(uid)
-    return { cursor, entries }
+    const entries = [...managed.values()].flatMap((nodes) => newest(nodes)?.entry ?? [])
+    this.#takeListing(found, managed)
+    return { cursor, entries: [...entries, ...invalid] }
+  }
+
+  /** Replaces the known nodes by those of a listing, except the nodes that the watch reported during the listing. */
+  #takeListing(found: ReadonlySet<string>, managed: NodesByKey): void {
+    const before = this.#managed
+    for (const uid of this.#subnets.keys()) if (!found.has(uid) && !this.#watched.has(uid)) this.#subnets.delete(uid)
+    for (const [key, nodes] of managed)
+      for (const { uid } of nodes) if (this.#watched.has(uid)) remove(managed, key, uid)
+    for (const nodes of before.values()) for (const node of nodes) if (this.#watched.has(node.uid)) put(managed, node)
+    this.#managed = managed
   }
 
   async *watch(after: bigint, signal: AbortSignal): AsyncGenerator<{ cursor: bigint; changes: Change[] }, never> {
@@ -161,13 +210,16 @@ export class NodeSource implements LeaseSource<bigint> {
   }
 
   /**
-   * Returns the lease of a node that flannel or weft manages. `found` has the node's subnets, or the reason why they
-   * are invalid.
+   * Returns a node that flannel or weft manages, with the entry of its lease. `found` has the node's subnets, or the
+   * reason why they are invalid.
    */
-  #entry(node: NodeObject, found: NodeSubnets | string | undefined): Entry {
-    return typeof found === 'object'
-      ? entryOf(node, found, this.#names)
-      : { key: node.metadata?.name ?? '', problem: found ?? 'it has no podCIDR' }
+  #managedNode(node: NodeObject, found: NodeSubnets | string | undefined): ManagedNode {
+    const { uid = '', name = '' } = node.metadata ?? {}
+    const entry =
+      typeof found === 'object'
+        ? entryOf(node, found, this.#names)
+        : { key: name, problem: found ?? 'it has no podCIDR' }
+    return { uid, createdAt: createdAt(node) ?? 0n, entry }
   }
 
   /**
@@ -177,7 +229,7 @@ export class NodeSource implements LeaseSource<bigint> {
   async #changeOf(node: NodeObject, signal: AbortSignal): Promise<Change | undefined> {
     const { uid = '', name = '', resourceVersion = '' } = node.metadata ?? {}
     let found = node.spec ? this.#remember(node) : this.#subnets.get(uid)
-    if (!isManaged(node, this.#names)) return typeof found === 'object' ? { kind: 'delete', key: found.key } : undefined
+    if (!isManaged(node, this.#names)) return this.#without(uid, found)
     if (found === undefined && !node.spec && name !== '') {
       // With a resourceVersion in the query, an API server may answer from its cache if the cache has at least that
       // version. A cached answer saves a query of etcd.
@@ -186,12 +238,31 @@ export class NodeSource implements LeaseSource<bigint> {
       if (whole.metadata?.uid !== uid) return undefined // the node was deleted; that event follows
       found = this.#remember(whole)
     }
-    return { kind: 'put', entry: this.#entry(node, found) }
+    const present = this.#managedNode(node, found)
+    this.#watched.add(uid)
+    if (typeof found !== 'object') return { kind: 'put', entry: present.entry }
+    put(this.#managed, present)
+    return this.#changeAt(found.key)
   }
 
   /** Returns the change of the leases after a node was deleted. */
   #gone(node: NodeObject): Change | undefined {
-    const found = node.spec ? this.#remember(node) : this.#subnets.get(node.metadata?.uid ?? '')
-    return typeof found === 'object' ? { kind: 'delete', key: found.key } : undefined
+    const { uid = '' } = node.metadata ?? {}
+    const found = node.spec ? this.#remember(node) : this.#subnets.get(uid)
+    this.#subnets.delete(uid)
+    return this.#without(uid, found)
+  }
+
+  /** Returns the change of the leases after a node was deleted, or is no longer managed by flannel or weft. */
+  #without(uid: string, found: NodeSubnets | string | undefined): Change | undefined {
+    this.#watched.add(uid)
+    if (typeof found !== 'object') return undefined
+    remove(this.#managed, found.key, uid)
+    return this.#changeAt(found.key)
+  }
+
+  #changeAt(key: string): Change {
+    const node = newest(this.#managed.get(key) ?? [])
+    return node ? { kind: 'put', entry: node.entry } : { kind: 'delete', key }
   }
 }

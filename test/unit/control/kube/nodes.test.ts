@@ -6,6 +6,7 @@ import type { Ask, KubeClient, WatchEvent } from '../../../../src/control/kube/a
 import { annotationNames } from '../../../../src/control/kube/node-lease.ts'
 import { NodeSource } from '../../../../src/control/kube/node-source.ts'
 import { OwnNode } from '../../../../src/control/kube/own-node.ts'
+import type { Change } from '../../../../src/control/lease/subnet-manager.ts'
 
 const P = 'flannel.alpha.coreos.com'
 const names = annotationNames(P)
@@ -80,6 +81,68 @@ describe('the nodes', () => {
       throw new WeftError('GAP', 'the continue token is too old')
     })
     await expect(new NodeSource(client, names).list(signal)).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
+  })
+
+  /** Two nodes of one host. The host was renamed from `z` to `a`, and has kept its podCIDR. */
+  const renamed = (name: 'z' | 'a', version: string, annotations = {}) => {
+    const { metadata, ...rest } = node(name, `${name}1`, version, '10.5.1.0/24')
+    const creationTimestamp = name === 'z' ? '2026-01-01T00:00:00Z' : '2026-02-01T00:00:00Z'
+    return {
+      ...rest,
+      metadata: { ...metadata, creationTimestamp, annotations: { ...metadata.annotations, ...annotations } },
+    }
+  }
+  const unmanaged = { [`${P}/kube-subnet-manager`]: 'false' }
+  const shown = (change: Change): string =>
+    change.kind === 'put' ? `${change.entry.key} ${change.entry.lease?.name}` : `${change.key} deleted`
+
+  it('with one podCIDR give the lease of the node that was created last, in a listing and in the watch', async () => {
+    const items = [renamed('a', '7'), renamed('z', '9')]
+    const event = (type: string, object: unknown): WatchEvent => ({ type, object })
+    const { client } = apiOf(
+      () => ({ metadata: { resourceVersion: '100' }, items }),
+      [
+        event('MODIFIED', renamed('z', '101')),
+        event('DELETED', renamed('z', '102')),
+        event('ADDED', renamed('z', '103')),
+        event('MODIFIED', renamed('z', '104', unmanaged)),
+        event('MODIFIED', renamed('z', '105')),
+        event('DELETED', renamed('a', '106')),
+        event('MODIFIED', renamed('z', '107', unmanaged)),
+      ],
+    )
+    const source = new NodeSource(client, names)
+    const { entries } = await source.list(signal)
+    expect(entries.map(({ lease }) => lease?.name)).toEqual(['a'])
+    const changes: string[] = []
+    const watching = async (): Promise<void> => {
+      for await (const batch of source.watch(100n, signal)) changes.push(...batch.changes.map(shown))
+    }
+    await expect(watching()).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
+    expect(changes).toEqual([
+      ...Array<string>(5).fill('10.5.1.0-24 a'), // the older node changes nothing
+      '10.5.1.0-24 z',
+      '10.5.1.0-24 deleted',
+    ])
+  })
+
+  it('that the watch reported deleted or changed during a listing do not return with the listing', async () => {
+    let answer!: (page: unknown) => void
+    const page = new Promise((resolve) => (answer = resolve))
+    const gone = { type: 'DELETED', object: renamed('a', '101') }
+    const changed = { type: 'MODIFIED', object: renamed('z', '102', { [`${P}/public-ip`]: '192.0.2.2' }) }
+    const { client } = apiOf(() => page, [gone, changed], [{ type: 'DELETED', object: renamed('a', '103') }])
+    const source = new NodeSource(client, names)
+    const listing = source.list(signal)
+    const watching = source.watch(100n, signal)
+    for (let batches = 0; batches < 3; batches++) await watching.next()
+    answer({ metadata: { resourceVersion: '100' }, items: [renamed('a', '7'), renamed('z', '9')] })
+    expect((await listing).entries.map(({ lease }) => lease?.name)).toEqual(['a'])
+    await watching.next()
+    const { value } = await watching.next()
+    expect(value!.changes).toMatchObject([
+      { kind: 'put', entry: { lease: { name: 'z', attrs: { publicIp: { ipv4: 0xc0000202 } } } } },
+    ])
   })
 
   it.each([10, 400, 5_000])('are listed rarely enough that %d of them cost at most 7 KB a second', (count) => {
