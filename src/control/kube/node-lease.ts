@@ -7,12 +7,14 @@
 
 import { messageOf, WeftError } from '../../base/errors.ts'
 import {
+  FAMILIES,
   isLinkLocal,
   isOneHost,
   netsOf,
   parseNet,
   type Address,
   type Addresses,
+  type ByFamily,
   type Family,
 } from '../../net/address.ts'
 import { formatIpv4, parseIpv4 } from '../../net/ipv4.ts'
@@ -140,50 +142,66 @@ export const isManaged = ({ metadata }: NodeObject, names: AnnotationNames): boo
 
 /**
  * Converts a Node object to the entry of its lease, with the subnets `subnet`. The node must be managed by flannel or
- * weft. If the node's annotations are invalid, the entry has the reason instead of a lease.
+ * weft. If the node's annotations are invalid, the entry has the reason instead of a lease. If only the annotations of
+ * one family are invalid, the lease lacks this family, and the entry has the reason too.
  */
 export function entryOf(node: NodeObject, { key, subnet }: NodeSubnets, names: AnnotationNames): Entry {
   const { metadata } = node
   const revision = createdAt(node)
+  const of = `node ${metadata?.name ?? ''}: `
   try {
-    const attrs = readAttrs(metadata?.annotations ?? {}, names)
+    const { attrs, problems } = readAttrs(metadata?.annotations ?? {}, names)
     const named = metadata?.name ? { name: shortened(metadata.name) } : {}
-    return { key, lease: { key, subnet, attrs, ...named, ...(revision === undefined ? {} : { revision }) } }
+    const lease = { key, subnet, attrs, ...named, ...(revision === undefined ? {} : { revision }) }
+    const family = FAMILIES.find((each) => subnet[each] && problems[each] !== undefined)
+    return { key, lease, ...(family && { invalid: { family, problem: `${of}${problems[family]}` } }) }
   } catch (error) {
-    return { key, problem: `node ${metadata?.name ?? ''}: ${messageOf(error)}` }
+    return { key, problem: `${of}${messageOf(error)}` }
   }
 }
 
 /**
  * Reads from a node's annotations the data that the node publishes. A family whose annotations are missing or invalid
- * is left out. Throws an Error with the reason if neither IPv4 nor IPv6 is valid.
+ * is left out; `problems` says why the annotations of a family are invalid. Throws an Error with the reason if neither
+ * IPv4 nor IPv6 is valid.
  */
-export function readAttrs(annotations: Readonly<Record<string, string>>, names: AnnotationNames): LeaseAttrs {
+export function readAttrs(
+  annotations: Readonly<Record<string, string>>,
+  names: AnnotationNames,
+): { readonly attrs: LeaseAttrs; readonly problems: ByFamily<string> } {
   const ipv4 = readFamily(annotations, names.ipv4, parseIpv4)
   const ipv6 = readFamily(annotations, names.ipv6, parseIpv6)
   if ('problem' in ipv4 && 'problem' in ipv6) throw new Error((annotations[names.ipv6.publicIp] ? ipv6 : ipv4).problem)
   const [of4, of6] = ['problem' in ipv4 ? undefined : ipv4, 'problem' in ipv6 ? undefined : ipv6]
-  return {
+  const attrs = {
     publicIp: { ipv4: of4?.address || undefined, ipv6: of6?.address || undefined },
     backendType: annotations[names.backendType] ?? '',
     backendData: of4?.data,
     backendV6Data: of6?.data,
   }
+  const problemOf = (read: FamilyData): string | undefined =>
+    'problem' in read && !read.isMissing ? read.problem : undefined
+  return { attrs, problems: { ipv4: problemOf(ipv4), ipv6: problemOf(ipv6) } }
 }
+
+/** The data that a node publishes for a family, or the reason why its annotations are missing or invalid. */
+type FamilyData<A = Address> =
+  | { readonly address: A; readonly data: unknown }
+  | { readonly problem: string; readonly isMissing: boolean }
 
 function readFamily<A extends Address>(
   annotations: Readonly<Record<string, string>>,
   names: FamilyNames,
   parse: (text: string) => A | undefined,
-): { readonly address: A; readonly data: unknown } | { readonly problem: string } {
+): FamilyData<A> {
   const text = annotations[names.publicIp]
-  if (!text) return { problem: `it has no ${names.publicIp}` }
+  if (!text) return { problem: `it has no ${names.publicIp}`, isMissing: true }
   const address = parse(text)
-  if (address === undefined) return { problem: `${names.publicIp} is ${JSON.stringify(text)}` }
+  if (address === undefined) return { problem: `${names.publicIp} is ${JSON.stringify(text)}`, isMissing: false }
   try {
     return { address, data: readBackendData(annotations[names.backendData], names.backendData) }
   } catch (error) {
-    return { problem: messageOf(error) }
+    return { problem: messageOf(error), isMissing: false }
   }
 }
 

@@ -104,7 +104,7 @@ export class OwnNode {
   async published(signal: AbortSignal): Promise<LeaseAttrs | undefined> {
     const { node } = await this.#read(signal)
     try {
-      return node && readAttrs(annotationsOf(node), this.#names)
+      return node && readAttrs(annotationsOf(node), this.#names).attrs
     } catch {
       return undefined // the annotations are invalid or missing
     }

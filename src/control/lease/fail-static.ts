@@ -11,7 +11,7 @@
 // store probably lost those leases in the same way, and the node keeps these peers, even if they are only one or two.
 
 import type { Log } from '../../base/log.ts'
-import { addressKey, listed, type AddressKey } from '../../net/address.ts'
+import { addressKey, listed, type AddressKey, type Family } from '../../net/address.ts'
 import { leasesEqual, type Lease } from './lease.ts'
 import type { Change, Entry } from './subnet-manager.ts'
 
@@ -42,6 +42,18 @@ interface ViewOptions {
 
 /** Returns the keys of the addresses that a lease publishes. */
 const addressesOf = ({ attrs }: Lease): readonly AddressKey[] => listed(attrs.publicIp).map(addressKey)
+
+/**
+ * Returns a lease with the address and the data that the node's previous lease has for a family. Returns the lease
+ * unchanged if the previous lease is that of another node or of another backend.
+ */
+function withFamily(lease: Lease, family: Family, before: Lease | undefined): Lease {
+  const { attrs } = lease
+  if (before?.revision !== lease.revision || before?.attrs.backendType !== attrs.backendType) return lease
+  const publicIp = { ...attrs.publicIp, [family]: before.attrs.publicIp[family] }
+  const { backendData, backendV6Data } = before.attrs
+  return { ...lease, attrs: { ...attrs, publicIp, ...(family === 'ipv4' ? { backendData } : { backendV6Data }) } }
+}
 
 /** All leases of the network by key, including this node's own. */
 export type PeerView = ReadonlyMap<string, Lease>
@@ -163,18 +175,21 @@ export class LeaseView {
 
   /**
    * Returns the lease of an entry. If the entry cannot be read, logs that once, and returns the previous lease of the
-   * entry's key. The previous lease comes from `last`, which has the earlier changes of the batch; if `last` lacks the
-   * key, it comes from the current leases.
+   * entry's key. If only one family cannot be read, takes only this family from the previous lease. The previous lease
+   * comes from `last`, which has the earlier changes of the batch; if `last` lacks the key, it comes from the current
+   * leases.
    */
   #read(entry: Entry, last?: ReadonlyMap<string, Lease | undefined>): Lease | undefined {
-    const { key } = entry
-    if (entry.lease) {
+    const { key, lease } = entry
+    const problem = lease ? entry.invalid?.problem : entry.problem
+    if (problem === undefined) {
       this.#named.delete(key)
-      return entry.lease
+      return lease
     }
-    if (!this.#named.has(key)) this.#options.log.warn(`Ignoring bad subnet node: ${key}: ${entry.problem}`)
+    if (!this.#named.has(key)) this.#options.log.warn(`Ignoring bad subnet node: ${key}: ${problem}`)
     this.#named.add(key)
-    return last?.has(key) ? last.get(key) : (this.#leases.get(key) ?? this.#gone.get(key)?.lease)
+    const before = last?.has(key) ? last.get(key) : (this.#leases.get(key) ?? this.#gone.get(key)?.lease)
+    return lease && entry.invalid ? withFamily(lease, entry.invalid.family, before) : before
   }
 
   #isHeld(key: string): boolean {

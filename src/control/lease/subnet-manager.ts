@@ -4,16 +4,21 @@
 // reject with a WeftError: STORE_UNAVAILABLE if a later attempt may succeed, STORE if an operator must act.
 
 import type { Log } from '../../base/log.ts'
-import type { Address, Addresses, Nets } from '../../net/address.ts'
+import type { Address, Addresses, Family, Nets } from '../../net/address.ts'
 import type { NetworkConfig } from '../config/network-config.ts'
 import type { Claims } from '../store/store.ts'
 import type { Lease, LeaseAttrs, OwnLease } from './lease.ts'
 
 /**
  * An entry of the source of leases: a key with its lease, or with the reason why its value cannot be read as a lease.
+ * If only one family cannot be read (`invalid`), `lease` lacks the address and the data of this family.
  */
 export type Entry =
-  | { readonly key: string; readonly lease: Lease }
+  | {
+      readonly key: string
+      readonly lease: Lease
+      readonly invalid?: { readonly family: Family; readonly problem: string } | undefined
+    }
   | { readonly key: string; readonly lease?: undefined; readonly problem: string }
 
 export type Change = { readonly kind: 'put'; readonly entry: Entry } | { readonly kind: 'delete'; readonly key: string }

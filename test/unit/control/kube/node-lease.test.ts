@@ -12,7 +12,7 @@ import {
   readAttrs,
   subnetsOf,
 } from '../../../../src/control/kube/node-lease.ts'
-import { addressText } from '../../../../src/net/address.ts'
+import { addressText, type Family } from '../../../../src/net/address.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../../../src/net/ipv6.ts'
 
@@ -189,21 +189,34 @@ describe('annotations', () => {
     expect(annotationsPatch(vxlan, of4, names)).toBeUndefined()
   })
 
+  const dualSubnets = { key: 'k', subnet: { ...subnets.subnet, ipv6: { address: 0xfd00n, prefixLength: 64 } } }
+  const readDual = (annotations: Readonly<Record<string, string>>) =>
+    entryOf({ metadata: { name: 'n', annotations } }, dualSubnets, names)
+
   it.each([
-    { [`${P}/public-ipv6`]: '::zz' },
-    { [`${P}/public-ipv6`]: '' },
-    { [`${P}/public-ipv6`]: '192.0.2.1', [`${P}/backend-v6-data`]: '{"VNI":1}' },
-    { [`${P}/backend-v6-data`]: '{"VNI":1}' },
-    { [`${P}/public-ipv6`]: 'fd00::1', [`${P}/backend-v6-data`]: '{' },
-  ])('keep the valid family if the other one is missing or wrong: %j', (wrong) => {
-    expect(read({ ...vxlan, ...wrong })).toEqual(read(vxlan))
+    [{ [`${P}/public-ipv6`]: '' }, undefined],
+    [{ [`${P}/backend-v6-data`]: '{"VNI":1}' }, undefined],
+    [{ [`${P}/public-ipv6`]: '::zz' }, `${P}/public-ipv6 is "::zz"`],
+    [{ [`${P}/public-ipv6`]: '192.0.2.1', [`${P}/backend-v6-data`]: '{"VNI":1}' }, `${P}/public-ipv6 is "192.0.2.1"`],
+    [{ [`${P}/public-ipv6`]: 'fd00::1', [`${P}/backend-v6-data`]: '{' }, `${P}/backend-v6-data cannot be read`],
+  ])('keep the valid family if the other one is missing or wrong: %j', (wrong, problem) => {
+    const expected = (family: Family, why = problem) =>
+      why === undefined ? undefined : { family, problem: expect.stringContaining(`node n: ${why}`) }
+    const dual = readDual({ ...vxlan, ...wrong })
+    expect(dual.lease).toEqual(readDual(vxlan).lease)
+    expect('invalid' in dual ? dual.invalid : undefined).toEqual(expected('ipv6'))
+    expect(read({ ...vxlan, ...wrong })).toEqual(read(vxlan)) // the node has no IPv6 subnet
     const wrong4 = Object.fromEntries(
       Object.entries(wrong).map(([name, text]) => [
         name.replace('public-ipv6', 'public-ip').replace('-v6-', '-'),
         text === '192.0.2.1' ? 'fd00::1' : text === 'fd00::1' ? '192.0.2.1' : text,
       ]),
     )
-    expect(read({ ...only6, ...wrong4 })).toEqual(read(only6))
+    const why4 = problem?.replace('public-ipv6', 'public-ip').replace('-v6-', '-').replace('192.0.2.1', 'fd00::1')
+    for (const entry of [readDual({ ...only6, ...wrong4 }), read({ ...only6, ...wrong4 })]) {
+      expect(entry.lease!.attrs).toEqual(readDual(only6).lease!.attrs)
+      expect('invalid' in entry ? entry.invalid : undefined).toEqual(expected('ipv4', why4))
+    }
   })
 
   it.each([
@@ -285,7 +298,7 @@ describe('at the limits', () => {
       [names.ipv4.publicIp]: '192.0.2.1',
       [names.ipv4.backendData]: '{"VNI":1}',
     }
-    const attrs = readAttrs(annotations, names)
+    const { attrs } = readAttrs(annotations, names)
     expect(attrs).toEqual({
       publicIp: { ipv4: parseIpv4('192.0.2.1') },
       backendType: '',

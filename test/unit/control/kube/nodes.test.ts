@@ -6,7 +6,9 @@ import type { Ask, KubeClient, WatchEvent } from '../../../../src/control/kube/a
 import { annotationNames } from '../../../../src/control/kube/node-lease.ts'
 import { NodeSource } from '../../../../src/control/kube/node-source.ts'
 import { OwnNode } from '../../../../src/control/kube/own-node.ts'
+import { LeaseView } from '../../../../src/control/lease/fail-static.ts'
 import type { Change } from '../../../../src/control/lease/subnet-manager.ts'
+import { parseIpv6 } from '../../../../src/net/ipv6.ts'
 
 const P = 'flannel.alpha.coreos.com'
 const names = annotationNames(P)
@@ -143,6 +145,41 @@ describe('the nodes', () => {
     expect(value!.changes).toMatchObject([
       { kind: 'put', entry: { lease: { name: 'z', attrs: { publicIp: { ipv4: 0xc0000202 } } } } },
     ])
+  })
+
+  const V6 = { [`${P}/public-ipv6`]: 'fd00::1', [`${P}/backend-v6-data`]: '{"VNI":1}' }
+  const IPV4 = { [`${P}/backend-type`]: 'vxlan', [`${P}/backend-data`]: '{"VtepMAC":"1"}' }
+
+  it.each([
+    ['has invalid data', { ...IPV4, [`${P}/backend-data`]: '{"VtepMAC":' }, [0xc0000201, { VtepMAC: '1' }], 1],
+    ['has an invalid address', { ...IPV4, [`${P}/public-ip`]: 'junk' }, [0xc0000201, { VtepMAC: '1' }], 1],
+    ['has an invalid address and another type', { [`${P}/public-ip`]: 'junk' }, [undefined, undefined], 1],
+    ['is missing', { ...IPV4, [`${P}/public-ip`]: '' }, [undefined, undefined], 0],
+  ])('keep the last valid values of a family that %s, and use the other family', async (_what, wrong, ipv4, logged) => {
+    const dual = (version: string, annotations: object) => {
+      const { metadata } = node('a', 'a1', version)
+      const spec = { podCIDR: '10.5.1.0/24', podCIDRs: ['10.5.1.0/24', 'fd00:5:0:1::/64'] }
+      return { metadata: { ...metadata, annotations: { ...metadata.annotations, ...V6, ...annotations } }, spec }
+    }
+    const lines: string[] = []
+    const warn = (line: string): void => void lines.push(line)
+    const view = new LeaseView({ holdMs: 1000, ownKey: () => '', log: { ...log, warn } })
+    const listed = async (...annotations: object[]) => {
+      const items = [dual('7', Object.assign({}, ...annotations))]
+      const { client } = apiOf(() => ({ metadata: { resourceVersion: '100' }, items }))
+      view.list((await new NodeSource(client, names).list(signal)).entries, 0)
+      const { publicIp, backendData } = [...view.leases.values()][0]!.attrs
+      return { ipv4: [publicIp.ipv4, backendData], ipv6: publicIp.ipv6 }
+    }
+    expect(await listed(wrong)).toMatchObject({ ipv4: [undefined, undefined] })
+    expect(lines).toHaveLength(logged)
+    await listed(IPV4)
+    const moved = { [`${P}/public-ipv6`]: 'fd00::2' }
+    for (let times = 0; times < 2; times++)
+      expect(await listed(wrong, moved)).toEqual({ ipv4, ipv6: parseIpv6('fd00::2') })
+    expect(lines).toHaveLength(2 * logged)
+    for (const line of lines)
+      expect(line).toMatch(/^Ignoring bad subnet node: 10\.5\.1\.0-24&fd00:5:0:1::-64: node a: /)
   })
 
   it.each([10, 400, 5_000])('are listed rarely enough that %d of them cost at most 7 KB a second', (count) => {
