@@ -1,10 +1,10 @@
 // choose.ts - creates the subnet manager, the backend and the engine that the flags and the network configuration name.
 // The code of all other subnet managers, backends and engines is not loaded.
 
-import { WeftError } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
 import { readSettings } from '../control/config/backend-options.ts'
-import { carryIpv4Alone, type NetworkConfig } from '../control/config/network-config.ts'
+import { knownType } from '../control/config/check.ts'
+import type { NetworkConfig } from '../control/config/network-config.ts'
 import type { SubnetManager } from '../control/lease/subnet-manager.ts'
 import type { Store } from '../control/store/store.ts'
 import type { Run } from '../host/command.ts'
@@ -12,7 +12,7 @@ import type { ExternalInterface } from '../host/external-interface.ts'
 import type { HostKernel } from '../host/kernel.ts'
 import { storeKindOf, type EngineOptions, type KeyStoreOptions, type StoreOptions } from '../options.ts'
 import type { VxlanBackendOptions } from '../path/backends/vxlan.ts'
-import { isBackendType, isIpv4Alone, kindOf, remedyFor, type BackendType } from '../path/catalog.ts'
+import { kindOf, type BackendType } from '../path/catalog.ts'
 import type { Backend, BackendParts } from '../path/contract.ts'
 import type { Engine, EngineConfig } from '../path/engine/engine.ts'
 import type { Persistence, TunnelOptions } from '../path/tunnel/tunnel-options.ts'
@@ -108,16 +108,6 @@ const BACKENDS: { readonly [T in BackendType]: () => Promise<(parts: AllParts<T>
 }
 
 /**
- * Checks the type and the options of a configuration's `Backend` object, and that the backend carries at least one
- * family of the network. Warns of a family that the backend does not carry. Throws WeftError CONFIG.
- */
-export function checkBackend(config: NetworkConfig, log: Pick<Log, 'warn'>): void {
-  const type = knownType(config.backendType)
-  readSettings(type, config.backend)
-  if (isIpv4Alone(type)) carryIpv4Alone(`the ${type} backend`, config, log)
-}
-
-/**
  * Creates the backend that the network configuration names. Throws WeftError CONFIG if the backend's type or options
  * are wrong.
  */
@@ -173,11 +163,6 @@ async function makeBackend<T extends BackendType>(type: T, parts: Omit<AllParts<
   const settings = readSettings(type, parts.config.backend)
   const create: (all: AllParts<T>) => Backend = await BACKENDS[type]()
   return create({ ...parts, settings })
-}
-
-function knownType(type: string): BackendType {
-  if (isBackendType(type)) return type
-  throw new WeftError('CONFIG', `Error fetching backend: unknown backend type: ${type}`, { remedy: remedyFor() })
 }
 
 function persistenceOf({ engine, persist, workers, without }: EngineOptions, inheritable: Inheritable): Persistence {

@@ -23,6 +23,7 @@ import type { OtherDaemon } from '../path/device/leftovers.ts'
 import type { Firewall } from '../path/firewall/firewall.ts'
 import type { Health, Memory } from '../report/health.ts'
 import type { Notifier } from '../report/notify.ts'
+import type { Snapshot } from '../report/snapshot.ts'
 import type { Threads } from '../report/threads.ts'
 import type { PathSearch } from './loops/path-lengths.ts'
 import type { ProbeSchedule } from './loops/probe-schedule.ts'
@@ -155,8 +156,11 @@ interface NodeState {
   readonly leaseDoubt: Bell
   /** Rings when this node's own lease was lost, because the network configuration may be gone too. */
   readonly configDoubt: Bell
-  /** True while the store has no network configuration, although the store had one before. */
-  isConfigGone: boolean
+  /**
+   * Why no weftd can start with the network configuration in the store: the configuration is missing, although the
+   * store had one before, or it is invalid. Undefined if a weftd can start.
+   */
+  configProblem: Snapshot['configProblem']
   /**
    * True while the store's network configuration differs from the configuration that this node uses, even if only a
    * secret differs.
@@ -275,7 +279,7 @@ export function createNode(base: NodeBase, ownership = new Ownership(base.log)):
     raising: Promise.resolve(),
     leaseDoubt: createBell(),
     configDoubt: createBell(),
-    isConfigGone: false,
+    configProblem: undefined,
     isConfigOther: false,
     learnt: createBell(),
     names: new Map(),

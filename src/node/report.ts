@@ -133,7 +133,7 @@ export function snapshotOf(node: Node, peers = peersSeen(node)): Snapshot {
     ...peers,
     held: following.held,
     holds: following.holds,
-    isConfigGone: node.isConfigGone,
+    configProblem: node.configProblem,
     store: manager.name,
     isFailing: following.failing,
     comparedAt: following.listedAt,
@@ -216,7 +216,7 @@ export async function reportOf(node: Node): Promise<NodeReport> {
       comparedSecondsAgo: comparedAt === undefined ? null : seconds(at - comparedAt),
       held: following.held,
       holds: following.holds,
-      configGone: node.isConfigGone,
+      configGone: node.configProblem !== undefined,
       configDiffers: node.isConfigOther,
     },
     node: {

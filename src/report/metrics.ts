@@ -319,7 +319,7 @@ export const METRICS: readonly Metric[] = [
   ),
   gauge(
     'weft_store_config_gone',
-    '1 while the network configuration is missing from the store (etcd, a lease directory or the Kubernetes API), else 0.',
+    '1 while the network configuration in the store (etcd, a lease directory or the Kubernetes API) is missing or invalid, so that no weftd can start, else 0.',
     ({ node, store }) => (node ? one(bit(store.configGone)) : []),
   ),
   gauge(

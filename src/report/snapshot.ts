@@ -61,8 +61,11 @@ export interface Snapshot {
   readonly comparedAt: number | undefined
   /** When weftd began to compare its leases with the store, in ms of a monotonic clock. */
   readonly followedSince: number
-  /** True if the network configuration, which this node once got from the store, is no longer in the store. */
-  readonly isConfigGone: boolean
+  /**
+   * Why no weftd can start with the network configuration in the store; undefined if a weftd can start. Only readers of
+   * the full status may read `why`.
+   */
+  readonly configProblem: { readonly what: string; readonly why?: string } | undefined
   /**
    * How often since its start weftd repaired a device, address, route, firewall rule or file that another program had
    * changed.
@@ -96,7 +99,7 @@ function problemsOf(node: Snapshot): readonly Problem[] {
     ...(node.isOpen ? peersText(node).map((what) => ({ by: 'peers', what }) as const) : []),
     node.isFailing && { by: 'store', what: `the ${store} store does not answer` },
     age > UNFOLLOWED_S && { by: 'store', what: 'the leases may be out of date', why: `last compared ${age} s ago` },
-    node.isConfigGone && { by: 'store', what: 'the network configuration is gone from the store' },
+    node.configProblem !== undefined && { by: 'store', ...node.configProblem },
     node.held > 0 && { by: 'store', what: `${count(node.held, 'peer')} kept although the store lacks them` },
   ]
   return all.filter((each): each is Problem => each !== false)

@@ -226,7 +226,7 @@ export interface NodeReport extends State {
      */
     readonly held: number
     readonly holds: number
-    /** True if the network configuration, which this node once got from the store, is no longer in the store. */
+    /** True if the network configuration in the store is missing or invalid, so that no weftd can start. */
     readonly configGone: boolean
     /**
      * True if the configuration in the store differs from the configuration that the node uses, even if only a secret

@@ -28,7 +28,7 @@ export const wellNode: Snapshot = {
   comparedAt: 190_000,
   followedSince: 0,
   repaired: 0,
-  isConfigGone: false,
+  configProblem: undefined,
   isReady: true,
   isPublished: true,
   subnetFile: '/run/flannel/subnet.env',

@@ -3,6 +3,7 @@
 
 import { isDeepStrictEqual } from 'node:util'
 import { describeError, isWeftError } from '../../base/errors.ts'
+import { checkedConfig } from '../../control/config/check.ts'
 import { withoutSecrets } from '../../control/config/hidden.ts'
 import { unknownKeys } from '../../control/config/keys.ts'
 import { parseNetworkConfig, requireFamily, type NetworkConfig } from '../../control/config/network-config.ts'
@@ -11,8 +12,8 @@ import { throwUnlessWaiting, waitFor, type Waiter } from '../exit-or-wait.ts'
 import type { Node } from '../node.ts'
 
 const COMPARE_MS = 60_000
-/** The interval, in ms, of the checks while the store has no configuration. */
-const GONE_MS = 5_000
+/** The interval, in ms, of the checks while no weftd can start with the configuration in the store. */
+const PROBLEM_MS = 5_000
 
 interface FoundConfig {
   readonly config: NetworkConfig
@@ -43,41 +44,60 @@ export async function findConfig(manager: SubnetManager, waiter: Waiter): Promis
   return found
 }
 
+const GONE = { what: 'the network configuration is gone from the store' }
+const UNUSABLE = 'no weftd can start with the network configuration in the store'
+
 /**
  * Logs when the network configuration in the store differs from the configuration with which this node started. Like
  * flanneld, the node continues to use the configuration with which it started. Also logs when the store has no
- * configuration, because no weftd can start then.
+ * configuration, or an invalid configuration, because no weftd can start then.
  */
 export async function watchConfig(node: Node): Promise<never> {
-  const { manager, config, log, signal } = node
-  const areGiven = manager.givesSubnets
-  let named: string | undefined
+  const { manager, log, signal } = node
+  let compared: string | undefined
   // Make the first check at a random time, so that nodes which started simultaneously do not query the store
   // simultaneously.
-  for (let waitMs = Math.random() * COMPARE_MS; ; waitMs = node.isConfigGone ? GONE_MS : COMPARE_MS) {
+  for (let waitMs = Math.random() * COMPARE_MS; ; waitMs = node.configProblem ? PROBLEM_MS : COMPARE_MS) {
     await node.configDoubt.wait(signal, waitMs)
     try {
       const text = await manager.config(signal)
-      if (node.isConfigGone) log.info('The network configuration is in the store again')
-      node.isConfigGone = false
-      if (text === named) continue
-      const isOurs = isDeepStrictEqual(parseNetworkConfig(text, { areGiven }), config)
-      if (!isOurs)
-        log.warn(`The network configuration changed, and takes effect when weftd restarts: ${withoutSecrets(text)}`)
-      else if (node.isConfigOther) log.info('The network configuration is that of this node again')
-      node.isConfigOther = !isOurs
-      named = isOurs ? undefined : text
+      if (node.configProblem === GONE) {
+        log.info('The network configuration is in the store again')
+        node.configProblem = undefined
+      }
+      if (text !== compared) compare(node, text)
+      compared = text
     } catch (error) {
-      throwUnlessWaiting(error, signal) // an unreachable store comes back, and a weftd that starts logs what is wrong with the configuration
+      throwUnlessWaiting(error, signal) // an unreachable store comes back
       if (isWeftError(error, 'CONFIG_MISSING')) {
-        if (!node.isConfigGone)
+        if (node.configProblem !== GONE)
           log.error(
             `The network configuration is gone; this node continues, but no weftd can start: ${describeError(error)}`,
           )
-        node.isConfigGone = true
+        node.configProblem = GONE
         node.isConfigOther = false
-        named = undefined
+        compared = undefined
       }
     }
+  }
+}
+
+/** Compares the text of the configuration in the store with the configuration with which this node started. */
+function compare(node: Node, text: string): void {
+  const { manager, config, log } = node
+  try {
+    const isOurs = isDeepStrictEqual(checkedConfig(text, { warn: () => {} }, manager.givesSubnets), config)
+    if (!isOurs)
+      log.warn(`The network configuration changed, and takes effect when weftd restarts: ${withoutSecrets(text)}`)
+    else if (node.isConfigOther) log.info('The network configuration is that of this node again')
+    node.isConfigOther = !isOurs
+    node.configProblem = undefined
+  } catch (error) {
+    if (!isWeftError(error, 'CONFIG')) throw error
+    log.error(
+      `The network configuration in the store is invalid; this node continues, but no weftd can start: ${describeError(error)}`,
+    )
+    node.isConfigOther = true
+    node.configProblem = { what: UNUSABLE, why: error.message }
   }
 }

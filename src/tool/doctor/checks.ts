@@ -187,9 +187,10 @@ function checkForwarding(facts: Facts): Finding[] {
 }
 
 function checkStore({ status, silence, store: seen }: Facts): Finding[] | undefined {
+  const invalid: Finding[] = seen?.invalid === undefined ? [] : [{ name: 'config-missing', detail: seen.invalid }]
   if (silence !== undefined)
-    return seen && (seen.problem === undefined ? [] : [{ name: 'store-away', detail: seen.problem }])
-  if (!status?.node) return undefined
+    return seen && (seen.problem === undefined ? invalid : [{ name: 'store-away', detail: seen.problem }])
+  if (!status?.node) return invalid.length > 0 ? invalid : undefined
   const { store } = status
   const age = store.comparedSecondsAgo
   const where = `${store.name}: ${status.daemon.leases}`
@@ -198,7 +199,7 @@ function checkStore({ status, silence, store: seen }: Facts): Finding[] | undefi
     return [{ name: 'store-stale', detail: `${where}: compared ${Math.round(age)} s ago` }]
   return [
     ...(store.held > 0 ? [{ name: 'peers-held', detail: `${store.held} peers` } as const] : []),
-    ...(store.configGone ? [{ name: 'config-missing', detail: where } as const] : []),
+    ...(store.configGone && invalid.length === 0 ? [{ name: 'config-missing', detail: where } as const] : invalid),
   ]
 }
 
@@ -209,8 +210,8 @@ const OTHER_CONFIG =
 function checkConfig({ status, store, silence }: Facts): Finding[] | undefined {
   // Use the running daemon's own comparison of its configuration with the store's, because only this comparison
   // includes secrets. A daemon that does not run uses no configuration now, and reads the store's configuration at its
-  // next start.
-  const isOther = silence === undefined && status?.store.configDiffers === true
+  // next start. The finding config-missing reports an invalid configuration in the store.
+  const isOther = silence === undefined && status?.store.configDiffers === true && !status.store.configGone
   const other: Finding[] = isOther ? [{ name: 'config-differs', detail: OTHER_CONFIG }] : []
   if (!store || store.problem !== undefined) return isOther ? other : undefined
   const wanted = store.config

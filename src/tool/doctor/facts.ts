@@ -150,6 +150,8 @@ export interface StoreSeen {
    * read.
    */
   readonly config?: Status['config'] | undefined
+  /** The reason why no weftd can start with the network configuration in the store. */
+  readonly invalid?: string
 }
 
 /**

@@ -372,8 +372,8 @@ export const FINDINGS = {
   'config-missing': {
     check: 'store',
     level: 'failure',
-    means: `the store ${KINDS_OF_STORES} has no network configuration any more: running nodes keep the configuration that they read, but no weftd can start`,
-    fix: 'write the network configuration again with `weft config set`; `weft status --json` on a running node shows it as `config`',
+    means: `the network configuration in the store ${KINDS_OF_STORES} is missing or invalid: running nodes keep the configuration that they read, but no weftd can start`,
+    fix: 'write a valid network configuration with `weft config set`, or in Kubernetes into the ConfigMap; `weft status` on a running node says what is wrong, and `weft status --json` shows the last valid configuration as `config`',
   },
   'clock-off': {
     check: 'clock',

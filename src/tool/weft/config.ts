@@ -4,14 +4,10 @@ import { readFile } from 'node:fs/promises'
 import { text as textOf } from 'node:stream/consumers'
 import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import { jsonLine, printable, printableLines } from '../../base/text.ts'
+import { checkedConfig } from '../../control/config/check.ts'
 import { withoutSecrets } from '../../control/config/hidden.ts'
 import { configSchema, unknownKeys } from '../../control/config/keys.ts'
-import {
-  parseNetworkConfig,
-  requireFamily,
-  type NetworkConfig,
-  type SubnetRange,
-} from '../../control/config/network-config.ts'
+import type { NetworkConfig, SubnetRange } from '../../control/config/network-config.ts'
 import { planOf } from '../../control/config/plan.ts'
 import { isCompatible } from '../../control/lease/allocate.ts'
 import { sourceOf } from '../../control/lease/decode.ts'
@@ -32,9 +28,7 @@ import {
   type Net,
   type Nets,
 } from '../../net/address.ts'
-import { checkBackend } from '../../node/choose.ts'
 import { STORE_FLAGS } from '../../options.ts'
-import { remedyFor } from '../../path/catalog.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
 import { count, type Screen } from './look.ts'
 import { withStore } from './store.ts'
@@ -81,12 +75,8 @@ const NAMED = 5
  */
 function check(text: string): { readonly config: NetworkConfig; readonly warnings: readonly string[] } {
   try {
-    const config = parseNetworkConfig(text)
-    requireFamily(config)
-    if (config.backendType === '') throw new WeftError('CONFIG', 'Backend has no Type', { remedy: remedyFor() })
     const warnings: string[] = []
-    checkBackend(config, { warn: (line) => void warnings.push(line) })
-    return { config, warnings }
+    return { config: checkedConfig(text, { warn: (line) => void warnings.push(line) }), warnings }
   } catch (error) {
     const unknown = unknownKeys(text)
     if (!isWeftError(error, 'CONFIG') || unknown.length === 0) throw error

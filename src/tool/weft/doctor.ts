@@ -144,7 +144,7 @@ async function lookInStore(
         throw error
       })
       const stored = { config, leases: entries.flatMap(({ lease }) => lease ?? []) }
-      return { seen: { config: config === undefined ? undefined : storedConfig(config) }, stored, place }
+      return { seen: config === undefined ? {} : storedConfig(config), stored, place }
     })
   } catch (error) {
     signal.throwIfAborted()

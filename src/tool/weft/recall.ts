@@ -2,6 +2,7 @@
 // state, subnet.env, and the devices that weftd left.
 
 import { isWeftError } from '../../base/errors.ts'
+import { checkedConfig } from '../../control/config/check.ts'
 import { parseNetworkConfig, type NetworkConfig } from '../../control/config/network-config.ts'
 import type { Lease } from '../../control/lease/lease.ts'
 import type { Link } from '../../host/kernel.ts'
@@ -48,10 +49,18 @@ function readConfig(text: string | undefined): NetworkConfig | undefined {
   }
 }
 
-/** Converts a network configuration to the form in which weftd's status reports it, with its secrets hidden. */
-export function storedConfig(text: string): StoreSeen['config'] {
-  const config = readConfig(text)
-  return config && (JSON.parse(JSON.stringify(configOf(config))) as StoreSeen['config'])
+/**
+ * Converts the network configuration of a store to the form in which weftd's status reports it, with its secrets hidden.
+ * If no weftd can start with the configuration, returns the reason instead.
+ */
+export function storedConfig(text: string): StoreSeen {
+  try {
+    const config = configOf(checkedConfig(text, { warn: () => {} }))
+    return { config: JSON.parse(JSON.stringify(config)) as StoreSeen['config'] }
+  } catch (error) {
+    if (!isWeftError(error, 'CONFIG')) throw error
+    return { invalid: error.message }
+  }
 }
 
 function subnetsIn(env: Remains['subnetEnv']): Nets {

@@ -4,8 +4,8 @@ import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { describe, expect, it } from 'vitest'
 import { readSettings } from '../../../src/control/config/backend-options.ts'
+import { checkedConfig } from '../../../src/control/config/check.ts'
 import { parseNetworkConfig } from '../../../src/control/config/network-config.ts'
-import { checkBackend } from '../../../src/node/choose.ts'
 import {
   type BackendType,
   DEFAULT_TYPE,
@@ -62,8 +62,8 @@ describe('a backend', () => {
   it('is checked by its type and its options', () => {
     const warned: string[] = []
     const log = { warn: (line: string) => void warned.push(line) }
-    const check = (backend: string, more = ''): void =>
-      checkBackend(parseNetworkConfig(`{"Network":"10.5.0.0/16"${more},"Backend":${backend}}`), log)
+    const check = (backend: string, more = '') =>
+      checkedConfig(`{"Network":"10.5.0.0/16"${more},"Backend":${backend}}`, log)
     const required: Readonly<Record<string, string>> = {
       http: ',"PutURL":"https://switch/{subnet}"',
       ipsec: `,"PSK":"${'p'.repeat(96)}"`,
@@ -72,11 +72,9 @@ describe('a backend', () => {
       expect(() => check(`{"Type":"${type}"${required[type] ?? ''}}`), type).not.toThrow()
     expect(() => check(`{"Type":"ipsec","PSK":"${'p'.repeat(95)}"}`)).toThrow('config error, password is too short')
     expect(() => check('{"Type":"ipsec"}')).toThrow('config error, password is too short')
-    const checkIpv6 = (type: string): void =>
-      checkBackend(
-        parseNetworkConfig(
-          `{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{"Type":"${type}"}}`,
-        ),
+    const checkIpv6 = (type: string) =>
+      checkedConfig(
+        `{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{"Type":"${type}"}}`,
         log,
       )
     expect(() => checkIpv6('vxlan", "DataPath": "userspace')).not.toThrow()

@@ -58,8 +58,8 @@ it.each<[string, Partial<Snapshot>, string | undefined, string]>([
   ['that does not follow', { comparedAt: 10_000 }, 'the leases may be out of date', `impaired by its store: ${OF_ALL}`],
   [
     'whose store lost its configuration',
-    { isConfigGone: true },
-    'the network configuration is gone from the store',
+    { configProblem: { what: 'the network configuration is bad', why: 'it is secret' } },
+    'the network configuration is bad',
     `impaired by its store: ${OF_ALL}`,
   ],
   ['that keeps peers', { held: 2 }, '2 peers kept although the store lacks them', `impaired by its store: ${OF_ALL}`],

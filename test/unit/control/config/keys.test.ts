@@ -8,9 +8,9 @@ import { describe, expect, it } from 'vitest'
 import { packageRoot } from '../../../../lab/lab.ts'
 import { isWeftError } from '../../../../src/base/errors.ts'
 import { readOptions } from '../../../../src/control/config/backend-options.ts'
+import { checkedConfig } from '../../../../src/control/config/check.ts'
 import { configSchema, HEAD, optionsOf, unknownKeys } from '../../../../src/control/config/keys.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
-import { checkBackend } from '../../../../src/node/choose.ts'
 import { KINDS, type BackendType } from '../../../../src/path/catalog.ts'
 
 const has = (backend: object, head: object = {}): readonly string[] =>
@@ -130,7 +130,7 @@ describe('the schema', () => {
         const config = { Network: '10.5.0.0/16', Backend: { Type: type, ...given, [name]: value } }
         let isTaken = true
         try {
-          checkBackend(parseNetworkConfig(JSON.stringify(config)), { warn: () => {} })
+          checkedConfig(JSON.stringify(config), { warn: () => {} })
         } catch (error) {
           if (!isWeftError(error, 'CONFIG')) throw error
           isTaken = false

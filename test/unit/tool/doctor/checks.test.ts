@@ -469,6 +469,8 @@ describe('the doctor', () => {
     ['store-stale', withStatus({ store: { ...status.store, comparedSecondsAgo: 200 } })],
     ['peers-held', withStatus({ store: { ...status.store, held: 3 } })],
     ['config-missing', withStatus({ store: { ...status.store, configGone: true } })],
+    ['config-missing', withStatus({ store: { ...status.store, configGone: true, configDiffers: true } })],
+    ['config-missing', { store: { invalid: 'none defined stack' } }],
     ['clock-off', { storeAheadMs: -3_600_000 }],
     ['clock-off', { now: NOW - 7_200_000 }],
     ['clock-off', { now: NOW + 86_400_000 }],

@@ -109,6 +109,15 @@ it('the reconstructed status contains no secret of a configuration', () => {
   const key = `${'A'.repeat(42)}A=`
   const text = JSON.stringify({ Network: '10.5.0.0/16', Backend: { Type: 'wireguard', PSK: key } })
   expect(JSON.stringify(storedConfig(text))).not.toContain('AAAA')
-  expect(storedConfig(text)).toMatchObject({ backend: { psk: '<hidden>' } })
-  expect(storedConfig('{')).toBeUndefined()
+  expect(storedConfig(text)).toMatchObject({ config: { backend: { psk: '<hidden>' } } })
+})
+
+it.each([
+  ['{"Network":"10.5.0.0/24",}', 'the network configuration is not valid JSON: '],
+  ['{"EnableIPv4":false}', 'none defined stack'],
+  ['{"Network":"10.5.0.0/24","SubnetLen":20}', 'network must be able to accommodate at least four subnets'],
+  ['{"Network":"10.5.0.0/24","Backend":{}}', 'Backend has no Type'],
+  ['{"Network":"10.5.0.0/24","Backend":{"Type":"vxlna"}}', 'Error fetching backend: unknown backend type: vxlna'],
+])('the configuration %s in the store is reported as invalid, with the reason', (text, invalid) => {
+  expect(storedConfig(text)).toEqual({ invalid: expect.stringContaining(invalid) })
 })

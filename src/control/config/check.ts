@@ -1,0 +1,35 @@
+// check.ts - checks a network configuration as a weftd does that starts.
+
+import { WeftError } from '../../base/errors.ts'
+import type { Log } from '../../base/log.ts'
+import { isBackendType, isIpv4Alone, remedyFor, type BackendType } from '../../path/catalog.ts'
+import { readSettings } from './backend-options.ts'
+import { carryIpv4Alone, parseNetworkConfig, requireFamily, type NetworkConfig } from './network-config.ts'
+
+/**
+ * Parses a network configuration, and checks it as a weftd does that starts. Throws WeftError CONFIG if no weftd can
+ * start with the configuration. `areGiven` is true if a controller assigns the subnets.
+ */
+export function checkedConfig(text: string, log: Pick<Log, 'warn'>, areGiven = false): NetworkConfig {
+  const config = parseNetworkConfig(text, { areGiven })
+  requireFamily(config)
+  if (config.backendType === '') throw new WeftError('CONFIG', 'Backend has no Type', { remedy: remedyFor() })
+  checkBackend(config, log)
+  return config
+}
+
+/**
+ * Checks the type and the options of a configuration's `Backend` object, and that the backend carries at least one
+ * family of the network. Warns of a family that the backend does not carry. Throws WeftError CONFIG.
+ */
+function checkBackend(config: NetworkConfig, log: Pick<Log, 'warn'>): void {
+  const type = knownType(config.backendType)
+  readSettings(type, config.backend)
+  if (isIpv4Alone(type)) carryIpv4Alone(`the ${type} backend`, config, log)
+}
+
+/** Throws WeftError CONFIG, with flanneld's words, if `type` is not the type of a backend. */
+export function knownType(type: string): BackendType {
+  if (isBackendType(type)) return type
+  throw new WeftError('CONFIG', `Error fetching backend: unknown backend type: ${type}`, { remedy: remedyFor() })
+}
