@@ -3,6 +3,7 @@
 import { expect, it } from 'vitest'
 import {
   bitRate,
+  bothOf,
   bytes,
   clockText,
   count,
@@ -63,6 +64,7 @@ it.each([
   [duration(172_800), '2 days'],
   [milliseconds(99.9), '100 ms'],
   [milliseconds(99.4), '99 ms'],
+  [milliseconds(99.5), '100 ms'],
   [milliseconds(100), '100 ms'],
   [milliseconds(1.25), '1.3 ms'],
   [count(0, 'peer'), '0 peers'],
@@ -81,6 +83,10 @@ it.each([
   [clockText(new Date(2026, 10, 3, 14, 5, 9)), '14:05:09'],
   [dayText(new Date(2026, 0, 3, 14, 5, 9)), '2026-01-03 14:05:09'],
   [labelsOf([-200, -100, 0, 100, 200], (value) => String(Math.round(Math.abs(value) / 300))).join(' '), '1 0   1'],
+  [labelsOf([50, 99.9, 100], milliseconds).join(', '), '50 ms, 100 ms, '],
+  [bothOf('192.0.2.2', null), '192.0.2.2'],
+  [bothOf('192.0.2.2', '2001:db8::2'), '192.0.2.2 and 2001:db8::2'],
+  [bothOf('2001:db8::2', '2001:db8::2'), '2001:db8::2'],
 ])('%s is %s', (text, wanted) => {
   expect(text).toBe(wanted)
 })

@@ -1,6 +1,7 @@
 // history.test.ts - rates from counters that grow, are reset or are missing.
 
 import { expect, it } from 'vitest'
+import type { HistoryReport } from '../../../../src/report/hour.ts'
 import { createHistory, totalsOf } from '../../../../src/report/page/history.ts'
 import type { Status } from '../../../../src/report/status.ts'
 import { peerWith, statusWith } from '../../../support/page-status.ts'
@@ -83,24 +84,40 @@ it("uses the peers' bytes if the engine counts none, and is undefined without an
   })
 })
 
-it('puts the history of the daemon, from its first known value on, before the samples of the page', () => {
-  const history = createHistory()
-  const known = (...values: (number | null)[]): (number | null)[] => [null, null, ...values]
-  history.setHour({
+/** Returns a report of the last hour with one step per given number of sent bytes, the last of them at `end`. */
+const hourOf = (end: number, sent: readonly (number | null)[]): HistoryReport => {
+  const unknown = sent.map(() => null)
+  return {
     schema: 1,
-    at: at(100),
+    at: at(end),
     stepSeconds: 10,
     peerStepSeconds: 120,
     peer: null,
     node: {
-      txBytesPerSecond: known(1, 2, 3),
+      txBytesPerSecond: sent,
+      rxBytesPerSecond: unknown,
+      dropsPerSecond: unknown,
+      roundTripMs: unknown,
+      lossPercent: unknown,
+    },
+  }
+}
+const second = (sample: { readonly at: number }): number => sample.at - Date.parse(at(0)) / 1000
+
+it('puts the history of the daemon, from its first known value on, before the samples of the page', () => {
+  const history = createHistory()
+  const known = (...values: (number | null)[]): (number | null)[] => [null, null, ...values]
+  const report = hourOf(100, known(1, 2, 3))
+  history.setHour({
+    ...report,
+    node: {
+      ...report.node,
       rxBytesPerSecond: known(4, 5, 6),
       dropsPerSecond: known(0, 0, 0),
       roundTripMs: known(null, 7, 8),
       lossPercent: known(0, 10, 20),
     },
   })
-  const second = (sample: { readonly at: number }): number => sample.at - Date.parse(at(0)) / 1000
   expect(history.hour().map((step) => [second(step), step.tx, step.roundTripMs])).toEqual([
     [80, 1, undefined],
     [90, 2, 7],
@@ -113,5 +130,28 @@ it('puts the history of the daemon, from its first known value on, before the sa
     [80, 1],
     [90, 2],
     [95, 500],
+  ])
+})
+
+it.each([
+  ['no steps', [], []],
+  ['no known value', [null, null, null], []],
+  ['a known value in its first step', [1, null, null], [80, 90, 100]],
+  ['a known value in its second step', [null, 1, null], [90, 100]],
+  ['a known value in its last step', [null, null, 0], [100]],
+])('shows the steps of a history with %s', (_name, sent, shown) => {
+  const history = createHistory()
+  history.setHour(hourOf(100, sent))
+  expect(history.hour().map(second)).toEqual(shown)
+})
+
+it('shows a time once if the history of the daemon and the page have a sample of it', () => {
+  const history = createHistory()
+  history.setHour(hourOf(100, [1, 2, 3]))
+  history.add(statusAt(89, 0, 0, 0))
+  history.add(statusAt(90, 500, 0, 0))
+  expect(history.samples().map((sample) => [second(sample), sample.tx])).toEqual([
+    [80, 1],
+    [90, 500],
   ])
 })
