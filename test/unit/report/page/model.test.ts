@@ -10,6 +10,7 @@ import {
   countsOf,
   countsText,
   factsOf,
+  linesOf,
   LOOKS,
   matching,
   medianOf,
@@ -19,6 +20,7 @@ import {
   placesOf,
   verdictOf,
 } from '../../../../src/report/page/model.ts'
+import { PEER_EVENTS, type PeerEvent } from '../../../../src/report/peer-events.ts'
 import {
   conditionOf,
   countPeers,
@@ -26,6 +28,7 @@ import {
   type PeerStatus,
   type SessionStatus,
   type Status,
+  type StatusEvent,
 } from '../../../../src/report/status.ts'
 import { dualPeer, peerOfIpv6, silentSide, soundDual } from '../../../support/facts.ts'
 import { peerWith, statusWith } from '../../../support/page-status.ts'
@@ -118,6 +121,18 @@ describe('the verdict', () => {
       /^the data path is down\. Effect: no packets pass/,
     ],
     [
+      statusWith([peerWith(1), peerWith(2, { state: 'programmed' })], {
+        impairments: [
+          { by: 'peers', what: 'one does not answer' },
+          { by: 'store', what: 'the store does not answer' },
+        ],
+        trouble: 'one does not answer; the store does not answer',
+      }),
+      'bad',
+      'Impaired by its peers and its store',
+      /^one does not answer; the store does not answer\. Effect: packets to 10\.5\.2\.0\/24 are lost/,
+    ],
+    [
       statusWith([peerWith(1), peerWith(2, { state: 'programmed' })]),
       'bad',
       '1 of 2 peers does not answer',
@@ -170,10 +185,25 @@ describe('the verdict', () => {
     const all = [peerWith(1, narrow), peerWith(2, { ...narrow, passesBytes: null })]
     expect(verdictOf(statusWith(all)).title).toBe('Long packets do not reach 2 of 2 peers')
     expect(peersOf(statusWith(all)).map(({ words }) => words)).toEqual(['narrow', 'narrow'])
-    expect(factsOf(peersOf(statusWith(all))[0]!)).toContainEqual([
-      'Longest packet',
-      '1252 bytes, less than containers may send',
-    ])
+  })
+
+  it.each([
+    ['the shortest known length', [1372, 1252, null], '1,472 bytes. 1,252 bytes pass. Connections'],
+    ['no length while none is known', [null, null], '1,472 bytes. Connections'],
+  ])('names %s that passes to all peers', (_name, lengths, told) => {
+    const list = lengths.map((passesBytes, at) => peerWith(at, { path: 'narrow', passesBytes }))
+    expect(verdictOf(statusWith(list)).detail).toBe(`Containers send up to ${told} open and then stall.`)
+  })
+
+  it.each([
+    [{ path: null }, '–', '–'],
+    [{ path: 'whole', passesBytes: 1472 }, 'as long as containers may send', '–'],
+    [{ path: 'narrow', passesBytes: null }, 'less than containers may send', '–'],
+    [{ path: 'narrow', passesBytes: 1252 }, '1252 bytes, less than containers may send', '–'],
+    [{ path: 'narrow', passesBytes: 1372, pathMtu: 1372 }, '1372 bytes, less than containers may send', '1372 bytes'],
+  ] as const)('lists the longest packet and the path MTU of a peer with %o', (known, longest, mtu) => {
+    const facts = new Map(factsOf(peersOf(statusWith([peerWith(1, known)]))[0]!))
+    expect([facts.get('Longest packet'), facts.get('Path MTU')]).toEqual([longest, mtu])
   })
 
   it('lists the facts of its session if packets are encrypted', () => {
@@ -212,6 +242,8 @@ it.each([
   [[1, 3], 2],
   [[9, 1, 3], 3],
   [[4, 1, 9, 2], 3],
+  [[null], undefined],
+  [[1, null, 3], 2],
 ] as const)('the median of the round trips %j is %j, of those that answer', (times, median) => {
   const list = times.map((roundTripMs, at) => peerWith(at + 1, { roundTripMs }))
   expect(medianOf(peersOf(statusWith([...list, peerWith(99, { state: 'programmed', roundTripMs: 1000 })])))).toBe(
@@ -247,6 +279,19 @@ describe('the changes', () => {
   })
 
   it.each([
+    ['forwarding', 'This node is forwarding as last known: why'],
+    ['leaving', 'This node is leaving: why'],
+  ] as const)('name the state %s of a node that was working', (state, told) => {
+    expect(changesOf(peers(statusWith([])), peers(statusWith([], { state, trouble: 'why' })))).toEqual([told])
+  })
+
+  it('name peers that do not answer, but not that the node is impaired by its peers', () => {
+    const after = statusWith([peerWith(1), peerWith(2, { state: 'programmed' })])
+    expect(after.state).toBe('impaired')
+    expect(changesOf(peers(before), peers(after))).toEqual(['10.5.2.0/24: not answering'])
+  })
+
+  it.each([
     [3, '10.5.0.0/24, 10.5.1.0/24, 10.5.2.0/24: not answering'],
     [4, '4 peers: not answering'],
     [9, '9 peers: not answering'],
@@ -254,6 +299,57 @@ describe('the changes', () => {
     const many = (state: 'answering' | 'programmed') =>
       statusWith(Array.from({ length: number }, (_, at) => peerWith(at, { state })))
     expect(changesOf(peers(many('answering')), peers(many('programmed')))).toEqual([told])
+  })
+})
+
+describe('the lines of the log', () => {
+  const event = (at: string, known: Partial<PeerEvent> = {}): PeerEvent => ({
+    at,
+    what: 'silent',
+    peer: '10.5.2.0/24',
+    publicIp: '192.0.2.2',
+    family: 'ipv4',
+    afterSeconds: null,
+    movedFrom: null,
+    bytes: null,
+    roundTripMs: null,
+    usualMs: null,
+    ...known,
+  })
+
+  it('and the events of peers are in the order of their times', () => {
+    const line = (at: string, level: StatusEvent['level']): StatusEvent => ({ at, level, text: 'a line' })
+    // As texts, the times with a fraction of a second come before the same second without one.
+    const log = [line('2026-11-23T03:00:00Z', 'info'), line('2026-11-23T03:02:30Z', 'warn')]
+    const events = [
+      event('2026-11-23T03:00:00.500Z'),
+      event('2026-11-23T03:02:30.500Z', { what: 'back', family: 'ipv6', afterSeconds: 150 }),
+    ]
+    expect(linesOf(log, events)).toEqual([
+      log[0],
+      { at: events[0]!.at, level: 'error', text: '10.5.2.0/24 at 192.0.2.2: no longer answers' },
+      log[1],
+      {
+        at: events[1]!.at,
+        level: 'info',
+        text: '10.5.2.0/24 at 192.0.2.2: answers over IPv6 again, after 3 min',
+      },
+    ])
+  })
+
+  it('show lost packets as errors, other changes as warnings, and what is as usual again as notes', () => {
+    const levels = PEER_EVENTS.map((what) => [what, linesOf([], [event('2026-11-23T03:00:00Z', { what })])[0]!.level])
+    expect(Object.fromEntries(levels)).toEqual({
+      silent: 'error',
+      'one-way': 'error',
+      narrow: 'error',
+      moved: 'warn',
+      rerouted: 'warn',
+      slow: 'warn',
+      back: 'info',
+      whole: 'info',
+      usual: 'info',
+    })
   })
 })
 
@@ -410,6 +506,28 @@ describe('with both families', () => {
     expect(one.slice(0, 2)).toEqual([
       ['Packets go to', '192.168.77.1:8285'],
       ['Packets go through', 'the tunnel of weftd'],
+    ])
+  })
+
+  it('a family without a session has a dash for each fact of the session', () => {
+    const session: SessionStatus = {
+      publicKey: 'K=',
+      handshakeSecondsAgo: 75,
+      ageSeconds: 75,
+      attempts: 0,
+      failure: null,
+      stale: 0,
+      unconfirmed: 0,
+      txBytes: 0,
+      rxBytes: 0,
+    }
+    expect(factsOf(peersOf(statusOf(dualPeer({ session })))[0]!).slice(-6)).toEqual([
+      ['Last handshake, IPv4', '75 s ago'],
+      ['Last handshake, IPv6', '–'],
+      ['Keys, IPv4', '75 s old'],
+      ['Keys, IPv6', '–'],
+      ['Public key, IPv4', 'K='],
+      ['Public key, IPv6', '–'],
     ])
   })
 
