@@ -105,17 +105,17 @@ function rangesOf(file, share, seed) {
 const OUTSIDE = 'An error occurred outside of a test run'
 
 /**
- * Deletes from Stryker's saved results the survivors in code that runs at import. Stryker knows no test that covers
- * such code, so it would reuse the result even after tests were added.
+ * Deletes from Stryker's saved results the mutants in code that no test covered, and the survivors in code that runs at
+ * import. Stryker would reuse these results even after tests were added.
  * @param {string} path
  */
-function forgetStaticSurvivors(path) {
+function forgetUncovered(path) {
   if (!existsSync(path)) return
   const known = JSON.parse(readFileSync(path, 'utf8'))
   for (const file of Object.values(known.files))
     file.mutants = file.mutants.filter(
       (/** @type {{ static?: boolean, status: string }} */ { static: isStatic, status }) =>
-        !isStatic || status !== 'Survived',
+        status !== 'NoCoverage' && !(isStatic && status === 'Survived'),
     )
   writeFileSync(path, JSON.stringify(known))
 }
@@ -140,7 +140,7 @@ export async function mutateTypescript({ root, folder, area, files, tests, hasPr
   // Each sample has its own results file, because Stryker would confuse the results of two samples with different
   // lines.
   const incrementalFile = join(folder, `${area.replaceAll('/', '-')}${share < 1 ? `-${share}-${seed}` : ''}.json`)
-  forgetStaticSurvivors(incrementalFile)
+  forgetUncovered(incrementalFile)
   const stryker = new Stryker({
     testRunner: 'vitest',
     vitest: { configFile: 'vitest.mutants.config.ts', related: false },

@@ -228,7 +228,7 @@ export function factsOf(peer: Peer): readonly Fact[] {
     ...of('Probed', ({ probedSecondsAgo }) => or(probedSecondsAgo, (ago) => `${duration(ago)} ago`)),
     ...of('Longest packet', lengthText),
     ...of('Path MTU', ({ pathMtu }) => or(pathMtu, (mtu) => `${mtu} bytes`)),
-    ...(peer.session
+    ...(families.some((family) => sides[family]?.session)
       ? [
           ...of('Last handshake', ({ session }) => or(session?.handshakeSecondsAgo, (ago) => `${duration(ago)} ago`)),
           ...of('Keys', ({ session }) => or(session, keysText)),

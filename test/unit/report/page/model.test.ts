@@ -509,7 +509,10 @@ describe('with both families', () => {
     ])
   })
 
-  it('a family without a session has a dash for each fact of the session', () => {
+  it.each([
+    ['answers', {}],
+    ['is only in the store', { state: 'stored', endpoint: null, way: null }],
+  ] as const)('a family without a session, which %s, has a dash for each fact of the session', (_how, side) => {
     const session: SessionStatus = {
       publicKey: 'K=',
       handshakeSecondsAgo: 75,
@@ -521,7 +524,7 @@ describe('with both families', () => {
       txBytes: 0,
       rxBytes: 0,
     }
-    expect(factsOf(peersOf(statusOf(dualPeer({ session })))[0]!).slice(-6)).toEqual([
+    expect(factsOf(peersOf(statusOf(dualPeer({ session }, side)))[0]!).slice(-6)).toEqual([
       ['Last handshake, IPv4', '75 s ago'],
       ['Last handshake, IPv6', '–'],
       ['Keys, IPv4', '75 s old'],
