@@ -5,10 +5,19 @@ import { chmodSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync 
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { describe, expect, it } from 'vitest'
+import { Secret } from '../../../../src/base/secret.ts'
 import { FLAGS } from '../../../../src/options.ts'
 import { countPeers } from '../../../../src/report/status.ts'
 import type { Command } from '../../../../src/tool/weft/command.ts'
-import { completion, manual, SHELLS, type Other, type Shell } from '../../../../src/tool/weft/manual.ts'
+import {
+  completion,
+  daemonCompletion,
+  daemonManual,
+  manual,
+  SHELLS,
+  type Other,
+  type Shell,
+} from '../../../../src/tool/weft/manual.ts'
 import { wordsFor } from '../../../../src/tool/weft/status.ts'
 import { loadCommands } from '../../../../src/tool/weft/weft.ts'
 import { soundPeer } from '../../../support/facts.ts'
@@ -77,9 +86,10 @@ async function complete(
     writeFileSync(join(folder, 'completion'), (await weft(['completion', shell, ...words])).out)
     mkdirSync(join(folder, 'here'))
     writeFileSync(join(folder, 'here/a-path'), '')
-    // The completion asks weft for the names of peers.
+    // The completion runs this program for the names of peers.
     mkdirSync(join(folder, 'bin'))
-    writeFileSync(join(folder, 'bin/weft'), '#!/bin/sh\nexit 1\n', { mode: 0o755 })
+    const names = '#!/bin/sh\n[ "$*" = "peers --names" ] && printf "host2\\n10.5.2.0/24\\n"\n'
+    writeFileSync(join(folder, 'bin/weft'), names, { mode: 0o755 })
     const args = shell === 'fish' ? ['--no-config', '-c', ASK.fish, folder] : ['-c', ASK[shell], shell, folder]
     const { stdout, stderr } = spawnSync(shell, [...args, ...lines], {
       encoding: 'utf8',
@@ -102,7 +112,7 @@ const flagsOf = (name: string): string[] => {
 }
 
 describe.each(SHELLS)('%s', (shell) => {
-  it('completes the commands and flags of the table', async ({ skip }) => {
+  it('completes the commands and flags of the table, and peers', async ({ skip }) => {
     if (!has(shell)) skip(`this machine lacks ${shell}`)
     const nothing: readonly string[] = shell === 'fish' ? [] : flagsOf('status') // fish wants to see a dash first
     const first = [...new Set(COMMANDS.map(({ name }) => name.split(' ')[0]!))]
@@ -112,7 +122,9 @@ describe.each(SHELLS)('%s', (shell) => {
       'weft pi': ['ping'],
       'weft nothing ': [],
       'weft status ': nothing,
-      'weft ping ': [],
+      'weft ping ': ['10.5.2.0/24', 'host2'],
+      'weft explain ho': ['host2'],
+      'weft bench 10': ['10.5.2.0/24'],
       'weft lease ': ['ls', 'release', 'reserve', 'show'],
       'weft lease re': ['release', 'reserve'],
       'weft lease ls l': [],
@@ -137,7 +149,10 @@ it.for(SHELLS)('%s completes the flags of weftd', async (shell, { skip }) => {
   if (!has(shell)) skip(`this machine lacks ${shell}`)
   const flags = [...Object.keys(FLAGS), 'help'].map((flag) => `--${flag}`).toSorted()
   const expected: Record<string, readonly string[]> = {
+    'weftd ': shell === 'fish' ? [] : flags,
     'weftd --': flags,
+    // No file is offered, because weftd takes no arguments.
+    'weftd a': [],
     'weftd --ip-masq --lea': ['--lease-dir', '--leave'],
     'weftd --lease-dir a': ['a-path'],
     'weftd --workers a': [],
@@ -186,7 +201,7 @@ describe('a small table', () => {
       args: '',
       does: "ask it: a host's own",
       run,
-      more: "And some more is said of it, so much that there is a second line,\n.whose back\\slash and 'quotes' are its own.",
+      more: "And some more is said of it, so much that there is a second line,\n.whose back\\slash and 'quotes' are its own.\n\n  A paragraph follows.",
       flags: {
         json: { default: false, help: 'as [JSON]' },
         socket: { default: '/run/x', help: "where it's heard" },
@@ -196,21 +211,40 @@ describe('a small table', () => {
     { name: 'lease ls', args: '', does: 'list leases', more: '', flags: {}, run },
     { name: 'lease show', args: 'SUBNET', does: 'show one', more: '', flags: {}, run },
     { name: 'check', args: 'FILE', does: 'check a file', more: '', flags: {}, run },
+    { name: 'ping', args: '[PEER]', does: 'ping a peer', more: '', flags: {}, run },
   ]
   const others: readonly Other[] = [
     { name: 'clean', does: 'remove it', follows: 'path' },
     { name: 'shell', does: 'print for a shell', follows: ['bash', 'zsh'] },
     { name: 'version', does: 'print the version' },
   ]
+  /** Flags in an order that is neither that of their names nor its reverse. */
+  const daemonFlags = {
+    join: { default: false, help: 'join it' },
+    file: { default: '/run/x', help: "where it's kept" },
+    'no-name': { default: '', help: 'a name' },
+    count: { default: 3, help: 'how often' },
+    port: { default: 0, help: 'a port; 0 for none' },
+    masq: { default: true, help: 'masquerade' },
+    iface: { default: [], help: 'an interface' },
+    level: { default: 7, help: 'a level', placeholder: 'a-value' },
+    password: { default: new Secret(''), help: 'a password' },
+  }
   /** The scripts in this folder were read by their shells and by a person. */
   const kept = (name: string): string => readFileSync(join(import.meta.dirname, 'manual', name), 'utf8')
 
-  it.each(SHELLS)('gives the stored script for %s', (shell) => {
+  it.each(SHELLS)('gives the stored scripts for %s', (shell) => {
     expect(completion(shell, commands, others)).toBe(kept(shell))
+    expect(daemonCompletion(shell, daemonFlags)).toBe(kept(`weftd-${shell}`))
   })
 
-  it('gives the stored manual page', () => {
+  it('gives the stored manual pages', () => {
     expect(manual(commands, others, '1.2', ['all is well', 'it failed'])).toBe(kept('man'))
+    const groups = [
+      ['SOME OPTIONS', daemonFlags],
+      ["'DRY' OPTION", { 'dry-run': { default: false, help: 'do nothing' } }],
+    ] as const
+    expect(daemonManual(groups, '1.2')).toBe(kept('weftd-man'))
   })
 })
 
