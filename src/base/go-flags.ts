@@ -195,21 +195,32 @@ export function applyEnvironment<Table extends FlagTable>(
   return options as Options<Table>
 }
 
+/** Returns the word that stands for a flag's value in the usage text; an empty text if the flag takes no value. */
+export function valueWordOf({ default: value, placeholder }: Flag): string {
+  if (placeholder !== undefined) return placeholder
+  if (typeof value === 'boolean') return ''
+  if (typeof value === 'number') return 'int'
+  return typeof value === 'string' || value instanceof Secret ? 'string' : 'value'
+}
+
+/**
+ * Returns the default of a flag as Go prints it, without secret parts; undefined if Go prints none because the default
+ * is empty.
+ */
+export function shownDefault({ default: value }: Flag): string | number | true | undefined {
+  if (Array.isArray(value)) return undefined
+  return (value instanceof Secret ? String(value) : (value as string | number | boolean)) || undefined
+}
+
 /** Returns the text that describes all flags in a usage text, in the format of Go's PrintDefaults. */
 export function describeFlags(table: FlagTable): string {
   return Object.entries(table)
     .toSorted(([a], [b]) => (a < b ? -1 : 1))
     .map(([name, flag]) => {
-      const type = flag.default instanceof Secret ? 'string' : typeof flag.default
-      const word =
-        flag.placeholder ??
-        (type === 'number' ? 'int' : type === 'string' ? 'string' : type === 'boolean' ? '' : 'value')
+      const word = valueWordOf(flag)
       const head = word === '' ? `  -${name}` : `  -${name} ${word}`
-      const value = flag.default instanceof Secret ? String(flag.default) : flag.default
-      const shown =
-        value === '' || value === false || value === 0 || Array.isArray(value)
-          ? ''
-          : ` (default ${JSON.stringify(value)})`
+      const value = shownDefault(flag)
+      const shown = value === undefined ? '' : ` (default ${JSON.stringify(value)})`
       // Like Go, put the description on the flag's own line if the flag has one letter and takes no value, otherwise on
       // the next line.
       const gap = head.length <= 4 ? '\t' : '\n    \t'

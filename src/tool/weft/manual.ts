@@ -1,6 +1,7 @@
 // manual.ts - makes the shell completions and the manual pages of `weft` and of `weftd` from their tables of commands and
 // flags. Pure.
 
+import { shownDefault, valueWordOf, type FlagTable } from '../../base/go-flags.ts'
 import { defaultText, valueWord, type Command } from './command.ts'
 
 /** The arguments that shell completion offers for a command: none, file paths, peers, or the words of the list. */
@@ -36,6 +37,8 @@ interface Word {
   readonly flags: readonly Flag[]
   readonly follows: Follows
 }
+/** The flags and arguments that can follow a word. */
+type After = Pick<Word, 'flags' | 'follows'>
 interface Flag {
   readonly name: string
   readonly help: string
@@ -86,9 +89,9 @@ export function completion(shell: Shell, commands: readonly Command[], others: r
 }
 
 /** Returns the completion script of `weftd`, which has flags but no commands and no arguments. */
-export function daemonCompletion(shell: Shell, table: Readonly<Record<string, DaemonFlag>>): string {
+export function daemonCompletion(shell: Shell, table: FlagTable): string {
   const help: Flag = { name: 'help', help: 'print the help of weftd', value: 'none' }
-  const weftd: Word = { name: 'weftd', does: '', next: [], flags: [...flagsIn(table), help], follows: 'nothing' }
+  const weftd: After = { flags: [...flagsIn(table), help], follows: 'nothing' }
   switch (shell) {
     case 'bash':
       return bashScript('weftd', [bashSettings(weftd)])
@@ -105,7 +108,7 @@ const indented = (lines: readonly string[]): string[] => lines.map((line) => `  
 const dashed = (flags: readonly Flag[]): string => flags.map(({ name }) => `--${name}`).join(' ')
 
 /** Returns the assignments of bash that say which flags and arguments can follow a word. */
-function bashSettings({ flags, follows }: Word): string {
+function bashSettings({ flags, follows }: After): string {
   const set = [
     ...(flags.length > 0 ? [`flags=${quoted(dashed(flags))}`] : []),
     ...(['text', 'number'] as const).flatMap((kind) => {
@@ -165,7 +168,7 @@ function bashScript(program: string, settings: readonly string[]): string {
 const escaped = (text: string, special: RegExp): string => text.replaceAll(special, String.raw`\$&`)
 
 /** Returns the arguments of zsh's `_arguments` for the flags and arguments that can follow a word. */
-function zshSpecs({ flags, follows }: Word): string[] {
+function zshSpecs({ flags, follows }: After): string[] {
   const argument =
     follows === 'path'
       ? '*:path:_files'
@@ -287,7 +290,7 @@ export function manual(
     ...commands.flatMap((command) => [
       '.SS',
       roff(`weft ${`${command.name} ${command.args}`.trim()}`),
-      paragraph(`${command.does[0]?.toUpperCase()}${command.does.slice(1)}. ${command.more}`.trim()),
+      paragraph(`${command.does.charAt(0).toUpperCase()}${command.does.slice(1)}. ${command.more}`),
       ...Object.entries(command.flags).flatMap(([name, flag]) => [
         '.TP',
         `.BR ${roff(`--${name}`)}${valueWord(flag) === undefined ? '' : String.raw` " " \fI${valueWord(flag)}\fR`}`,
@@ -297,10 +300,11 @@ export function manual(
     ...others.flatMap(({ name, does }) => [
       '.SS',
       roff(`weft ${name}`),
-      paragraph(`${does[0]?.toUpperCase()}${does.slice(1)}.`),
+      paragraph(`${does.charAt(0).toUpperCase()}${does.slice(1)}.`),
     ]),
     '.SH EXIT STATUS',
     ...Object.entries(exits).flatMap(([code, text]) => ['.TP', `.B ${code}`, paragraph(text)]),
+    ...DOCUMENTS,
     '.SH SEE ALSO',
     String.raw`.BR weftd (8)`,
   ]
@@ -316,25 +320,14 @@ const DOCUMENTS = [
   'in the folder of the npm package, and in the repository.',
 ]
 
-interface DaemonFlag {
-  readonly default: unknown
-  readonly help: string
-  readonly placeholder?: string
-}
-
-export function daemonManual(
-  groups: readonly (readonly [title: string, flags: Readonly<Record<string, DaemonFlag>>])[],
-  version: string,
-): string {
-  const flagLines = ([name, flag]: readonly [string, DaemonFlag]): string[] => {
-    const value = flag.default
-    const type = Array.isArray(value) || typeof value === 'object' ? 'string' : typeof value
-    const word = flag.placeholder ?? (type === 'boolean' ? '' : type === 'number' ? 'int' : 'string')
-    const isTold = ['string', 'number'].includes(typeof value) && value !== '' && value !== 0
+export function daemonManual(groups: readonly (readonly [title: string, flags: FlagTable])[], version: string): string {
+  const flagLines = ([name, flag]: readonly [string, FlagTable[string]]): string[] => {
+    const word = valueWordOf(flag)
+    const value = shownDefault(flag)
     return [
       '.TP',
       `.BR ${roff(`--${name}`)}${word === '' ? '' : String.raw` " " \fI${roff(word)}\fR`}`,
-      paragraph(`${flag.help}${isTold || value === true ? ` (default ${String(value)})` : ''}`),
+      paragraph(`${flag.help}${value === undefined ? '' : ` (default ${String(value)})`}`),
     ]
   }
   const lines = [

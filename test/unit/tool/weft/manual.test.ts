@@ -5,7 +5,7 @@ import { chmodSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync 
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { describe, expect, it } from 'vitest'
-import { Secret } from '../../../../src/base/secret.ts'
+import { Secret, secretUrls } from '../../../../src/base/secret.ts'
 import { FLAGS } from '../../../../src/options.ts'
 import { countPeers } from '../../../../src/report/status.ts'
 import type { Command } from '../../../../src/tool/weft/command.ts'
@@ -243,6 +243,7 @@ describe('a small table', () => {
     const groups = [
       ['SOME OPTIONS', daemonFlags],
       ["'DRY' OPTION", { 'dry-run': { default: false, help: 'do nothing' } }],
+      ['STORES', { stores: { default: secretUrls('http://jo:x@h:1'), help: 'where stores are' } }],
     ] as const
     expect(daemonManual(groups, '1.2')).toBe(kept('weftd-man'))
   })
