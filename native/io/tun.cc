@@ -24,19 +24,23 @@ namespace {
 
 /// Requests the offloads in `wanted`, then smaller sets until the kernel accepts a set. The kernel's version number
 /// does not show which offloads it supports, because vendors backport offloads. TSO needs CSUM; USO4 and USO6 need each
-/// other.
+/// other. Requests even an empty set, because a persistent TUN keeps the offloads of the process that had it open
+/// before.
 uint32_t negotiate_offloads(int fd, uint32_t wanted) {
-  if (!(wanted & kTunCsum)) return 0;
   const auto accepts = [fd](uint32_t features) {
-    unsigned long flags = TUN_F_CSUM;
+    unsigned long flags = 0;
+    if (features & kTunCsum) flags |= TUN_F_CSUM;
     if (features & kTunTso) flags |= TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN;
     if (features & kTunUso) flags |= TUN_F_USO4 | TUN_F_USO6;
     return ioctl(fd, TUNSETOFFLOAD, flags) == 0;
   };
-  for (const uint32_t without : {0u, kTunUso | 0u, kTunTso | 0u, kTunTso | kTunUso}) {
-    const uint32_t features = wanted & (kTunCsum | kTunTso | kTunUso) & ~without;
-    if (accepts(features)) return features;
+  if (wanted & kTunCsum) {
+    for (const uint32_t without : {0u, kTunUso | 0u, kTunTso | 0u, kTunTso | kTunUso}) {
+      const uint32_t features = wanted & (kTunCsum | kTunTso | kTunUso) & ~without;
+      if (accepts(features)) return features;
+    }
   }
+  accepts(0);
   return 0;
 }
 
@@ -107,7 +111,8 @@ Failure open_tun(const std::string& name, bool multi_queue, uint32_t wanted, Tun
   if (ioctl(fd.get(), TUNSETIFF, &request) < 0) {
     return SystemError{"ioctl TUNSETIFF", errno};
   }
-  tun.features = header ? kTunHeader | negotiate_offloads(fd.get(), wanted) : 0;
+  tun.features = negotiate_offloads(fd.get(), header ? wanted : 0);
+  if (header) tun.features |= kTunHeader;
   tun.name = request.ifr_name;
   tun.fd = std::move(fd);
   return {};

@@ -369,6 +369,39 @@ describe('the native engine', () => {
     expect(result.released).toEqual(result.granted)
   })
 
+  it('leaves no offloads on a persistent TUN for a process that opens the TUN without a header', async () => {
+    const script = `
+      const addon = require('node-gyp-build')(process.argv[1])
+      const { closeSync } = require('node:fs')
+      const openAs = {
+        all: () => addon.openDescriptors({ ...asked, features: addon.featureNames }).loops[0],
+        'no header': () => addon.openDescriptors({ ...asked, features: without('tun-header') }).loops[0],
+        'no checksums': () => addon.openDescriptors({ ...asked, features: without('tun-csum') }).loops[0],
+        dgram: () => ({ tun: addon.openTun('w0', true).fd, sockets: {} }),
+      }
+      const without = (left) => addon.featureNames.filter((name) => name !== left)
+      const asked = { tunName: 'w0', bindAddress: '127.0.0.1', port: 0, workers: 1 }
+      async function featuresAs(kind, isKept) {
+        const { tun, sockets } = openAs[kind]()
+        const features = await addon.activeFeatures('w0')
+        addon.setTunPersistent(tun, isKept)
+        for (const fd of [tun, sockets.ipv4?.receiver]) if (fd !== undefined) closeSync(fd)
+        return features
+      }
+      async function main() {
+        const offloading = await featuresAs('all', false)
+        for (const kind of ['no header', 'no checksums', 'dgram', 'all']) {
+          const fresh = await featuresAs(kind, false)
+          await featuresAs('all', true)
+          console.log(kind, await featuresAs(kind, false) === fresh, fresh === offloading)
+        }
+      }
+      main()`
+    expect(await output(['unshare', '--net', process.execPath, '-e', script, packageRoot])).toBe(
+      'no header true false\nno checksums true false\ndgram true false\nall true true\n',
+    )
+  })
+
   it('refuses an unknown encapsulation and closes the descriptors', async () => {
     const script = `
       const addon = require('node-gyp-build')(process.argv[1])

@@ -219,6 +219,20 @@ describe('a daemon that was stopped', () => {
   })
 
   it.each([
+    ['features left out', ['--without', 'tun-header']],
+    ['another engine', ['--engine', 'dgram']],
+  ] as const)('leaves the device for one with %s, which carries TCP', async (_what, more) => {
+    // The dgram engine takes a device only if the device has a single queue, like the device of a single lane.
+    await open({ Type: 'udp' }, '--workers', '1')
+    expect(await daemons[0].stop()).toBe(0)
+    const before = await a.output(['cat', '/sys/class/net/flannel0/ifindex'])
+    await start(a, '--workers', '1', ...more)
+    expect(await a.output(['cat', '/sys/class/net/flannel0/ifindex'])).toBe(before)
+    await iperfServer((command) => pods[1].spawn(command))
+    await pods[0].output(['iperf3', '--client', pods[1].address, '--bytes', '1M'], { timeoutMs: EVENT_MS })
+  })
+
+  it.each([
     { backend: { Type: 'udp' }, families: V4, tuns: ['flannel0'] },
     { backend: { Type: 'vxlan', DataPath: 'userspace' }, families: BOTH, tuns: ['flannel.1', 'flannel-v6.1'] },
   ])(
