@@ -227,3 +227,23 @@ it('a hand-over to another weftd loses no packet', async () => {
   await promoted(podB, podA.address, [next!])
   expect(await flows).toMatchObject([{ received: 100_000, twice: 0 }])
 })
+
+it('merges received TCP segments that are longer than 9,000 bytes', async () => {
+  lab = await createLab({ hosts: 2, mtu: 9216 })
+  const [a, b] = lab.hosts as [Host, Host]
+  // Without these offloads the sender splits superpackets itself, as a network card does.
+  for (const host of [a, b]) await host.output(['ethtool', '-K', 'eth0', 'tso', 'off', 'gso', 'off'])
+  const daemons = await start([a, b])
+  await promoted(a, tunAddress(b), daemons)
+  const joins = async (): Promise<boolean> => (await b.run(['ip', 'link', 'show', 'weft-joined', 'up'])).code === 0
+  await eventually(async () => {
+    await transfer(a, b, tunAddress(b), 16)
+    expect(await joins()).toBe(true)
+  })
+  await transfer(a, b, tunAddress(b), 16)
+  const count = async (what: string): Promise<number> =>
+    Number(await b.output(['cat', `/sys/class/net/weft-joined/statistics/${what}`]))
+  expect(await count('rx_packets')).toBeGreaterThan(1_000)
+  expect(await count('rx_dropped')).toBe(0)
+  expect((await statusOf(b)).dataPath?.fastPath).toMatchObject({ isActive: true, promoted: 1, takenBack: 0 })
+})

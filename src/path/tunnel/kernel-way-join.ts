@@ -10,8 +10,12 @@ import type { HostKernel } from '../../host/kernel.ts'
 import { JOIN_DEVICES } from '../device/kernel-way-remains.ts'
 import type { Bpf } from './kernel-way-programs.ts'
 
-/** The MTU of both veth devices in bytes. */
-const JOIN_MTU = 9_000
+/**
+ * The MTU of both veth devices in bytes, which is the largest MTU of a veth device (drivers/net/veth.c, ETH_MAX_MTU).
+ * The kernel drops longer packets (net/core/dev.c, is_skb_forwardable), and the peers' external interfaces may have a
+ * larger MTU than this host's external interface.
+ */
+const JOIN_MTU = 65_535
 /**
  * If at least this number of TCP packets of more than 1,000 bytes, and no superpacket, arrives between two checks,
  * weftd switches merging on.
@@ -34,7 +38,8 @@ export async function openJoin(kernel: HostKernel, bpf: Bpf): Promise<readonly [
   await bpf.setOffload(from, 'gro', true)
   await applyChanges(
     kernel,
-    JOIN_DEVICES.map((name) => ({ kind: 'set link', device: { name }, up: true })),
+    // Set the MTU here too, because earlier versions of weftd gave the pair a smaller MTU.
+    JOIN_DEVICES.map((name) => ({ kind: 'set link', device: { name }, mtu: JOIN_MTU, up: true })),
   )
   const [first, second] = await Promise.all(JOIN_DEVICES.map((name) => kernel.link(name)))
   if (!first || !second) throw new Error(`the devices ${into} and ${from} are gone`)

@@ -545,6 +545,22 @@ it('joins segments again if another program removes the program that takes them'
   await eventually(() => expect(bpf.filters.has(key)).toBe(true))
 })
 
+it.each(['no', 'an'])('joins segments of any length if %s earlier weftd left veth devices', async (of) => {
+  const { way, bpf, kernel } = rig()
+  kernel.alter('eth0', { mtu: 9_216 })
+  if (of === 'an')
+    kernel.act({
+      kind: 'add link',
+      link: { name: 'weft-join', type: 'veth', mtu: 9_000, peer: { name: 'weft-joined', mtu: 9_000 } },
+    })
+  await way.check()
+  bpf.lone = 1_000n
+  way.look()
+  await eventually(() => expect(bpf.join).toBeGreaterThan(0))
+  // The peers may have external interfaces with a larger MTU, up to the largest length of a packet.
+  expect(['weft-join', 'weft-joined'].map((name) => kernel.peek(name)?.mtu)).toEqual([65_535, 65_535])
+})
+
 it('continues if another program has the port of the proofs', async () => {
   const taken = createServer()
   await new Promise<void>((resolve) => taken.listen({ host: '127.5.1.0', port: PORT }, resolve))
