@@ -378,7 +378,7 @@ export interface DataPath {
    * Chooses the underlay's family for each peer; left out if there is only one family, or if weftd does not choose the
    * family.
    */
-  readonly underlays?: Underlays
+  readonly underlays?: Underlays | undefined
   /**
    * Passes the open data path on to the next process; left out if the device stays after `close`, so that the next
    * process can use it.

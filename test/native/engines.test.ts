@@ -555,6 +555,15 @@ describe('the native engine', () => {
       countedAfterFault: true,
       takenBackAtOnce: true,
       silentFor: [true, true],
+      rebound: [
+        'ipv4',
+        'cannot reach peers from fd00:9::1: UDP port fd00:9::1:8287 is taken',
+        'cannot reach peers from fd00:9::1: UDP port fd00:9::1:8287 is taken: ipv4',
+        'true: ipv4 ipv6',
+        'cannot reach peers from fd00:9::7: fd00:9::7 is not an address of this host: ipv4 ipv6',
+        'true: ipv4 ipv6',
+        'false: ipv4 ipv6',
+      ],
     })
   })
 

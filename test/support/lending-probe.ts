@@ -33,6 +33,8 @@ export interface LendingResult {
   readonly takenBackAtOnce: boolean
   /** True if a peer's silence includes the time of the lending, at its end and during it. */
   readonly silentFor: readonly boolean[]
+  /** For each address of the second family, whether the engine then has sockets of it that receive, or the error. */
+  readonly rebound: readonly string[]
 }
 
 const SUBNET = parseIpv4Net('10.5.1.0/24')!
@@ -58,16 +60,16 @@ const isLent = async (engine: Engine): Promise<boolean> => (await lend(engine)) 
 const dropped = (engine: Engine): bigint => engine.counters()['rx_drop_malformed'] ?? 0n
 const turn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve))
 
-async function send(datagram: Buffer, port: number): Promise<void> {
-  const socket = createSocket('udp4')
-  await new Promise<void>((resolve) => socket.send(datagram, port, '127.0.0.1', () => resolve()))
+async function send(datagram: Buffer, port: number, to = '127.0.0.1'): Promise<void> {
+  const socket = createSocket(to.includes(':') ? 'udp6' : 'udp4')
+  await new Promise<void>((resolve) => socket.send(datagram, port, to, () => resolve()))
   socket.close()
 }
 
 /** Sends an invalid packet, and waits until it was counted. */
-async function drop(engine: Engine, port: number): Promise<void> {
+async function drop(engine: Engine, port: number, to?: string): Promise<void> {
   const before = dropped(engine)
-  await send(Buffer.alloc(3), port)
+  await send(Buffer.alloc(3), port, to)
   while (dropped(engine) === before) await turn()
 }
 
@@ -88,6 +90,33 @@ async function silence(engine: Engine, port: number): Promise<boolean[]> {
   const isLonger = [silentMs(engine) >= before + 50]
   engine.takeBack?.()
   return [...isLonger, silentMs(engine) >= before + 50]
+}
+
+/** Binds the second family to addresses that fail and to addresses that do not, the first time at the start. */
+async function rebind(): Promise<string[]> {
+  const port = 8287
+  for (const each of ['fd00:9::1', 'fd00:9::2'])
+    await output(['ip', 'address', 'add', `${each}/128`, 'dev', 'lo', 'nodad'])
+  const other = createSocket('udp6')
+  await new Promise<void>((resolve) => other.bind(port, 'fd00:9::1', resolve))
+  const engine = new NativeEngine({ ...config(port), bindAddresses: ['127.0.0.1', 'fd00:9::1'] }, { workers: 2 })
+  const told = [engine.outers.join(' '), ...engine.notes]
+  const to = async (address: string, receiving: readonly string[]): Promise<void> => {
+    const isDone = await engine.rebind(address).catch((error: unknown) => (error as Error).message)
+    for (const each of receiving) await drop(engine, port, each)
+    told.push(`${String(isDone)}: ${engine.outers.join(' ')}`)
+  }
+  await to('fd00:9::1', ['127.0.0.1'])
+  other.close()
+  await to('fd00:9::1', ['127.0.0.1', 'fd00:9::1'])
+  await to('fd00:9::7', ['127.0.0.1', 'fd00:9::1'])
+  await to('fd00:9::2', ['127.0.0.1', 'fd00:9::2'])
+  await engine.lend()
+  await to('fd00:9::1', [])
+  engine.takeBack()
+  await drop(engine, port, 'fd00:9::2')
+  await engine.stop()
+  return told
 }
 
 async function main(): Promise<void> {
@@ -124,6 +153,7 @@ async function main(): Promise<void> {
   const countedAfterFault = dropped(second) === 1n
   const lentAgain = await isLent(second)
   await second.stop()
+  const rebound = await rebind()
   const result: LendingResult = {
     twice,
     afterTakingBack,
@@ -134,6 +164,7 @@ async function main(): Promise<void> {
     countedAfterFault,
     takenBackAtOnce,
     silentFor,
+    rebound,
     afterFault: [lentAgain, true],
   }
   process.stdout.write(JSON.stringify(result), () => process.exit(0))

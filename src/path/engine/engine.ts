@@ -36,7 +36,7 @@ export interface EngineConfig {
   /**
    * The addresses of the external interface from which the engine sends and on which it receives, as text, at most one
    * of each family. If the engine cannot bind the first address, it does not start. If it cannot bind a later address,
-   * it runs without that address, and adds a message to `Engine.notes`.
+   * it runs without that address until `Engine.rebind`, and adds a message to `Engine.notes`.
    */
   readonly bindAddresses: readonly string[]
   readonly port: number
@@ -134,13 +134,14 @@ export interface Engine {
   setPeers(records: Uint8Array): void
   /** Adds, changes or removes the peers that the encoded records `records` name. All peers without a record stay. */
   changePeers(records: Uint8Array): void
-  /** The outer families for which the engine opened sockets when it started. */
+  /** The outer families for which the engine has sockets now. */
   readonly outers: readonly Family[]
   /**
-   * Binds the sockets of the second outer family to a new address. Packets wait until the sockets are bound. If the
-   * bind fails, the promise rejects and the engine continues with one family.
+   * Opens sockets of the second outer family at a new address, and closes the family's earlier sockets. Packets wait
+   * meanwhile. If the sockets cannot be opened, the promise rejects and the engine keeps the earlier sockets. Resolves
+   * with false, and changes nothing, if the engine does not forward now.
    */
-  rebind?(address: string): Promise<void>
+  rebind?(address: string): Promise<boolean>
   /**
    * Sends a datagram from the port of the network configuration, over IPv4 or IPv6; left out if the engine cannot send
    * single datagrams.

@@ -2,6 +2,7 @@
 // descriptors to another process, and stops the threads.
 
 import type { Descriptors, Drops, LoopSockets, UnknownSender } from '../../../native/addon.d.ts'
+import { messageOf } from '../../base/errors.ts'
 import { addon } from '../../host/addon.ts'
 import { closeAll } from '../../host/unix-socket.ts'
 import { FAMILIES, familyOfText, onlyOf, type Address, type Family } from '../../net/address.ts'
@@ -34,6 +35,7 @@ const SOCKET_FEATURES: readonly string[] = ['udp-gso', 'udp-gro']
 const STEERING = 'tun-steering'
 
 type Bound = Descriptors & Pick<OpenPath, 'bindAddresses'>
+type OpenSockets = ReturnType<typeof addon.openSockets>
 type OpenDescriptors = ReturnType<typeof addon.openDescriptors>
 type RunningEngine = ReturnType<typeof addon.runEngine>
 
@@ -46,7 +48,6 @@ export class NativeEngine implements Engine {
   readonly notes: string[] = []
   readonly details: string[] = []
   readonly fault: Promise<Error>
-  readonly outers: readonly Family[]
   readonly sessions: EngineSessions
   readonly #config: EngineConfig
   readonly #options: Required<NativeOptions>
@@ -54,9 +55,10 @@ export class NativeEngine implements Engine {
   readonly #features: readonly string[]
   /** The options of the threads, which stay the same when the engine starts the threads again. */
   readonly #path: ReturnType<typeof pathOf>
-  /** The addresses from which the engine sends if it can bind them, at most one of each family. */
-  #bindAddresses: readonly string[]
+  /** The addresses to which the sockets are bound, at most one of each family. */
   #bound: readonly string[]
+  /** The kernel features of the open descriptors. */
+  #granted: readonly string[]
   /** The threads that forward, or that forwarded last. */
   #native: RunningEngine
   /** The name that the TUN device had when the threads ran last. */
@@ -86,7 +88,6 @@ export class NativeEngine implements Engine {
   constructor(config: EngineConfig, { workers = 1, nice = 0, pollUs = 0, without = [] }: NativeOptions = {}) {
     this.#config = config
     this.#options = { workers, nice, pollUs, without }
-    this.#bindAddresses = config.bindAddresses
     const [bindAddress = ''] = config.bindAddresses
     this.fault = new Promise<Error>((resolve) => (this.#reportFault = resolve))
     const named = addon.featureNames.filter((name) => !without.includes(name))
@@ -98,11 +99,11 @@ export class NativeEngine implements Engine {
       opened = inherited ? undefined : this.#open(bindAddress)
       const all = this.#bind(opened ? { ...opened, bindAddresses: [bindAddress] } : (inherited as OpenPath))
       this.#bound = all.bindAddresses
+      this.#granted = all.features
       this.#native = this.#run(all, config.keepsSessions ?? false)
     } catch (error) {
       throw engineStartError(error, { ...config, bindAddress })
     }
-    this.outers = this.#bound.map(familyOfText)
     this.#lastName = (opened ?? (inherited as OpenPath)).tunName
     if (opened) this.#noteRefusals(opened)
     this.#detailRefusals()
@@ -111,6 +112,10 @@ export class NativeEngine implements Engine {
 
   get tunName(): string {
     return (this.#lastName = this.#native.tunName ?? this.#lastName)
+  }
+
+  get outers(): readonly Family[] {
+    return this.#bound.map(familyOfText)
   }
 
   get offloads(): readonly string[] {
@@ -125,21 +130,25 @@ export class NativeEngine implements Engine {
     this.#native.changePeers(records)
   }
 
-  async rebind(address: string): Promise<void> {
-    const hasSameFamily = (each: string): boolean => familyOfText(each) === familyOfText(address)
-    if (!this.#runs || this.#stopped || !this.#bound.some(hasSameFamily)) return
+  async rebind(address: string): Promise<boolean> {
+    if (!this.#runs || this.#stopped) return false
+    const family = familyOfText(address)
+    // Open the new sockets while the threads run, so that a failure interrupts no packets.
+    const opened = this.#openSockets(address, this.#options.workers, this.#granted)
     this.#runs = false
     this.#lending = this.#release()
-    await this.#lending
-    // Do nothing if `stop` was called while the threads were stopping, because `stop` has then closed the descriptors.
-    if (!this.#lent) return
-    const notesBefore = this.notes.length
-    this.#bindAddresses = this.#bindAddresses.map((each) => (hasSameFamily(each) ? address : each))
-    this.#lent = { ...this.#lent, ...this.#bind(this.#lent) }
+    // `stop` may be called while the threads are stopping, and then closes their descriptors.
+    const on = await this.#lending.catch(() => undefined)
+    if (!on) {
+      closeAll(opened.loops.flatMap(fdsIn))
+      return false
+    }
+    closeAll(on.loops.flatMap(({ sockets }) => fdsIn(sockets[family])))
+    this.#lent = { ...on, ...withSockets(on, address, opened) }
     this.#bound = this.#lent.bindAddresses
+    this.#granted = this.#lent.features
     this.#runAgain()
-    const [note] = this.notes.splice(notesBefore)
-    if (note !== undefined) throw new Error(note)
+    return true
   }
 
   send(to: Address, port: number, datagram: Uint8Array): void {
@@ -212,35 +221,38 @@ export class NativeEngine implements Engine {
   }
 
   /**
-   * Closes the sockets at addresses that are not in `#bindAddresses`, and opens the missing sockets. If sockets cannot
-   * be opened, the engine runs without them and adds a message to `notes`.
+   * Closes the sockets at addresses that the configuration does not name, and opens the missing sockets. If sockets
+   * cannot be opened, the engine runs without them and adds a message to `notes`.
    */
   #bind(on: Bound): Bound {
-    const kept = this.#bindAddresses.filter((address) => on.bindAddresses.includes(address))
+    const { bindAddresses } = this.#config
+    const kept = bindAddresses.filter((address) => on.bindAddresses.includes(address))
     const families = kept.map(familyOfText)
     const isKept = (family: Family): boolean => families.includes(family)
     closeAll(on.loops.flatMap(({ sockets }) => FAMILIES.flatMap((each) => (isKept(each) ? [] : fdsIn(sockets[each])))))
     const loops = on.loops.map(({ tun, sockets }) => ({ tun, sockets: onlyOf(families, sockets) }))
-    const missing = this.#bindAddresses.filter((address) => !kept.includes(address))
+    const missing = bindAddresses.filter((address) => !kept.includes(address))
     const rest: Bound = { ...on, loops, bindAddresses: kept }
     return missing.reduce((bound, address) => this.#addSockets(bound, address), rest)
   }
 
-  /** Opens sockets at `address` and adds them to the forwarding loops. */
+  /** Opens sockets at `address` and adds them to the forwarding loops. Adds a message to `notes` if that fails. */
   #addSockets(on: Bound, address: string): Bound {
-    const family = familyOfText(address)
     try {
-      const { port } = this.#config
-      const wanted = { bindAddress: address, port, workers: on.loops.length, features: on.features }
-      const more = addon.openSockets(wanted)
-      const loops = on.loops.map(({ tun, sockets }, at) => ({ tun, sockets: { ...sockets, [family]: more.loops[at] } }))
-      const lost = new Set(SOCKET_FEATURES.filter((name) => !more.features.includes(name)))
-      const left = on.features.filter((name) => !lost.has(name))
-      return { ...on, loops, features: left, bindAddresses: [...on.bindAddresses, address] }
+      return withSockets(on, address, this.#openSockets(address, on.loops.length, on.features))
+    } catch (error) {
+      this.notes.push(messageOf(error))
+      return on
+    }
+  }
+
+  #openSockets(address: string, workers: number, features: readonly string[]): OpenSockets {
+    const { port } = this.#config
+    try {
+      return addon.openSockets({ bindAddress: address, port, workers, features })
     } catch (error) {
       const { message } = engineStartError(error, { ...this.#config, bindAddress: address })
-      this.notes.push(`cannot reach peers from ${address}: ${message}`)
-      return on
+      throw new Error(`cannot reach peers from ${address}: ${message}`, { cause: error })
     }
   }
 
@@ -357,6 +369,16 @@ function pathOf(config: EngineConfig, steers: boolean) {
     persistent: config.persistent ?? false,
     steers,
   }
+}
+
+/** Returns the descriptors `on` with the sockets `opened` at `address`, in place of other sockets of this family. */
+function withSockets(on: Bound, address: string, opened: OpenSockets): Bound {
+  const family = familyOfText(address)
+  const loops = on.loops.map(({ tun, sockets }, at) => ({ tun, sockets: { ...sockets, [family]: opened.loops[at] } }))
+  const lost = new Set(SOCKET_FEATURES.filter((name) => !opened.features.includes(name)))
+  const features = on.features.filter((name) => !lost.has(name))
+  const others = on.bindAddresses.filter((each) => familyOfText(each) !== family)
+  return { ...on, loops, features, bindAddresses: [...others, address] }
 }
 
 const fdsIn = (sockets: LoopSockets | undefined): number[] =>

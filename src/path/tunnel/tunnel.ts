@@ -186,11 +186,6 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   readonly counting: Counting = this
   readonly observing: Observing = this
   readonly pathSearch: PathSearching
-  /**
-   * Chooses the outer family for each peer. Undefined if there is only one outer family, or if the key negotiation
-   * chooses the family.
-   */
-  readonly underlays?: Underlays
   /** Reports the public keys that unknown hosts used in handshakes; undefined if the tunnel does not encrypt. */
   readonly handshakes?: Handshakes
   /** Passes the open descriptors on to the next process; undefined if the TUN device must not outlive this process. */
@@ -219,6 +214,10 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
    * no peers.
    */
   #isUnapplied = false
+  /** Chooses the outer family for each peer; undefined if weftd does not choose it. */
+  readonly #underlays: Underlays | undefined
+  /** The logged messages about the sockets of the second outer family, since these sockets were bound last. */
+  readonly #bindFailures: Set<string>
   /** The name of the TUN device as of the last `resync`. */
   #knownName: string
   /** The eBPF programs that carry packets to some peers; undefined if the configuration does not allow them. */
@@ -254,8 +253,8 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     this.pathSearch = this.#createPathSearch()
     // If the tunnel encrypts, the object that negotiates keys chooses the outer family, and weftd does not probe the
     // families: weftd sends its probes unencrypted, and peers would not accept them.
-    if (kind.other && engine.outers.length > 1 && !sessionManager)
-      this.underlays = this.#createUnderlays(kind.outer, kind.other)
+    this.#underlays = kind.other && !sessionManager ? this.#createUnderlays(kind.outer, kind.other) : undefined
+    this.#bindFailures = new Set(engine.outers.length < underlay.families.length ? engine.notes : [])
     if (sessionManager) this.handshakes = sessionManager
     if (persistence.persist)
       this.handover = {
@@ -332,6 +331,14 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   /** The present name of the TUN device, which another program may rename. */
   get tunNames(): readonly string[] {
     return [this.#engine.tunName]
+  }
+
+  /**
+   * Chooses the outer family for each peer. Undefined while the engine has sockets of only one outer family, and if the
+   * key negotiation chooses the family.
+   */
+  get underlays(): Underlays | undefined {
+    return this.#engine.outers.length > 1 ? this.#underlays : undefined
   }
 
   get lacking(): ByFamily<string> {
@@ -532,6 +539,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
       return []
     }
     await this.#kind.check?.()
+    await this.#bindSecond()
     await this.#followSwitches()
     await this.#kernelWay?.check()
     const repaired: string[] = []
@@ -560,7 +568,8 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
 
   async #renew(external: ExternalInterface): Promise<void> {
     const { log } = this.#parts
-    await this.#rebind(external)
+    this.#underlay.follow(external.address)
+    await this.#bindSecond()
     for (const inner of this.#innerFamilies.all) {
       if (this.#innerFamilies.lacking[inner.family] === undefined) continue
       try {
@@ -574,16 +583,28 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     }
   }
 
-  /** Binds the sockets of the second outer family to this host's new address in this family. */
-  async #rebind({ address }: ExternalInterface): Promise<void> {
-    if (!this.#engine.rebind) return
-    const local = this.#underlay.rebind(address)
-    if (local === undefined) return
-    await this.#engine.rebind(formatAddress(local)).catch((error: unknown) => {
-      if (this.#kind.sessionManager) this.#reportFault(new Error(messageOf(error)))
-      else this.#parts.log.warn(messageOf(error))
-    })
-    this.#beginSessions() // a new engine may run now
+  /**
+   * Opens sockets at this host's present address of the second outer family, if the engine has none. The sockets can
+   * fail, because another program has the port or the kernel removes the address; then the next `resync` tries again.
+   */
+  async #bindSecond(): Promise<void> {
+    const local = this.#underlay.unbound(this.#engine.outers)
+    if (local === undefined || !this.#engine.rebind) return
+    const { log } = this.#parts
+    const address = formatAddress(local)
+    try {
+      if (!(await this.#engine.rebind(address))) return
+      this.#underlay.bind(local)
+      if (this.#bindFailures.size > 0) log.info(`Peers can be reached from ${address} again`)
+      this.#bindFailures.clear()
+    } catch (error) {
+      const message = messageOf(error)
+      if (this.#kind.sessionManager) this.#reportFault(new Error(message))
+      else if (!this.#bindFailures.has(message)) log.warn(message)
+      this.#bindFailures.add(message)
+      return
+    }
+    this.#beginSessions() // a new engine runs now
   }
 
   /**

@@ -30,6 +30,8 @@ export class Underlay {
   readonly #own: OwnLease
   /** This host's address in each outer family, to which the engine binds its sockets. */
   readonly #bound: Map<Family, Address>
+  /** The external interface's present address in the second outer family; undefined if the interface has none. */
+  #second: Address | undefined
   /**
    * The outer family for each peer, by lease key, unless it is the first family in which both hosts have an address.
    */
@@ -57,6 +59,7 @@ export class Underlay {
         return [family, local]
       }),
     )
+    this.#second = other && addresses[other]
     this.#chosen = new Map(other === undefined ? [] : overOther.map((key) => [key, other]))
   }
 
@@ -70,16 +73,25 @@ export class Underlay {
     return [...this.#chosen.keys()]
   }
 
-  /**
-   * Returns this host's new address in the second outer family, and records the address as bound. Returns undefined if
-   * the address has not changed.
-   */
-  rebind(addresses: Addresses): Address | undefined {
+  /** Takes the present addresses of the external interface. */
+  follow(addresses: Addresses): void {
     const { other } = this.#kind
-    const local = other && addresses[other]
-    if (!other || local === undefined || local === this.#bound.get(other)) return undefined
-    this.#bound.set(other, local)
-    return local
+    this.#second = other && addresses[other]
+  }
+
+  /**
+   * Returns this host's present address in the second outer family if the engine has no sockets at this address.
+   * `outers` are the outer families for which the engine has sockets.
+   */
+  unbound(outers: readonly Family[]): Address | undefined {
+    const { other } = this.#kind
+    const isBound = other && outers.includes(other) && this.#bound.get(other) === this.#second
+    return isBound ? undefined : this.#second
+  }
+
+  /** Records that the engine has sockets at this address of the second outer family. */
+  bind(address: Address): void {
+    this.#bound.set(familyOf(address), address)
   }
 
   endpointOf(peer: Lease): UdpEndpoint {

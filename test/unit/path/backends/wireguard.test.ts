@@ -588,9 +588,10 @@ describe('weftd itself, in the mode auto', () => {
 
   it('fails if it cannot bind a new address of the other family, and requests new keys if it can', async () => {
     const bound: string[] = []
-    const rebind = async (address: string): Promise<void> => {
+    const rebind = async (address: string): Promise<boolean> => {
       bound.push(address)
       if (bound.length > 1) throw new Error('it is taken')
+      return true
     }
     const { path, prepare } = await opened('192.0.2.1 2001:db8::1', TWO, { rebind })
     await path.resync()

@@ -7,7 +7,9 @@ import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
 import type { ExternalInterface } from '../../../../src/host/external-interface.ts'
 import { wordsOf } from '../../../../src/host/ip-words.ts'
 import type { HostKernel } from '../../../../src/host/kernel.ts'
+import type { Family } from '../../../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
+import { parseIpv6 } from '../../../../src/net/ipv6.ts'
 import type { Engine, EngineSessions, OpenPath } from '../../../../src/path/engine/engine.ts'
 import type { UnknownSender } from '../../../../src/path/engine/filter.ts'
 import { decodePeers } from '../../../../src/path/engine/peers.ts'
@@ -115,16 +117,22 @@ const external: ExternalInterface = {
   named: { address: { ipv4: false }, publicIp: { ipv4: false } },
 }
 
-const open = (inherited?: OpenPath, ownLease = own, tunnelKind = kind): Promise<Tunnel> => {
+const open = (
+  inherited?: OpenPath,
+  ownLease = own,
+  tunnelKind = kind,
+  besides: Partial<Engine> = {},
+  on: ExternalInterface = external,
+): Promise<Tunnel> => {
   return Tunnel.open(
     {
       config: parseNetworkConfig('{"Network":"10.5.0.0/16"}'),
       settings: { tunnel: { verifySource: 'strict', clampMss: false, probePathMtu: false } },
-      external,
+      external: on,
       startEngine: async ({ peers }) => {
         if (!host.kernel.peek(tunName)) addTun(tunName)
         events.push(`engine: start with ${decodePeers(peers!()).length} peer`)
-        return engine
+        return Object.create(engine, Object.getOwnPropertyDescriptors(besides)) as Engine // with the getter of engine
       },
       persistence: {
         persist: false,
@@ -286,4 +294,71 @@ it.each([
   tunnel.look()
   tunnel.look() // weftd logs a sender only if two successive calls of `look` find it unknown
   expect(host.lines).toContainEqual(expect.stringContaining(text))
+})
+
+/** An engine whose second outer family fails to bind while `problem` has a message. */
+class SecondFamily {
+  problem = ''
+  /** False while the engine does not forward. */
+  isRunning = true
+  readonly tried: string[] = []
+  readonly outers: Family[]
+  constructor(...outers: Family[]) {
+    this.outers = outers
+  }
+  rebind = async (to: string): Promise<boolean> => {
+    this.tried.push(to)
+    if (this.problem !== '') throw new Error(this.problem)
+    if (this.isRunning && this.outers.length < 2) this.outers.push('ipv6')
+    return this.isRunning
+  }
+}
+const at = (ipv6: string | undefined): ExternalInterface => ({
+  ...external,
+  address: { ...address, ...(ipv6 === undefined ? {} : { ipv6: parseIpv6(ipv6)! }) },
+})
+/** Opens a tunnel without encryption over IPv4 and IPv6. */
+const openOverBoth = (second: SecondFamily, besides: Partial<Engine> = {}): Promise<Tunnel> => {
+  const { sessionManager: _, ...plain } = kind
+  return open(undefined, own, { ...plain, other: 'ipv6' }, { ...second, ...besides }, at('2001:db8::1'))
+}
+
+it('tries again to bind an address of the second family that could not be bound, and a later address', async () => {
+  const second = new SecondFamily('ipv4', 'ipv6')
+  const tunnel = await openOverBoth(second)
+  await tunnel.renew(at('2001:db8::1'))
+  expect(second.tried).toEqual([])
+  host.lines = []
+  second.problem = 'cannot reach peers from 2001:db8::2: it is taken'
+  await tunnel.renew(at('2001:db8::2'))
+  await tunnel.resync()
+  expect(second.tried.splice(0)).toEqual(['2001:db8::2', '2001:db8::2'])
+  expect(host.lines).toEqual([second.problem]) // the log has the problem once
+  // The engine keeps its sockets at the first address, so they need no change if the host has this address again.
+  await tunnel.renew(at('2001:db8::1'))
+  // Without an address there is nothing to bind.
+  await tunnel.renew(at(undefined))
+  await tunnel.resync()
+  expect(second.tried).toEqual([])
+  second.problem = ''
+  second.isRunning = false
+  await tunnel.renew(at('2001:db8::3'))
+  second.isRunning = true
+  await tunnel.resync()
+  await tunnel.resync()
+  expect(second.tried).toEqual(['2001:db8::3', '2001:db8::3'])
+  expect(host.lines.slice(1)).toEqual(['Peers can be reached from 2001:db8::3 again'])
+})
+
+it('reaches peers over both families as soon as the sockets that failed at the start can be opened', async () => {
+  const second = new SecondFamily('ipv4')
+  const problem = 'cannot reach peers from 2001:db8::1: it is taken'
+  const tunnel = await openOverBoth(second, { notes: [problem] })
+  second.problem = problem
+  await tunnel.resync()
+  expect([tunnel.underlays, host.lines.filter((each) => each === problem)]).toEqual([undefined, [problem]])
+  second.problem = ''
+  await tunnel.resync()
+  expect(tunnel.underlays).toMatchObject({ first: 'ipv4', other: 'ipv6' })
+  expect(second.tried).toEqual(['2001:db8::1', '2001:db8::1'])
 })
