@@ -23,6 +23,8 @@ export async function reportToManager(node: Node): Promise<never> {
  */
 export async function serveWatchdog(node: Node): Promise<never> {
   const { notifier, signal } = node
+  // This message also ends those of `aliveMeanwhile`, which would continue while a thread hangs.
+  if (notifier?.aliveMs !== undefined) notifier.alive()
   for (;;) {
     await pause(signal, notifier?.aliveMs ?? RESYNC_MS)
     if (notifier?.aliveMs !== undefined && !hungThread(node.threads)) notifier.alive()

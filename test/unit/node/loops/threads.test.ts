@@ -16,7 +16,7 @@ it('notices and names a thread that hangs, and stops serving the watchdog until 
     }
   }
   await tick(60_000, true)
-  expect([trouble(), alive]).toEqual([undefined, 4])
+  expect([trouble(), alive]).toEqual([undefined, 5])
   expect(dataPaths[0]!.looks).toBeGreaterThan(25) // every 2 s it says what it has noticed
   await tick(20_000, false)
   expect(trouble()).toBe('the thread weft-loop1 hangs')
