@@ -33,6 +33,7 @@ import {
 import { Superseded } from './node/restart/lender.ts'
 import { rendezvousAt } from './node/restart/rendezvous.ts'
 import { interfaceWishes, type CutOptions, type NodeOptions } from './options.ts'
+import { kindOf } from './path/catalog.ts'
 import { createEvents, type Events } from './report/events.ts'
 import type { Notifier } from './report/notify.ts'
 
@@ -132,15 +133,18 @@ async function resume(
   try {
     signal.throwIfAborted()
     const config = parseNetworkConfig(known.config, { areGiven: options.store['kube-subnet-mgr'] })
+    // Seal before anything that can fail, so that no packets leave unencrypted while weftd waits for the store. The
+    // options of the backend cannot be read: the configuration in the file has a placeholder in place of a PSK.
+    const { isSealedUnless } = kindOf(config.backendType) ?? {}
+    const isSealed = isSealedUnless !== undefined && config.backend[isSealedUnless] !== true
+    if (isSealed) {
+      const { seal } = await import('./node/seal.ts') // most backends do not need it
+      await seal(node, { config, backend: { isSealed } })
+    }
     const silent = { ...log, info: () => {} }
     const external = await externalFor(known, node.options, familiesOf(config), kernel, silent)
     const publishedBefore = async () => known.lease.attrs
     const backend = await createBackend(config, external, engine, node.log, publishedBefore, inheritable, kernel)
-    // Seal before `prepare`, so that no packets leave unencrypted if weftd must wait for the store.
-    if (backend.isSealed) {
-      const { seal } = await import('./node/seal.ts') // most backends do not need it
-      await seal(node, { config, backend })
-    }
     const prepared = await backend.prepare(signal)
     const attrs = { ...prepared, publicIp: asPublished(prepared.publicIp, known) }
     const lease = { ...known.lease, attrs, expiresAt: known.expiresAt, revision: 0n }

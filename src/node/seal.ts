@@ -13,7 +13,7 @@ import type { NewNode, PathFacts } from './node.ts'
  */
 export async function seal(
   { kernel, log }: Pick<NewNode, 'kernel'> & { readonly log: Pick<Log, 'warn'> },
-  { config, backend }: Pick<PathFacts, 'config' | 'backend'>,
+  { config, backend }: Pick<PathFacts, 'config'> & { readonly backend: Pick<PathFacts['backend'], 'isSealed'> },
 ): Promise<void> {
   if (!backend.isSealed) return
   for (const { network } of listed(config)) {

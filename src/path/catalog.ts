@@ -124,6 +124,13 @@ export interface Kind {
    */
   readonly provesSender?: true
   /**
+   * The option, in lower case, that allows packets past the backend. Unless it is true, weftd blocks the packets to the
+   * network that the data path does not carry. Undefined if weftd does not block such packets.
+   */
+  readonly isSealedUnless?: string
+  /** True if options of the backend have templates (path/backends/fabric/template.ts). */
+  readonly hasTemplates?: true
+  /**
    * True if the backend makes a route to this node's subnet in a cloud or a switch, outside of this host. The backend
    * withdraws this route when the node leaves.
    */
@@ -382,6 +389,7 @@ export const KINDS = {
     routes: 'network',
     probe: 'overlay',
     provesSender: true,
+    isSealedUnless: 'allowbypass',
     published: 'wireguard',
     devices: [
       ['wireguard', 'flannel-wg'],
@@ -460,7 +468,7 @@ export const KINDS = {
     isIpv4Alone: true,
     published: '',
   },
-  http: { ...FABRIC, options: HTTP_OPTIONS, published: 'http' },
+  http: { ...FABRIC, options: HTTP_OPTIONS, hasTemplates: true, published: 'http' },
 } as const satisfies Readonly<Record<string, Kind>>
 
 export type BackendType = keyof typeof KINDS

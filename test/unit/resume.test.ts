@@ -39,8 +39,10 @@ const external = {
   named: { address: {}, publicIp: {} },
 }
 
-/** True if the backend encrypts. */
-let isSealed = false
+/** The member `Backend` of the configuration. */
+let backend: object
+/** Prevents the creation of the backend. */
+let refusal: Error | undefined
 /** The order in which the daemon makes unreachable routes, prepares the backend and opens data paths. */
 let steps: string[] = []
 vi.mock('../../src/path/device/userspace-guard.ts', async (load) => ({
@@ -51,8 +53,9 @@ vi.mock('../../src/path/device/userspace-guard.ts', async (load) => ({
 let lose: (reason: Error) => void
 vi.mock('../../src/node/choose.ts', () => ({
   createBackend: async () => ({
+    ...refuse(),
     name: 'fake',
-    isSealed,
+    isSealed: JSON.stringify(backend) === '{"Type":"wireguard"}',
     prepare: async () => (steps.push('prepare'), prepared()),
     plan: () =>
       FAMILIES.map((family) => ({
@@ -83,10 +86,15 @@ vi.mock('../../src/daemon.ts', () => ({
 
 /** Returns the attributes that the backend finds, or throws. */
 let prepared: () => LeaseAttrs
+const refuse = (): object => {
+  if (refusal) throw refusal
+  return {}
+}
 let folder: string
 beforeEach(() => {
   folder = mkdtempSync(join(tmpdir(), 'weft-resume-'))
-  isSealed = false
+  backend = { Type: 'wireguard' }
+  refusal = undefined
   steps = []
   prepared = () => lease.attrs
 })
@@ -99,7 +107,7 @@ async function resume(published = publicIp, stopping = new AbortController()): P
     Network: '10.5.0.0/16',
     EnableIPv6: true,
     IPv6Network: 'fd00:5::/48',
-    Backend: { Type: 'wireguard' },
+    Backend: backend,
   })
   const before = { ...lease, attrs: { ...lease.attrs, publicIp: published } }
   const known = {
@@ -182,7 +190,6 @@ const SEAL = ['unreachable 10.5.0.0/16', 'unreachable fd00:5::/48']
 
 it('with a backend that encrypts makes the unreachable routes before it forwards, and restores them meanwhile', async () => {
   const stop = new Error('enough')
-  isSealed = true
   begun.with = async (node) => {
     expect(steps).toEqual([...SEAL, 'prepare', 'open ipv4', 'open ipv6'])
     expect(node.isRunning).toBe(false)
@@ -193,24 +200,32 @@ it('with a backend that encrypts makes the unreachable routes before it forwards
   await expect(resume()).rejects.toBe(stop)
 })
 
-it('with a backend that encrypts makes the unreachable routes even if it cannot forward', async () => {
+it.each([
+  ['its address is gone', 'prepare', 'INTERFACE'],
+  // The file of the last known state has a placeholder in place of the key.
+  ['its pre-shared key is only in the store', 'create', 'CONFIG'],
+] as const)('with a backend that encrypts makes the unreachable routes even if %s', async (what, at, code) => {
   const stop = new Error('enough')
-  isSealed = true
+  if (at === 'create') refusal = new WeftError(code, what)
   prepared = () => {
-    throw new WeftError('INTERFACE', 'eth0 has no address')
+    throw new WeftError(code, what)
   }
   begun.with = async (node) => {
-    expect([canForward(node), steps]).toEqual([false, [...SEAL, 'prepare']])
+    expect([canForward(node), steps]).toEqual([false, at === 'create' ? SEAL : [...SEAL, 'prepare']])
     throw stop
   }
   await expect(resume()).rejects.toBe(stop)
 })
 
-it('with a backend that does not encrypt makes no unreachable routes', async () => {
-  const stop = new Error('enough')
-  begun.with = async () => {
-    throw stop
-  }
-  await expect(resume()).rejects.toBe(stop)
-  expect(steps).toEqual(['prepare', 'open ipv4', 'open ipv6'])
-})
+it.each([{ Type: 'udp' }, { Type: 'wireguard', AllowBypass: true }])(
+  'with %j makes no unreachable routes',
+  async (given) => {
+    const stop = new Error('enough')
+    backend = given
+    begun.with = async () => {
+      throw stop
+    }
+    await expect(resume()).rejects.toBe(stop)
+    expect(steps).toEqual(['prepare', 'open ipv4', 'open ipv6'])
+  },
+)
