@@ -12,6 +12,8 @@ const salt = randomBytes(32)
 export class Secret {
   readonly #value: string
   readonly #show: (value: string) => string
+  /** True if the value is the JSON form of a number, an object or another value that is not a text. */
+  readonly isJson: boolean
   /**
    * A hash of the secret with a random key. isDeepStrictEqual ignores private members, so it compares two secrets by
    * `identity`.
@@ -22,9 +24,10 @@ export class Secret {
    * Wraps the secret text `value`. `show` returns the text that is printed instead, if only a part of the value is
    * secret; the default is <hidden>.
    */
-  constructor(value: string, show: (value: string) => string = () => HIDDEN) {
+  constructor(value: string, show: (value: string) => string = () => HIDDEN, isJson = false) {
     this.#value = value
     this.#show = show
+    this.isJson = isJson
     this.identity = createHmac('sha256', salt).update(value).digest('base64')
   }
 
@@ -38,7 +41,7 @@ export class Secret {
 
   /** Makes a secret with another value, which is printed by the same rule as this secret. */
   with(value: string): Secret {
-    return new Secret(value, this.#show)
+    return new Secret(value, this.#show, this.isJson)
   }
 
   get isEmpty(): boolean {

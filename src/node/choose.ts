@@ -2,8 +2,7 @@
 // The code of all other subnet managers, backends and engines is not loaded.
 
 import type { Log } from '../base/log.ts'
-import { readSettings } from '../control/config/backend-options.ts'
-import { knownType } from '../control/config/check.ts'
+import { knownType, readSettings } from '../control/config/backend-options.ts'
 import type { NetworkConfig } from '../control/config/network-config.ts'
 import type { SubnetManager } from '../control/lease/subnet-manager.ts'
 import type { Store } from '../control/store/store.ts'

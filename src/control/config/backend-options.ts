@@ -4,7 +4,15 @@
 
 import { WeftError } from '../../base/errors.ts'
 import { Secret } from '../../base/secret.ts'
-import { KINDS, type BackendType, type Option, type Options, type Settings } from '../../path/catalog.ts'
+import {
+  isBackendType,
+  KINDS,
+  remedyFor,
+  type BackendType,
+  type Option,
+  type Options,
+  type Settings,
+} from '../../path/catalog.ts'
 
 type Given = Readonly<Record<string, unknown>>
 
@@ -81,4 +89,10 @@ export function readOption(option: Option, backend: Given): unknown {
       return isObject ? given : refuse(remedy)
     }
   }
+}
+
+/** Throws WeftError CONFIG, with flanneld's words, if `type` is not the type of a backend. */
+export function knownType(type: string): BackendType {
+  if (isBackendType(type)) return type
+  throw new WeftError('CONFIG', `Error fetching backend: unknown backend type: ${type}`, { remedy: remedyFor() })
 }

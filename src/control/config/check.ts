@@ -2,8 +2,9 @@
 
 import { WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
-import { isBackendType, isIpv4Alone, remedyFor, type BackendType } from '../../path/catalog.ts'
-import { readSettings } from './backend-options.ts'
+import { checkTemplates } from '../../path/backends/fabric/template.ts'
+import { isIpv4Alone, kindOf, remedyFor } from '../../path/catalog.ts'
+import { knownType, readSettings } from './backend-options.ts'
 import { carryIpv4Alone, parseNetworkConfig, requireFamily, type NetworkConfig } from './network-config.ts'
 
 /**
@@ -24,12 +25,7 @@ export function checkedConfig(text: string, log: Pick<Log, 'warn'>, areGiven = f
  */
 function checkBackend(config: NetworkConfig, log: Pick<Log, 'warn'>): void {
   const type = knownType(config.backendType)
-  readSettings(type, config.backend)
+  const settings = readSettings(type, config.backend)
+  if (kindOf(type)?.hasTemplates) checkTemplates(settings as Parameters<typeof checkTemplates>[0])
   if (isIpv4Alone(type)) carryIpv4Alone(`the ${type} backend`, config, log)
-}
-
-/** Throws WeftError CONFIG, with flanneld's words, if `type` is not the type of a backend. */
-export function knownType(type: string): BackendType {
-  if (isBackendType(type)) return type
-  throw new WeftError('CONFIG', `Error fetching backend: unknown backend type: ${type}`, { remedy: remedyFor() })
 }

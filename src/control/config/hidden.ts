@@ -10,7 +10,7 @@ const SECRET_NAME = /psk|password|passphrase|secret|token|(?<!public)key$/i
  * takes the secret from a file (`{credential}`), and must be shown then: a configuration that weftd saved to a file
  * has to be complete for a start while the store is unreachable.
  */
-const SECRET_HEADER = /authorization|cookie/i
+const SECRET_HEADER = /^(?:(?:proxy-)?authorization|(?:set-)?cookie)$/i
 
 /**
  * Matches the names of configuration members that hold a command line. Any word of a command may be a secret, so weft
@@ -24,13 +24,14 @@ const programOf = (command: string): string => {
 
 /**
  * Returns a copy of a JSON value in which each secret is wrapped in a `Secret`. Three kinds of values are secrets: the
- * value of a member with a name such as `Password` or `Authorization`, a command with arguments, and a text with a URL that contains a
- * user name.
+ * value of a member with a name such as `Password` or `Authorization`, a command with arguments, and a text with a URL
+ * that contains a user name.
  */
 export function hideSecrets(value: unknown, name = ''): unknown {
   if (value === null || value instanceof Secret) return value
-  const isHeader = SECRET_HEADER.test(name) && !(typeof value === 'string' && value.includes('{credential}'))
-  if (isHeader || SECRET_NAME.test(name)) return new Secret(typeof value === 'string' ? value : JSON.stringify(value))
+  const isHeader = typeof value === 'string' && SECRET_HEADER.test(name) && !value.includes('{credential}')
+  if (isHeader || SECRET_NAME.test(name))
+    return typeof value === 'string' ? new Secret(value) : new Secret(JSON.stringify(value), undefined, true)
   if (typeof value === 'string' && COMMAND_NAME.test(name)) return new Secret(value, programOf)
   if (typeof value === 'string') return withoutUser(value) === value ? value : new Secret(value, withoutUser)
   if (typeof value !== 'object') return value

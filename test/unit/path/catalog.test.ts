@@ -72,6 +72,12 @@ describe('a backend', () => {
       expect(() => check(`{"Type":"${type}"${required[type] ?? ''}}`), type).not.toThrow()
     expect(() => check(`{"Type":"ipsec","PSK":"${'p'.repeat(95)}"}`)).toThrow('config error, password is too short')
     expect(() => check('{"Type":"ipsec"}')).toThrow('config error, password is too short')
+    expect(() => check(`{"Type":"http"${required['http']},"Headers":{"A":"{credential}"}}`)).toThrow(
+      'Backend.Headers.A has {credential}, and there is no CredentialFile',
+    )
+    expect(() => check(`{"Type":"http"${required['http']},"PutBody":"{subnets}"}`)).toThrow(
+      'Backend.PutBody has the unknown variable {subnets}',
+    )
     const checkIpv6 = (type: string) =>
       checkedConfig(
         `{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{"Type":"${type}"}}`,

@@ -187,8 +187,13 @@ function memberOf(value: unknown, path: string): unknown {
 
 /** Returns the secrets in a template of headers or of a body. */
 function secretsIn(template: unknown): readonly string[] {
-  if (template instanceof Secret) return [template.reveal()]
+  if (template instanceof Secret) return template.isJson ? textsIn(JSON.parse(template.reveal())) : [template.reveal()]
   return typeof template === 'object' && template !== null ? Object.values(template).flatMap(secretsIn) : []
+}
+
+function textsIn(value: unknown): readonly string[] {
+  if (typeof value === 'string') return [value]
+  return typeof value === 'object' && value !== null ? Object.values(value).flatMap(textsIn) : []
 }
 
 /** Parses the credential file. Each line has an origin, a space and a credential. */

@@ -5,17 +5,22 @@
 
 import { WeftError } from '../../../base/errors.ts'
 import { HIDDEN, Secret } from '../../../base/secret.ts'
-import { formatAddress, formatNet, isIpv4Net, type Net } from '../../../net/address.ts'
+import { formatAddress, formatNet, isIpv4Net, type Address, type Net } from '../../../net/address.ts'
 import { TEMPLATE_VARIABLES, type Settings } from '../../catalog.ts'
-import type { Place } from './publisher.ts'
 
 export type Variables = Readonly<Record<string, string>>
 
+/** The facts about this host from which the variables get their values. */
+interface Host {
+  /** The public IP that this node publishes in its lease. */
+  readonly publicIp: Address
+  readonly address: Address
+  readonly nodeName: string
+  readonly environment: Readonly<Record<string, string | undefined>>
+}
+
 /** Returns the values of a route's template variables, except {id} and {credential}. */
-export function variablesOf(
-  subnet: Net,
-  { publicIp, address, nodeName, environment }: Pick<Place, 'publicIp' | 'address' | 'nodeName' | 'environment'>,
-): Variables {
+export function variablesOf(subnet: Net, { publicIp, address, nodeName, environment }: Host): Variables {
   const bits = subnet.prefixLength
   const { WEFT_INSTANCE: instance } = environment
   return {
@@ -88,6 +93,7 @@ export function fillBody(
 }
 
 function fillDeep(value: unknown, variables: Variables, what: string): unknown {
+  if (value instanceof Secret && value.isJson) return fillDeep(JSON.parse(plain(value, what)), variables, what)
   if (value instanceof Secret || typeof value === 'string')
     return fill(plain(value, what), variables, what, (text) => text)
   if (Array.isArray(value)) return value.map((each) => fillDeep(each, variables, what))
@@ -110,7 +116,7 @@ export function fillHeaders(headers: unknown, variables: Variables): Record<stri
     const remedy = 'use only names and values that HTTP allows in headers'
     if (!/^[\w!#$%&'*+.^`|~-]+$/.test(name) || OWN_HEADERS.has(name.toLowerCase()))
       throw new WeftError('CONFIG', `Backend.Headers has the name ${JSON.stringify(name)}`, { remedy })
-    if (typeof value !== 'string' && !(value instanceof Secret))
+    if (typeof value !== 'string' && !(value instanceof Secret && !value.isJson))
       throw new WeftError('CONFIG', `Backend.Headers.${name} is not a text`, { remedy })
     const text = fill(plain(value, `Headers.${name}`), variables, `Headers.${name}`, (each) => each)
     // RFC 9110 section 5.5 allows only these characters in the value of a header.

@@ -16,13 +16,18 @@ describe('a configuration', () => {
     ['{"A":{"subnetAddCommand":"/bin/add"},"Command":["x"]}', '{"A":{"subnetAddCommand":"/bin/add"},"Command":["x"]}'],
     ['{"Url":"http://jo:x@h/"}', '{"Url":"http://h/"}'],
     [
-      '{"Headers":{"Authorization":"Bearer x","proxy-authorization":"y","Set-Cookie":["z"],"Accept":"text/plain"}}',
-      '{"Headers":{"Authorization":"<hidden>","proxy-authorization":"<hidden>","Set-Cookie":"<hidden>","Accept":"text/plain"}}',
+      '{"Headers":{"Authorization":"Bearer x","proxy-authorization":"y","Cookie":"z","Accept":"text/plain"}}',
+      '{"Headers":{"Authorization":"<hidden>","proxy-authorization":"<hidden>","Cookie":"<hidden>","Accept":"text/plain"}}',
     ],
     // weftd replaces {credential} by the content of a file, so the text itself does not contain a secret.
     [
       '{"Authorization":"Bearer {credential}","X-Token":"{credential}"}',
       '{"Authorization":"Bearer {credential}","X-Token":"<hidden>"}',
+    ],
+    // Bodies of OpenFlow have a number with this name.
+    [
+      '{"cookie":7,"cookie_mask":255,"authorization":{"type":"x"}}',
+      '{"cookie":7,"cookie_mask":255,"authorization":{"type":"x"}}',
     ],
     ['{"PublicKey":"x","Keyboard":"y","CommandLog":"z z"}', '{"PublicKey":"x","Keyboard":"y","CommandLog":"z z"}'],
     [

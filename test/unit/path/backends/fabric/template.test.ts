@@ -236,6 +236,20 @@ describe('a template', () => {
     )
   })
 
+  it('keeps numbers and objects of a body, also if their names are those of secrets', () => {
+    const body = { cookie: 7, flowKey: 8, token: { kind: 'x', value: '{credential}' } }
+    const { putBody, headers } = httpSettings({
+      PutURL: PUT,
+      PutBody: body,
+      Headers: { Token: 5 },
+      CredentialFile: '/x',
+    })
+    expect(String((putBody as Record<string, unknown>)['token'])).toBe('<hidden>')
+    const filled = JSON.parse(fillBody(putBody, { credential: 's3cret' }, 'PutBody')!.body)
+    expect(filled).toEqual({ ...body, token: { kind: 'x', value: 's3cret' } })
+    expect(() => fillHeaders(headers, {})).toThrow('Backend.Headers.Token is not a text')
+  })
+
   it('may use every variable: checkTemplates needs no route', () => {
     const all = '{subnet}{subnetAddress}{prefixLength}{netmask}{publicIp}{address}{node}{instance}{id}'
     const settings = { PutURL: PUT, PutBody: all, RemoveBody: all, ListBody: all, Headers: { a: all } }
