@@ -18,7 +18,7 @@ export function packetsText(status: Seen): string {
   return CAUSES.filter((cause) => impairments.some(({ by }) => by === cause))
     .map((by) => {
       const mine = impairments.filter((each) => each.by === by)
-      const known = by === 'peers' ? peersEffect(status) : by === 'host' ? hostEffect(mine) : undefined
+      const known = by === 'peers' ? peersEffect(status) : knownEffect(mine, EFFECTS[by] ?? [])
       return known ?? readingOf({ state, impairments: mine }).packets
     })
     .join('; ')
@@ -53,11 +53,13 @@ function peersEffect({ peers, config }: Pick<Seen, 'peers' | 'config'>): string 
   return parts.length === 0 ? undefined : parts.join('; ')
 }
 
+type Effects = readonly (readonly [words: RegExp, effect: string])[]
+
 /**
- * For each problem of the host, a pattern and the problem's effect on packets. The patterns match the messages in
- * node/report.ts and report/snapshot.ts.
+ * For each problem of the host or the store that has an effect of its own, a pattern and the problem's effect on
+ * packets. The patterns match the messages in node/report.ts, report/snapshot.ts and node/loops/config.ts.
  */
-const HOST_EFFECTS: readonly (readonly [words: RegExp, effect: string])[] = [
+const HOST_EFFECTS: Effects = [
   [/does not forward IPv4/, `${FAMILY_NAMES.ipv4} packets of containers do not leave this host`],
   [/does not forward IPv6/, `${FAMILY_NAMES.ipv6} packets of containers do not leave this host`],
   [/is not written/, 'new containers do not start'],
@@ -66,8 +68,12 @@ const HOST_EFFECTS: readonly (readonly [words: RegExp, effect: string])[] = [
   [/^IPv6 has no address/, 'no packets reach other hosts over IPv6'],
 ]
 
-function hostEffect(impairments: readonly Pick<Impairment, 'what'>[]): string | undefined {
-  const effects = impairments.map(({ what }) => HOST_EFFECTS.find(([words]) => words.test(what))?.[1])
+const STORE_EFFECTS: Effects = [[/network configuration/, 'all packets pass, but no weftd can start']]
+const EFFECTS: Partial<Record<Impairment['by'], Effects>> = { host: HOST_EFFECTS, store: STORE_EFFECTS }
+
+/** Returns the effects of all the impairments; undefined if one of them has none in the list. */
+function knownEffect(impairments: readonly Pick<Impairment, 'what'>[], among: Effects): string | undefined {
+  const effects = impairments.map(({ what }) => among.find(([words]) => words.test(what))?.[1])
   const known = [...new Set(effects)].filter((effect) => effect !== undefined)
   return effects.includes(undefined) || known.length === 0 ? undefined : known.join('; ')
 }

@@ -11,6 +11,10 @@ const said = (impairments: readonly Impairment[], ...list: readonly PeerStatus[]
 const peer = (name: string, part: Partial<PeerStatus> = {}): PeerStatus => ({ ...soundPeer, name, ...part })
 const silent = { state: 'programmed', lossPercent: 100 } as const
 const narrow = { path: 'narrow', passesBytes: 1372 } as const
+const byConfig: Impairment = {
+  by: 'store',
+  what: 'no weftd can start with the network configuration in the store',
+}
 const byPeers: Impairment = { by: 'peers', what: '1 of 2 peers does not answer' }
 
 it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
@@ -33,6 +37,13 @@ it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
     [byPeers],
     [peer('a', narrow), peer('b', silent)],
     'packets to b (10.5.2.0/24) are lost; long packets to a (10.5.2.0/24) are lost, short ones pass',
+  ],
+  ['an invalid configuration', [byConfig], [peer('a')], 'all packets pass, but no weftd can start'],
+  [
+    'a store that does not answer, too',
+    [byConfig, { by: 'store', what: 'the etcd store does not answer' }],
+    [peer('a')],
+    'packets to known nodes pass, but weftd does not learn of new nodes and cannot renew its lease',
   ],
   [
     'many',
