@@ -28,7 +28,7 @@ process.chdir(root)
  */
 const PROSE = new Set(['options', 'report', 'report/page', 'tool/doctor', 'tool/measure', 'tool/weft'])
 const NATIVE = ['core', 'encap']
-/** The unit tests of files in src/ that have no test of their own name. */
+/** For each file in src/ whose unit test has a different name, the path of the unit test. */
 const TESTS_OF = new Map([['src/report/network-findings.ts', 'test/unit/report/network-view.test.ts']])
 
 /**

@@ -39,8 +39,9 @@ const EXIT_FAILED = 1
 const EXIT_USAGE = 2
 /**
  * How long in ms weftd may take to stop. This time is shorter than the time after which Docker (10 s), weft's systemd
- * unit (10 s) or Kubernetes (30 s) kills a stopping process. It is longer than the 7 s for which the kernel held its lock of all network
- * devices (RTNL) during the deletion of a bridge, because weftd cannot delete its devices and routes during that time.
+ * unit (10 s) or Kubernetes (30 s) kills a stopping process. It is longer than the 7 s for which the kernel held its
+ * lock of all network devices (RTNL) during the deletion of a bridge, because weftd cannot delete its devices and
+ * routes during that time.
  */
 export const STOP_MS = 9_000
 
@@ -242,7 +243,7 @@ async function untilStopped(
   free: Promise<void>,
 ): Promise<'stopped' | 'alone'> {
   notifier?.report({ ready: true, status: `${why}; waiting to be stopped` })
-  notifier?.aliveMeanwhile() // also during the start of the next run of the daemon, which may wait for the store
+  notifier?.aliveMeanwhile() // continues while weftd starts again, because the start may wait for the store
   // Run a timer, because signal handlers alone do not keep Node.js running.
   const running = setInterval(() => {}, 86_400_000)
   const how = await Promise.race([signalled.then(() => 'stopped' as const), free.then(() => 'alone' as const)])

@@ -332,7 +332,7 @@ export interface IpsecSetup {
   readonly blockedByDefault: readonly IpsecDirection[]
 }
 
-/** The settings that weft gives an ipip device. The device has no remote address and does not set `alwaysDf`. */
+/** The settings that weft gives an ipip device. The device has no remote address, and its `alwaysDf` is false. */
 export interface NewIpip {
   readonly local: Ipv4
 }
@@ -474,8 +474,8 @@ export interface HostKernel {
   /** Finds an interface by its name or its index. */
   link(which: string | number): Promise<Link | undefined>
   /**
-   * Returns how many packets to be sent the interface has dropped since it was created (tx_dropped); undefined if the
-   * interface does not exist.
+   * Returns the number of outgoing packets that the interface has dropped since it was created (tx_dropped); undefined
+   * if the interface does not exist.
    */
   sendDrops(which: string | number): Promise<number | undefined>
   routes(which: RouteFilter): Promise<readonly Route[]>

@@ -15,8 +15,9 @@ interface KeyAndIp {
 
 /**
  * The time in ms within which a predecessor that lost its lease acquires it again. If the lease is still missing after
- * this time, the predecessor has another store than this process. The pauses between the listings that lack the lease
- * count, but not the time in which the store does not answer, because then the predecessor cannot write its lease.
+ * this time, the predecessor has another store than this process. Only the pauses after listings without the lease
+ * count towards this time, and a failed listing starts it again, because the predecessor cannot write its lease while
+ * the store does not answer.
  */
 const SAME_NETWORK_MS = 15_000
 const RETRY_MS = 1_000

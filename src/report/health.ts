@@ -301,7 +301,7 @@ export async function serveHealth(
       at,
       on,
     )
-  // Serve the status only if this host has the address, because a problem with the status address must not stop weftd.
+  // Serve the status only if this host has `statusIp`, because a problem with this address must not stop weftd.
   // flanneld listens only at the address of the health checks.
   const own = Object.values(networkInterfaces()).flatMap((each = []) => each)
   const isReachable = isReachableAt(
@@ -335,8 +335,8 @@ export async function serveHealth(
 }
 
 /**
- * Returns the address of a host name, such as `localhost`. Returns an address, the empty text, or a name without an
- * address unchanged; listen() then reports why the name has no address.
+ * Returns the address of a host name, such as `localhost`. Returns `name` unchanged if it is an address, if it is
+ * empty, or if the host name has no address. In the last case listen() reports the reason.
  */
 async function resolved(name: string): Promise<string> {
   if (name === '') return ''

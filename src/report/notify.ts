@@ -31,8 +31,8 @@ export interface Notifier {
   /** Sends a keep-alive message to the service manager, and ends the messages of `aliveMeanwhile`. */
   alive(): void
   /**
-   * Sends keep-alive messages, the first immediately, until the next call of `alive` or `stopping`. Used while no loop
-   * calls `alive`, after weftd was ready: the service manager's watchdog begins with READY=1 and never pauses.
+   * Sends keep-alive messages, the first immediately, until the next call of `alive` or `stopping`. weftd needs them
+   * while no loop calls `alive`, because the service manager's watchdog begins with READY=1 and never pauses.
    */
   aliveMeanwhile(): void
   stopping(): void

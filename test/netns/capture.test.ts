@@ -170,7 +170,7 @@ it('shows the unchanged datagram if VXLAN drops it because it has no frame for t
   expect(await host.output(weft())).toContain(`from ${other.address}, behind 0800000000000700`)
 })
 
-it("counts the packets that the kernel drops because the TUN's queue is full, each in one weftd", async () => {
+it("counts each packet that the kernel drops because the TUN's queue is full once, also if a new weftd takes over", async () => {
   const QUEUE = 4_000 // QUEUE_LENGTH in tun-device.ts
   const MORE = 50
   const args = ['--workers', '1', '--probe-interval', '0']

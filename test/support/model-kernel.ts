@@ -99,7 +99,7 @@ export class ModelKernel implements HostKernel {
   /** The generation of nftables' rules; undefined if the kernel refuses the request. */
   generation: number | undefined
   hasPolicies = false
-  /** The packets to be sent that each interface has dropped. */
+  /** The number of outgoing packets that each interface has dropped. */
   dropped = 0
   readonly #links = new Map<number, ModelLink>()
   readonly #routes: Readonly<Record<Family, ModelRoutes>>

@@ -17,7 +17,7 @@ const before = new Map(SIGNALS.map((signal) => [signal, process.listeners(signal
 afterEach(() => {
   vi.useRealTimers()
   vi.restoreAllMocks()
-  // weftd's process ends with `main`, so `main` leaves its handlers.
+  // `main` does not remove its signal handlers, because weftd's process ends with `main`.
   for (const signal of SIGNALS)
     for (const handler of process.listeners(signal).filter((each) => !before.get(signal)!.includes(each)))
       process.off(signal, handler)

@@ -1,4 +1,4 @@
-// check.ts - checks a network configuration as a weftd does that starts.
+// check.ts - checks a network configuration as weftd does at its start.
 
 import { WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -8,7 +8,7 @@ import { knownType, readSettings } from './backend-options.ts'
 import { carryIpv4Alone, parseNetworkConfig, requireFamily, type NetworkConfig } from './network-config.ts'
 
 /**
- * Parses a network configuration, and checks it as a weftd does that starts. Throws WeftError CONFIG if no weftd can
+ * Parses a network configuration, and checks it as weftd does at its start. Throws WeftError CONFIG if no weftd can
  * start with the configuration. `areGiven` is true if a controller assigns the subnets.
  */
 export function checkedConfig(text: string, log: Pick<Log, 'warn'>, areGiven = false): NetworkConfig {

@@ -6,9 +6,9 @@ import { Secret, withoutUser } from '../../base/secret.ts'
 
 const SECRET_NAME = /psk|password|passphrase|secret|token|(?<!public)key$/i
 /**
- * Matches the names of HTTP headers that hold a secret and do not match SECRET_NAME. The value is not a secret if it
- * takes the secret from a file (`{credential}`), and must be shown then: a configuration that weftd saved to a file
- * has to be complete for a start while the store is unreachable.
+ * Matches the names of HTTP headers that hold a secret and do not match SECRET_NAME. A value with `{credential}` is not
+ * secret, because weftd replaces this word by a secret from a file. weft must not hide such a value: weftd saves the
+ * configuration without its secrets, and must be able to start with it while the store is unreachable.
  */
 const SECRET_HEADER = /^(?:(?:proxy-)?authorization|(?:set-)?cookie)$/i
 

@@ -87,7 +87,7 @@ function remove(nodes: NodesByKey, key: string, uid: string): void {
   else nodes.delete(key)
 }
 
-/** Returns the node that was created last, because older nodes of the same lease key describe a host that is gone. */
+/** Returns the node that was created last, because older Node objects with the same lease key are out of date. */
 const newest = (nodes: readonly ManagedNode[]): ManagedNode | undefined =>
   nodes.toSorted((a, b) => Number(a.createdAt - b.createdAt)).at(-1)
 
@@ -103,8 +103,8 @@ export class NodeSource implements LeaseSource<bigint> {
   readonly #subnets = new Map<string, NodeSubnets | string>()
   #managed: NodesByKey = new Map()
   /**
-   * The uids of the nodes that the watch reported since the last listing began. The state of these nodes in the listing
-   * may be older.
+   * The uids of the nodes that the watch reported since the last listing began. The listing may have an older state of
+   * these nodes than the watch.
    */
   readonly #watched = new Set<string>()
 
@@ -148,7 +148,7 @@ export class NodeSource implements LeaseSource<bigint> {
     return { cursor, entries: [...entries, ...invalid] }
   }
 
-  /** Replaces the known nodes by those of a listing, except the nodes that the watch reported during the listing. */
+  /** Replaces the known nodes by the nodes of a listing, but keeps what the watch reported during the listing. */
   #takeListing(found: ReadonlySet<string>, managed: NodesByKey): void {
     const before = this.#managed
     for (const uid of this.#subnets.keys()) if (!found.has(uid) && !this.#watched.has(uid)) this.#subnets.delete(uid)

@@ -44,8 +44,8 @@ interface ViewOptions {
 const addressesOf = ({ attrs }: Lease): readonly AddressKey[] => listed(attrs.publicIp).map(addressKey)
 
 /**
- * Returns a lease with the address and the data that the node's previous lease has for a family. Returns the lease
- * unchanged if the previous lease is that of another node or of another backend.
+ * Copies the address and the data of a family from the node's previous lease into `lease`, and returns the new lease.
+ * Returns `lease` unchanged if the previous lease belongs to another node or another backend.
  */
 function withFamily(lease: Lease, family: Family, before: Lease | undefined): Lease {
   const { attrs } = lease
@@ -174,10 +174,10 @@ export class LeaseView {
   }
 
   /**
-   * Returns the lease of an entry. If the entry cannot be read, logs that once, and returns the previous lease of the
-   * entry's key. If only one family cannot be read, takes only this family from the previous lease. The previous lease
-   * comes from `last`, which has the earlier changes of the batch; if `last` lacks the key, it comes from the current
-   * leases.
+   * Returns the lease of an entry. If the entry cannot be read, logs the reason once, and returns the previous lease of
+   * the entry's key. If only one family cannot be read, also logs the reason once, and takes only this family from the
+   * previous lease. The previous lease comes from `last`, which has the earlier changes of the batch; if `last` lacks
+   * the key, the previous lease comes from the current leases.
    */
   #read(entry: Entry, last?: ReadonlyMap<string, Lease | undefined>): Lease | undefined {
     const { key, lease } = entry

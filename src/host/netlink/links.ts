@@ -100,7 +100,7 @@ export const listLinks = (): Buffer =>
 export const getLink = (which: string | number): Buffer | undefined =>
   requestOfOne(which)?.attributeU32(IFLA.EXT_MASK, WITHOUT_COUNTERS).finish()
 
-/** Returns the request as `getLink` does, but the kernel's answer has the counters of the interface. */
+/** Returns the request that reads an interface with its counters; undefined as in `getLink`. */
 export const getLinkCounters = (which: string | number): Buffer | undefined => requestOfOne(which)?.finish()
 
 function requestOfOne(which: string | number): MessageWriter | undefined {
@@ -226,7 +226,7 @@ export function linksIn(links: Buffer, addresses: Buffer): Link[] {
   return all
 }
 
-/** Returns how many packets to be sent an interface has dropped, from the answer to `getLinkCounters`. */
+/** Reads from the answer to `getLinkCounters` the number of outgoing packets that the interface has dropped. */
 export function sendDropsIn(data: Buffer): number | undefined {
   for (const message of messagesIn(data)) {
     const dropped = message.attributes(LINK_HEADER).u64(IFLA.STATS64, TX_DROPPED_AT)

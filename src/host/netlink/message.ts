@@ -332,7 +332,7 @@ export class Attributes {
     return at < 0 ? undefined : readU32(this.#buffer, at)
   }
 
-  /** Reads a number of 64 bits; `from` is its position in bytes in the attribute's value. */
+  /** Reads a 64-bit number, which begins `from` bytes after the start of the attribute's value. */
   u64(type: number, from = 0): bigint | undefined {
     const begin = this.#start(type, from + 8)
     if (begin < 0) return undefined

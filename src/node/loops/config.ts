@@ -68,7 +68,7 @@ export async function watchConfig(node: Node): Promise<never> {
       if (text !== compared) compare(node, text)
       compared = text
     } catch (error) {
-      throwUnlessWaiting(error, signal) // an unreachable store comes back
+      throwUnlessWaiting(error, signal) // if the store does not answer, the next round tries again
       if (isWeftError(error, 'CONFIG_MISSING')) {
         if (node.configProblem !== GONE)
           log.error(

@@ -72,7 +72,7 @@ export async function keepPeers(node: Node): Promise<never> {
 function nameHosts({ names }: Node, there: readonly Lease[], removed: readonly Lease[]): void {
   for (const { name, attrs } of removed) {
     const address = addressText(attrs.publicIp)
-    // The removed node may have had the public IP of a node that replaced it.
+    // A node that replaced the removed node may have the same public IP. Keep the name of this new node.
     if (name !== undefined && names.get(address) === name) names.delete(address)
   }
   for (const { name, attrs } of there) if (name !== undefined) names.set(addressText(attrs.publicIp), name)

@@ -16,11 +16,11 @@ const [[, NAME]] = KINDS.ipip.devices
 /** flanneld's error message if a device of another type has the name of the ipip device. */
 export const OTHER_TYPE = `${NAME} isn't an ipip mode device, please remove device and try again`
 
-/** The result of a search for the device. */
+/** The result after weftd found, repaired or created the device. */
 interface Ensured {
   /** True if weftd created the device. */
   readonly isNew: boolean
-  /** Describes each repair. */
+  /** A description of each repair. */
   readonly repaired: readonly string[]
 }
 
@@ -82,7 +82,8 @@ export class IpipDevice {
       })
     if (ipip.local === this.#local && ipip.remote === undefined) {
       if (!ipip.alwaysDf) return { isNew: false, repaired: [] }
-      // Earlier versions of weftd made such devices. Change the device in place, because packets then continue to pass.
+      // Earlier versions of weftd made such devices. Change the device instead of replacing it, so that weftd loses no
+      // packets.
       await applyChange(this.#kernel, { kind: 'set link', device: link, ipip: { local: this.#local } })
       return { isNew: false, repaired: [`${link.name} set DF on every packet`] }
     }

@@ -107,8 +107,8 @@ export interface OpenPath extends Descriptors {
   /** The kernel features that the engine must not use, by their names in `addon.featureNames`. */
   readonly without: readonly string[]
   /**
-   * The kernel's counter of packets dropped at the TUN (HostKernel.sendDrops), up to which the process that had the
-   * descriptors before counted them. Undefined if that process did not know it; older versions omit it.
+   * The value of the kernel's counter of packets dropped at the TUN (HostKernel.sendDrops) that the previous process
+   * read last. Undefined if the previous process never read the counter; older versions omit it.
    */
   readonly queueDrops?: number | undefined
 }

@@ -1,36 +1,36 @@
 // queue-drops.ts - counts the packets that the kernel drops at the TUN device, before the engine reads them.
 //
 // The kernel's counter tx_dropped of a TUN mostly counts packets for which a queue had no room (drivers/net/tun.c,
-// tun_net_xmit). It also counts packets that a lack of memory or a loop of devices made the kernel drop (net/core/dev.c,
-// __dev_queue_xmit).
+// tun_net_xmit). It also counts packets that the kernel drops for lack of memory, or because a packet passes through
+// too many devices (net/core/dev.c, __dev_queue_xmit).
 
 import type { HostKernel } from '../../host/kernel.ts'
 
 export class QueueDrops {
   readonly #kernel: Pick<HostKernel, 'sendDrops'>
-  /** The kernel's counter when this object read it last; undefined before the first successful read. */
+  /** The value of the kernel's counter at the last read by this or the previous process; undefined before any read. */
   #known: number | undefined
   #counted = 0
-  /** True while a read runs. The kernel may answer it only after seconds. */
+  /** True while this object waits for the kernel's answer, which may take seconds. */
   #isReading = false
   /** True while another process has the device. */
   #isLent = false
 
   /**
-   * `known` is the kernel's counter up to which the previous process counted. If it is undefined, packets that were
-   * dropped before the first call of `read` do not count.
+   * `known` is the value of the kernel's counter that the previous process read last. If `known` is undefined, packets
+   * that were dropped before the first successful read do not count.
    */
   constructor(kernel: Pick<HostKernel, 'sendDrops'>, known?: number) {
     this.#kernel = kernel
     this.#known = known
   }
 
-  /** The number of packets that the kernel dropped until the last read. */
+  /** The number of dropped packets that this process has counted. */
   get counted(): number {
     return this.#counted
   }
 
-  /** Reads the kernel's counter of the device. If the read fails, the next call reads it. */
+  /** Reads the kernel's counter of the device. If the read fails, the next call of `read` counts these packets. */
   async read(device: string): Promise<void> {
     if (this.#isReading || this.#isLent) return
     this.#isReading = true
@@ -42,7 +42,7 @@ export class QueueDrops {
     this.#known = now
   }
 
-  /** Stops counting, and returns the kernel's counter up to which the packets are counted. */
+  /** Stops counting, and returns the value of the kernel's counter for the next process (OpenPath.queueDrops). */
   lend(): number | undefined {
     this.#isLent = true
     return this.#known

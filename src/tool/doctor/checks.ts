@@ -210,7 +210,7 @@ const OTHER_CONFIG =
 function checkConfig({ status, store, silence }: Facts): Finding[] | undefined {
   // Use the running daemon's own comparison of its configuration with the store's, because only this comparison
   // includes secrets. A daemon that does not run uses no configuration now, and reads the store's configuration at its
-  // next start. The finding config-missing reports an invalid configuration in the store.
+  // next start. If the store's configuration is invalid, the finding config-missing reports it instead.
   const isOther = silence === undefined && status?.store.configDiffers === true && !status.store.configGone
   const other: Finding[] = isOther ? [{ name: 'config-differs', detail: OTHER_CONFIG }] : []
   if (!store || store.problem !== undefined) return isOther ? other : undefined

@@ -373,7 +373,7 @@ export const FINDINGS = {
     check: 'store',
     level: 'failure',
     means: `the network configuration in the store ${KINDS_OF_STORES} is missing or invalid: running nodes keep the configuration that they read, but no weftd can start`,
-    fix: 'write a valid network configuration with `weft config set`, or in Kubernetes into the ConfigMap; `weft status` on a running node says what is wrong, and `weft status --json` shows the last valid configuration as `config`',
+    fix: 'write a valid network configuration with `weft config set`, or in Kubernetes into the ConfigMap; `weft status` on a running node says what is wrong, and `config` in the output of `weft status --json` is the configuration that the node uses',
   },
   'clock-off': {
     check: 'clock',

@@ -57,7 +57,7 @@ export interface Command {
   readonly flags: FlagTable
   /**
    * Runs the command and returns its exit code. Throws WeftError USAGE if the command line cannot be parsed, and
-   * HelpWanted for -h. Rejects with the signal's reason if the signal aborts before the command is done.
+   * HelpWanted for -h. Rejects with `signal.reason` if `signal` is aborted before the command is done.
    */
   run(words: readonly string[], environment: NodeJS.ProcessEnv, screen: Screen, signal: AbortSignal): Promise<number>
 }
@@ -67,8 +67,8 @@ interface Definition<Table extends FlagTable> extends Pick<Command, 'name' | 'do
   readonly more?: string
   readonly flags: Table
   /**
-   * Returns true if the command runs until SIGINT or SIGTERM ends it, as with --watch. Such an end is a success. Without
-   * this member a signal always interrupts the command.
+   * Returns true if the command runs until SIGINT or SIGTERM ends it, as with --watch. Such an end is a success.
+   * Without this member a signal always interrupts the command.
    */
   readonly isEndless?: (options: Options<Table>) => boolean
   readonly run: (call: Call<Table>) => Promise<number>

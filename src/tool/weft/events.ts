@@ -86,8 +86,8 @@ function isDate(date: string): boolean {
 }
 
 /**
- * Parses the value of --since: a duration before `now`, a time, or a date for the begin of that day. Returns ms since 1970; -Infinity if the text is
- * empty. Throws WeftError USAGE.
+ * Parses the value of --since: a duration before `now`, a time, or a date, which means the beginning of that day.
+ * Returns ms since 1970; -Infinity if the text is empty. Throws WeftError USAGE.
  */
 export function sinceOf(text: string, now: number): number {
   if (text === '') return -Infinity

@@ -93,7 +93,7 @@ function endText(at: number | undefined, isReservation: boolean): Cell {
 }
 /**
  * The time in seconds before its end from which a lease counts as not renewed in time. By default, nodes renew a lease
- * an hour before its end. The store does not have the --subnet-lease-renew-margin of other nodes.
+ * an hour before its end. The store does not contain the --subnet-lease-renew-margin of the nodes.
  */
 const ENDING_S = 1800
 
@@ -114,7 +114,7 @@ export const leaseLsCommand = command({
   name: 'lease ls',
   does: 'list the leases in the store, when each ends, and the state of its node',
   more:
-    `${MORE} ENDS is when a lease ends unless its node renews it; a node does so an hour before by default. ` +
+    `${MORE} ENDS is when a lease ends unless its node renews it. By default a node renews its lease an hour before the end. ` +
     "NODE IS the state of the node that this host's daemon knows, as in `weft peers`. Exits with 3 if a lease cannot be read.",
   flags: { ...JSON_FLAG, ...flags },
   run: ({ options, screen, signal: stopping }) =>

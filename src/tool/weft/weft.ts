@@ -234,7 +234,7 @@ export async function main(
  * signal to itself, because bash ends a script after Ctrl-C only if SIGINT killed the program that the script ran.
  */
 export function end(code: number): void {
-  process.exitCode = code // also for the init process of a container, which these signals do not kill
+  process.exitCode = code // needed if this is the init process of a container, which these signals do not kill
   for (const name of INTERRUPTS) if (code === EXIT[name]) process.kill(process.pid, name)
 }
 

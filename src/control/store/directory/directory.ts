@@ -194,8 +194,8 @@ export class DirectoryStore implements Store {
   }
 
   /**
-   * Returns true if a lease still has the expected revision and value, and has not expired. The file of an expired lease
-   * stays unchanged, but another node may have a lease with one of its subnets under a different key.
+   * Returns true if a lease still has the expected revision and value, and has not expired. An expired lease can still
+   * have both, because its file stays, but another node may meanwhile have one of its subnets under a different key.
    */
   #isAsRead(present: LeaseFile | undefined, { revision, value }: Expected, now: number): boolean {
     return present?.revision === revision && present.value === value && this.#isLive(present, now)
@@ -260,7 +260,7 @@ export class DirectoryStore implements Store {
     return this.#files.changing(signal, async () => {
       const present = await this.#files.readToChange(key)
       if (!(await allowed(present, await this.#files.now()))) return undefined
-      const expiresAt = isReservation ? undefined : Date.now() + this.#ttlMs // before a write that may take long
+      const expiresAt = isReservation ? undefined : Date.now() + this.#ttlMs // before the write, which may take long
       const written = await this.#files.write(key, value, isReservation, present)
       if (written && !present) await this.#removeEnded()
       return written && { revision: written.revision, expiresAt }

@@ -44,7 +44,7 @@ interface Instant {
   readonly monotonicMs: number
 }
 
-/** An etcd lease, to which keys are attached and with which the keys expire. `at` is the time of the request for it. */
+/** An etcd lease, to which keys are attached and with which the keys expire. `at` is the time of its request. */
 type Grant = Pick<etcd3.ILeaseGrantResponse, 'ID' | 'TTL'> & { readonly at: Instant }
 
 interface ClusterIdentity {

@@ -38,8 +38,8 @@ export class TimestampFile {
   }
 
   /**
-   * Stores a tick (tai64n.ts) in the file. Returns when the file would survive a power failure. Logs a failure; the file
-   * then keeps the earlier tick.
+   * Stores a tick (tai64n.ts) in the file, and returns when the file would survive a power failure. If the tick cannot
+   * be written, logs the reason, and the file keeps the earlier tick.
    */
   write(tick: number): void {
     const temporary = `${this.#path}.new`
@@ -49,7 +49,7 @@ export class TimestampFile {
         fsyncSync(file)
       })
       renameSync(temporary, this.#path)
-      withOpen(dirname(this.#path), 'r', fsyncSync) // stores the new name of the file
+      withOpen(dirname(this.#path), 'r', fsyncSync) // makes the rename durable
     } catch (error) {
       this.#log.warn(
         `Cannot write ${this.#path} (${messageOf(error)}): if the clock is set back, peers will refuse handshakes of this node after a restart`,

@@ -128,7 +128,7 @@ describe('the nodes', () => {
     ])
   })
 
-  it('that the watch reported deleted or changed during a listing do not return with the listing', async () => {
+  it('keep the state that the watch reported during a listing, even if the listing has an older state', async () => {
     let answer!: (page: unknown) => void
     const page = new Promise((resolve) => (answer = resolve))
     const gone = { type: 'DELETED', object: renamed('a', '101') }

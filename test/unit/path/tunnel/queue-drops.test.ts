@@ -1,9 +1,10 @@
-// queue-drops.test.ts - the packets that the kernel drops at the TUN count once, whichever process has the device.
+// queue-drops.test.ts - each packet that the kernel drops at the TUN is counted once, also if a new process takes over
+// the device.
 
 import { expect, it } from 'vitest'
 import { QueueDrops } from '../../../../src/path/tunnel/queue-drops.ts'
 
-/** A kernel whose counter a test sets; undefined if the device is missing, or an error of the read. */
+/** Returns a kernel whose counter is `dropped`: undefined if the device is missing, an Error if the read must fail. */
 function createKernel(dropped: number | undefined | Error) {
   return {
     dropped,
@@ -28,14 +29,14 @@ it('counts the packets that were dropped after the first read', async () => {
   expect([drops.counted, kernel.reads]).toEqual([5, ['flannel0', 'flannel0', 'other0']])
 })
 
-it('counts what was dropped after the previous process counted last', async () => {
+it('counts the packets that were dropped after the last read of the previous process', async () => {
   const kernel = createKernel(70)
   const drops = new QueueDrops(kernel, 64)
   await drops.read('flannel0')
   expect(drops.counted).toBe(6)
 })
 
-it('never decreases, and goes on after a failed read, a missing device or a counter that began again', async () => {
+it('never decreases, and continues after a failed read, a missing device or a counter that restarted', async () => {
   const kernel = createKernel(70)
   const drops = new QueueDrops(kernel, 64)
   await drops.read('flannel0')
@@ -52,14 +53,14 @@ it('never decreases, and goes on after a failed read, a missing device or a coun
   }
 })
 
-it('asks the kernel no second time while the kernel does not answer', async () => {
+it('does not read the counter again while the kernel has not answered the first read', async () => {
   const kernel = createKernel(0)
   const drops = new QueueDrops(kernel)
   await Promise.all([drops.read('flannel0'), drops.read('flannel0')])
   expect(kernel.reads).toHaveLength(1)
 })
 
-it('leaves the packets that are dropped while the device is lent to the next process', async () => {
+it('does not count while the device is lent to the next process', async () => {
   const kernel = createKernel(70)
   const drops = new QueueDrops(kernel, 64)
   expect(drops.lend()).toBe(64)

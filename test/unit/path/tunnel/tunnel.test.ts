@@ -228,7 +228,7 @@ it('runs its operations one at a time, and lists no peers until an apply succeed
   expect(tunnel.peers().map(({ key }) => key)).toEqual([peer.key])
 })
 
-it("counts the packets that the kernel drops at the TUN, from the predecessor's count on, and passes the count on", async () => {
+it("counts the packets dropped at the TUN since its predecessor's last read, and passes its own last read to its successor", async () => {
   const path: OpenPath = {
     tunName: 'flannel0',
     loops: [],

@@ -104,7 +104,7 @@ const hourOf = (end: number, sent: readonly (number | null)[]): HistoryReport =>
 }
 const second = (sample: { readonly at: number }): number => sample.at - Date.parse(at(0)) / 1000
 
-it('puts the history of the daemon, from its first known value on, before the samples of the page', () => {
+it("shows the daemon's samples, from the first known value on, before the page's own samples", () => {
   const history = createHistory()
   const known = (...values: (number | null)[]): (number | null)[] => [null, null, ...values]
   const report = hourOf(100, known(1, 2, 3))
@@ -145,7 +145,7 @@ it.each([
   expect(history.hour().map(second)).toEqual(shown)
 })
 
-it('shows a time once if the history of the daemon and the page have a sample of it', () => {
+it('shows only one sample for a time for which both the daemon and the page have a sample', () => {
   const history = createHistory()
   history.setHour(hourOf(100, [1, 2, 3]))
   history.add(statusAt(89, 0, 0, 0))

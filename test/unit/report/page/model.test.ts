@@ -285,7 +285,7 @@ describe('the changes', () => {
     expect(changesOf(peers(statusWith([])), peers(statusWith([], { state, trouble: 'why' })))).toEqual([told])
   })
 
-  it('name peers that do not answer, but not that the node is impaired by its peers', () => {
+  it('name peers that do not answer, but do not also name the state impaired, which these peers cause', () => {
     const after = statusWith([peerWith(1), peerWith(2, { state: 'programmed' })])
     expect(after.state).toBe('impaired')
     expect(changesOf(peers(before), peers(after))).toEqual(['10.5.2.0/24: not answering'])
@@ -319,7 +319,7 @@ describe('the lines of the log', () => {
 
   it('and the events of peers are in the order of their times', () => {
     const line = (at: string, level: StatusEvent['level']): StatusEvent => ({ at, level, text: 'a line' })
-    // As texts, the times with a fraction of a second come before the same second without one.
+    // In the order of texts, a time with a fraction of a second comes before the same second without a fraction.
     const log = [line('2026-11-23T03:00:00Z', 'info'), line('2026-11-23T03:02:30Z', 'warn')]
     const events = [
       event('2026-11-23T03:00:00.500Z'),
@@ -337,7 +337,7 @@ describe('the lines of the log', () => {
     ])
   })
 
-  it('show lost packets as errors, other changes as warnings, and what is as usual again as notes', () => {
+  it('show losses of packets as errors, other changes as warnings, and recoveries as notes', () => {
     const levels = PEER_EVENTS.map((what) => [what, linesOf([], [event('2026-11-23T03:00:00Z', { what })])[0]!.level])
     expect(Object.fromEntries(levels)).toEqual({
       silent: 'error',

@@ -569,7 +569,7 @@ describe('the doctor', () => {
     expect(found(part)).toEqual([name])
   })
 
-  it('has remedies for a full buffer that help on every host, and separates damaged datagrams from them', () => {
+  it('names remedies for a full buffer that help on every host, and separate remedies for damaged datagrams', () => {
     const { fix } = FINDINGS['packets-dropped']
     expect(fix).toMatch(/tx_drop_queue_full and rx_drop_socket_full, .*CPU time.*`--workers`/)
     expect(fix).toMatch(/UdpInCsumErrors .*damaged datagrams/)

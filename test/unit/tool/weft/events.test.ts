@@ -27,7 +27,7 @@ it('accepts a time of day, in the time zone of the host unless it names a zone',
   expect(sinceOf('', NOW)).toBe(-Infinity)
 })
 
-it('takes a date for the begin of that day in the time zone of the host', () => {
+it('reads a date as the beginning of that day in the time zone of the host', () => {
   expect(sinceOf('2026-11-23', NOW)).toBe(Date.parse('2026-11-22T18:15:00Z'))
   expect(sinceOf('2028-02-29', NOW)).toBe(Date.parse('2028-02-28T18:15:00Z'))
 })

@@ -42,7 +42,7 @@ describe('weftd.service', () => {
     expect(values('RestrictAddressFamilies')[0]!.split(' ')).toContain('AF_UNIX')
   })
 
-  it('waits longer than weftd needs to stop, and the documents and the chart have the same time', () => {
+  it('waits longer than weftd may take to stop, and the documents and the chart name the same time limit', () => {
     const file = (path: string): string => readFileSync(new URL(`../../../../${path}`, import.meta.url), 'utf8')
     expect(Number(values('TimeoutStopSec')[0]) * 1000).toBeGreaterThan(STOP_MS)
     expect(file('docs/health.md')).toContain(

@@ -525,7 +525,7 @@ describe('a signal, if weftd never answers,', () => {
     expect(await interrupted(words, signal)).toEqual({ code: 0, out: '', err: '' })
   })
 
-  it('kills the process after the exit code of an interruption, so that bash ends its script', () => {
+  it('kills the process itself if the exit code is that of an interruption, so that bash ends its script', () => {
     const kill = vi.spyOn(process, 'kill').mockReturnValue(true)
     const before = process.exitCode
     try {

@@ -62,7 +62,7 @@ it.each([
   ])
 })
 
-it('is on the disk before its new name is, and that before the call returns', () => {
+it('is on the disk before it is renamed, and the rename is on the disk before the call returns', () => {
   const steps: string[] = []
   const { fsyncSync, renameSync, fstatSync } = fs
   vi.spyOn(fs, 'fsyncSync').mockImplementation((of) => {
@@ -78,7 +78,7 @@ it('is on the disk before its new name is, and that before the call returns', ()
   expect(steps).toEqual(['sync file of 4 bytes', 'rename', 'sync folder'])
 })
 
-it('keeps the earlier tick if the disk is full, and that is logged once', () => {
+it('keeps the earlier tick if the disk is full, and weftd logs the failure once', () => {
   file.write(100)
   symlinkSync('/dev/full', `${path}.new`)
   file.write(200)
