@@ -58,7 +58,7 @@ namespace weft {
   X(rx_drop_replay,         "WireGuard: received before, or too late to know")                       \
   X(rx_drop_handshake,      "WireGuard: too many handshakes, or an answer that was not expected")    \
   X(rx_drop_wrong_key,      "WireGuard: a handshake for another public key than ours, or junk")      \
-  X(rx_drop_socket_full,    "no room in the buffer, or a wrong UDP checksum, as of the last check")    \
+  X(rx_drop_socket_full,    "no room in the buffer, or a wrong UDP checksum, as of the last check")  \
   X(rx_drop_truncated,      "longer than the receive buffer of one message")                         \
   X(rx_drop_ttl,            "the TTL or hop limit expired here")                                     \
   X(rx_time_exceeded_sent,  "ICMP time exceeded, sent to the peer")                                  \
