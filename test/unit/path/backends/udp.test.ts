@@ -239,7 +239,7 @@ describe('apply', () => {
     await dataPath.apply(all, own.key)
     expect(decodePeers(engine.records)).toHaveLength(1)
     expect(host.lines).toHaveLength(3)
-    expect(dataPath.counters()).toEqual({ sent: 5n, peers_unusable: 3n })
+    expect(dataPath.counters()).toEqual({ sent: 5n, peers_unusable: 3n, tx_drop_queue_full: 0n })
     expect([...dataPath.unusable()]).toEqual(bad.map(({ key }) => key))
     await dataPath.apply(new Map(), own.key)
     await dataPath.apply(all, own.key)
