@@ -63,7 +63,7 @@ const VXLAN = {
   GBP: 23,
   COLLECT_METADATA: 25,
 } as const
-const IPIP = { UNDERLAY: 1, LOCAL: 2, REMOTE: 3, PMTU_DISCOVERY: 10, COLLECT_METADATA: 19 } as const
+const IPIP = { UNDERLAY: 1, LOCAL: 2, REMOTE: 3, PROTOCOL: 9, PMTU_DISCOVERY: 10, COLLECT_METADATA: 19 } as const
 const TUN = { TYPE: 3, PERSIST: 6, MULTI_QUEUE: 7, QUEUES: 8 } as const
 /** The value of TUN.TYPE for a device of IP packets (IFF_TUN in linux/if_tun.h). */
 const IFF_TUN = 1
@@ -165,10 +165,10 @@ function writeVxlan(data: MessageWriter, vxlan: NewDevice['vxlan'], underlay: nu
 
 /**
  * Writes the settings of an ipip device. Without PMTU_DISCOVERY the kernel would set DF on every outer packet
- * (ip_tunnel_netlink_parms in net/ipv4/ip_tunnel_core.c).
+ * (ip_tunnel_netlink_parms in net/ipv4/ip_tunnel_core.c). PROTOCOL 0 is the value of flanneld's device (`ipip any`).
  */
 const writeIpip = (data: MessageWriter, { local }: NewIpip): MessageWriter =>
-  data.address(IPIP.LOCAL, local).attributeU8(IPIP.PMTU_DISCOVERY, 0)
+  data.address(IPIP.LOCAL, local).attributeU8(IPIP.PROTOCOL, 0).attributeU8(IPIP.PMTU_DISCOVERY, 0)
 
 /** Writes the other end of a veth pair, as `struct ifinfomsg` and attributes within an attribute. */
 function writePeer(data: MessageWriter, peer: NewDevice['peer']): void {

@@ -294,7 +294,8 @@ describe('a request', () => {
 
   it('adds an ipip device and a veth pair', () => {
     const data = dataOf({ name: 'i0', type: 'ipip', ipip: { local: ipv4 } })
-    expect([data?.address(2), data?.u8(10)]).toEqual([ipv4, 0]) // without attribute 10 each outer packet has DF
+    // Without attribute 10 each outer packet has DF. Attribute 9 is 0 in flanneld's device.
+    expect([data?.address(2), data?.u8(9), data?.u8(10)]).toEqual([ipv4, 0, 0])
     const peer = dataOf({ name: 'v0', type: 'veth', peer: { name: 'v1', mtu: 1300 } })?.bytes(1)
     const inner = first(new MessageWriter(NEWLINK).raw(peer!).finish()).attributes(16)
     expect([inner.text(IFLA.IFNAME), inner.u32(IFLA.MTU)]).toEqual(['v1', 1300])
