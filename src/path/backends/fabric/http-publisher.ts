@@ -187,12 +187,14 @@ function memberOf(value: unknown, path: string): unknown {
 
 /** Returns the secrets in a template of headers or of a body. */
 function secretsIn(template: unknown): readonly string[] {
-  if (template instanceof Secret) return template.isJson ? textsIn(JSON.parse(template.reveal())) : [template.reveal()]
+  if (template instanceof Secret)
+    return [template.reveal(), ...(template.isJson ? textsIn(JSON.parse(template.reveal())) : [])]
   return typeof template === 'object' && template !== null ? Object.values(template).flatMap(secretsIn) : []
 }
 
+/** Returns the texts and numbers in a JSON value, as texts. */
 function textsIn(value: unknown): readonly string[] {
-  if (typeof value === 'string') return [value]
+  if (typeof value === 'string' || typeof value === 'number') return [String(value)]
   return typeof value === 'object' && value !== null ? Object.values(value).flatMap(textsIn) : []
 }
 

@@ -116,7 +116,7 @@ export function fillHeaders(headers: unknown, variables: Variables): Record<stri
     const remedy = 'use only names and values that HTTP allows in headers'
     if (!/^[\w!#$%&'*+.^`|~-]+$/.test(name) || OWN_HEADERS.has(name.toLowerCase()))
       throw new WeftError('CONFIG', `Backend.Headers has the name ${JSON.stringify(name)}`, { remedy })
-    if (typeof value !== 'string' && !(value instanceof Secret && !value.isJson))
+    if (typeof value !== 'string' && !(value instanceof Secret && !/^[[{]/.test(value.isJson ? value.reveal() : '')))
       throw new WeftError('CONFIG', `Backend.Headers.${name} is not a text`, { remedy })
     const text = fill(plain(value, `Headers.${name}`), variables, `Headers.${name}`, (each) => each)
     // RFC 9110 section 5.5 allows only these characters in the value of a header.

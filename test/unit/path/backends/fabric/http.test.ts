@@ -82,10 +82,12 @@ describe('a request', () => {
       request.on('end', () => response.writeHead(403).end(`${body} ${encodeURIComponent('key/of+ksyun')} key/of+ksyun`))
     })
     writeFileSync(credentialFile, `${url} AKLT1 key/of+ksyun\n`)
-    const PutBody = { user: 'weft', password: 'hunter22' }
+    const PutBody = { user: 'weft', password: 'hunter22', token: 91_827_364, apiKey: { pin: 5555 } }
     const settings = httpSettings({ PutURL: url, PutBody, SignAWS4: 'r/s', CredentialFile: credentialFile })
     const [table] = await new HttpPublisher(settings, placeOf().place).find()
-    await expect(table?.put(never)).rejects.toThrow(/403 \{"user":"weft","password":"<hidden>"\} <hidden> <hidden>$/)
+    await expect(table?.put(never)).rejects.toThrow(
+      /403 \{"user":"weft","password":"<hidden>","token":<hidden>,"apiKey":<hidden>\} <hidden> <hidden>$/,
+    )
   })
 
   it('removes no route whose id the list does not have', async () => {

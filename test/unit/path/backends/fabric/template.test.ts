@@ -244,10 +244,12 @@ describe('a template', () => {
       Headers: { Token: 5 },
       CredentialFile: '/x',
     })
+    const { headers: wrong } = httpSettings({ PutURL: PUT, Headers: { Token: { a: 5 } } })
     expect(String((putBody as Record<string, unknown>)['token'])).toBe('<hidden>')
     const filled = JSON.parse(fillBody(putBody, { credential: 's3cret' }, 'PutBody')!.body)
     expect(filled).toEqual({ ...body, token: { kind: 'x', value: 's3cret' } })
-    expect(() => fillHeaders(headers, {})).toThrow('Backend.Headers.Token is not a text')
+    expect(fillHeaders(headers, {})).toEqual({ token: '5' })
+    expect(() => fillHeaders(wrong, {})).toThrow('Backend.Headers.Token is not a text')
   })
 
   it('may use every variable: checkTemplates needs no route', () => {
