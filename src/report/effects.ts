@@ -15,10 +15,12 @@ type Seen = Pick<Status, 'state' | 'impairments' | 'peers'> & Partial<Pick<Statu
 export function packetsText(status: Seen): string {
   const { state, impairments } = status
   if (state !== 'impaired') return readingOf(status).packets
-  return CAUSES.filter((cause) => impairments.some(({ by }) => by === cause))
+  const causes = CAUSES.filter((cause) => impairments.some(({ by }) => by === cause))
+  return causes
     .map((by) => {
       const mine = impairments.filter((each) => each.by === by)
       const known = by === 'peers' ? peersEffect(status) : knownEffect(mine, EFFECTS[by] ?? [])
+      if (known !== undefined && by === 'store' && causes.length === 1) return `all packets pass, but ${known}`
       return known ?? readingOf({ state, impairments: mine }).packets
     })
     .join('; ')
@@ -68,7 +70,7 @@ const HOST_EFFECTS: Effects = [
   [/^IPv6 has no address/, 'no packets reach other hosts over IPv6'],
 ]
 
-const STORE_EFFECTS: Effects = [[/network configuration/, 'all packets pass, but no weftd can start']]
+const STORE_EFFECTS: Effects = [[/network configuration/, 'no weftd can start']]
 const EFFECTS: Partial<Record<Impairment['by'], Effects>> = { host: HOST_EFFECTS, store: STORE_EFFECTS }
 
 /** Returns the effects of all the impairments; undefined if one of them has none in the list. */

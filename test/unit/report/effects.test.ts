@@ -40,6 +40,12 @@ it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
   ],
   ['an invalid configuration', [byConfig], [peer('a')], 'all packets pass, but no weftd can start'],
   [
+    'an invalid configuration, and a host that does not forward',
+    [byConfig, { by: 'host', what: 'this host does not forward IPv4' }],
+    [peer('a')],
+    'IPv4 packets of containers do not leave this host; no weftd can start',
+  ],
+  [
     'a store that does not answer, too',
     [byConfig, { by: 'store', what: 'the etcd store does not answer' }],
     [peer('a')],
