@@ -340,8 +340,8 @@ export async function serveHealth(
  */
 async function resolved(name: string): Promise<string> {
   if (name === '') return ''
-  const { address } = await lookup(name).catch(() => ({ address: name }))
-  return address
+  const all = await lookup(name, { all: true }).catch(() => [])
+  return (all.find(({ family }) => family === 4) ?? all[0])?.address ?? name
 }
 
 /** Decides which HTTP clients may read this node's view, the part of its status that it shows to its peers. */

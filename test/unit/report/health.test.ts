@@ -1,5 +1,6 @@
 // health.test.ts - flanneld's two health checks word for word, /livez, /status.json, a port in use, and the socket.
 
+import type * as dns from 'node:dns/promises'
 import { once } from 'node:events'
 import { existsSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { request, Server } from 'node:http'
@@ -16,6 +17,16 @@ import { createRecent } from '../../../src/report/recent.ts'
 import { detailsOf, type Snapshot } from '../../../src/report/snapshot.ts'
 import { lookAtThreads } from '../../../src/report/threads.ts'
 import { beginningWith, wellNode } from '../../support/snapshot.ts'
+
+// The name both.example has an address of each family, first IPv6.
+vi.mock('node:dns/promises', async (load) => {
+  const { lookup } = await load<typeof dns>()
+  const found = [
+    { address: '::1', family: 6 },
+    { address: '127.0.0.1', family: 4 },
+  ]
+  return { lookup: async (name: string) => (name === 'both.example' ? found : lookup(name, { all: true })) }
+})
 
 const node: Snapshot = { ...wellNode, at: 5_000, comparedAt: 1_000, isReady: false }
 
@@ -231,6 +242,13 @@ describe('access', () => {
       }
     },
   )
+
+  it('to the health checks is possible over IPv4, as in Go, if their host name has addresses of both families', async () => {
+    const log = { info: () => {}, warn: () => {}, error: () => {} }
+    const server = await serveHealth({ ip: 'both.example', port: 0, statusIp: '' }, known(), log)
+    servers.push(server)
+    expect(codeOf(await answerTo(server.port, get('/healthz', 'Host: x'), '127.0.0.1'))).toBe(200)
+  })
 
   it('to the status does not open the health checks at more addresses if the status is not served', async () => {
     // weftd does not take ::0 for the status address ::, so it must not listen at all addresses either.
