@@ -139,7 +139,7 @@ async function resume(
     const isSealed = isSealedUnless !== undefined && config.backend[isSealedUnless] !== true
     if (isSealed) {
       const { seal } = await import('./node/seal.ts') // most backends do not need it
-      await seal(node, { config, backend: { isSealed } })
+      await seal({ kernel, log }, { config, backend: { isSealed } })
     }
     const silent = { ...log, info: () => {} }
     const external = await externalFor(known, node.options, familiesOf(config), kernel, silent)

@@ -35,6 +35,7 @@ import {
   formatNet,
   netAround,
   netContains,
+  type Address,
   type Addresses,
   type ByFamily,
   type Family,
@@ -588,15 +589,15 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
    * fail, because another program has the port or the kernel removes the address; then the next `resync` tries again.
    */
   async #bindSecond(): Promise<void> {
+    const { second } = this.#underlay
     const local = this.#underlay.unbound(this.#engine.outers)
+    if (local === undefined && second !== undefined) this.#endBindFailures(second) // the former address is back
     if (local === undefined || !this.#engine.rebind) return
     const { log } = this.#parts
-    const address = formatAddress(local)
     try {
-      if (!(await this.#engine.rebind(address))) return
+      if (!(await this.#engine.rebind(formatAddress(local)))) return
       this.#underlay.bind(local)
-      if (this.#bindFailures.size > 0) log.info(`Peers can be reached from ${address} again`)
-      this.#bindFailures.clear()
+      this.#endBindFailures(local)
     } catch (error) {
       const message = messageOf(error)
       if (this.#kind.sessionManager) this.#reportFault(new Error(message))
@@ -605,6 +606,12 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
       return
     }
     this.#beginSessions() // a new engine runs now
+  }
+
+  #endBindFailures(address: Address): void {
+    if (this.#bindFailures.size === 0) return
+    this.#bindFailures.clear()
+    this.#parts.log.info(`Peers can be reached from ${formatAddress(address)} again`)
   }
 
   /**

@@ -89,6 +89,11 @@ export class Underlay {
     return isBound ? undefined : this.#second
   }
 
+  /** The external interface's present address in the second outer family; undefined if the interface has none. */
+  get second(): Address | undefined {
+    return this.#second
+  }
+
   /** Records that the engine has sockets at this address of the second outer family. */
   bind(address: Address): void {
     this.#bound.set(familyOf(address), address)

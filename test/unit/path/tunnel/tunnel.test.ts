@@ -336,6 +336,11 @@ it('tries again to bind an address of the second family that could not be bound,
   expect(host.lines).toEqual([second.problem]) // the log has the problem once
   // The engine keeps its sockets at the first address, so they need no change if the host has this address again.
   await tunnel.renew(at('2001:db8::1'))
+  expect(host.lines.splice(1)).toEqual(['Peers can be reached from 2001:db8::1 again'])
+  expect(second.tried).toEqual([])
+  await tunnel.renew(at('2001:db8::2'))
+  expect(host.lines.splice(1)).toEqual([second.problem])
+  expect(second.tried.splice(0)).toEqual(['2001:db8::2'])
   // Without an address there is nothing to bind.
   await tunnel.renew(at(undefined))
   await tunnel.resync()
