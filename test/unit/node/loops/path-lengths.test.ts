@@ -159,6 +159,8 @@ describe('the length that reaches a peer', () => {
     expect(lengthAt(rig)).toBeUndefined()
     rig.run(0, 40_000)
     expect(lengthAt(rig)).toEqual({ isWhole: true, bytes: 1_472, since: 0 })
+    expect(rig.search.length('a')).toEqual({ isWhole: true, bytes: 1_472, since: 0 })
+    expect(rig.search.length('b')).toBeUndefined()
   })
 
   it('becomes `narrow` when a shorter packet passes, then has a length, then is `whole` again, each with its time', () => {
@@ -174,6 +176,53 @@ describe('the length that reaches a peer', () => {
     rig.run(101_000, 140_000)
     expect(lengthAt(rig)).toMatchObject({ isWhole: true, bytes: 1_472 })
     expect(lengthAt(rig)!.since).toBeGreaterThan(101_000)
+  })
+
+  it('that was `whole` becomes `narrow` when a shorter packet passes, not only when the search ends', () => {
+    const rig = newSearch()
+    rig.search.keep([peer('a')], 0)
+    rig.run(0, 9_000)
+    rig.net.passes = 1_252
+    rig.run(10_000, 14_000)
+    expect(lengthAt(rig)).toEqual({ isWhole: true, bytes: 1_472, since: 0 })
+    rig.run(15_000, 15_000)
+    expect(lengthAt(rig)).toEqual({ isWhole: false, bytes: undefined, since: 15_000 })
+  })
+
+  it('stays known while weftd tries longer packets in vain, and while it searches for a lower length', () => {
+    const rig = newSearch({ passes: 1_252 })
+    rig.search.keep([peer('a')], 0)
+    rig.run(0, 15_000)
+    const lengthsOver = (from: number, to: number) => {
+      const lengths = new Set<number | undefined>()
+      for (let now = from; now <= to; now += 1_000) {
+        rig.run(now, now)
+        lengths.add(lengthAt(rig)?.bytes)
+      }
+      return [...lengths]
+    }
+    expect(lengthsOver(16_000, 100_000)).toEqual([1_252])
+    rig.net.passes = 1_172
+    expect(lengthsOver(101_000, 160_000)).toEqual([1_252, 1_172])
+  })
+
+  it('is news once for each change, and no news when a check confirms it', () => {
+    const rig = newSearch({ passes: 1_252 })
+    rig.search.keep([peer('a')], 0)
+    const newsOver = (from: number, to: number): readonly string[] => {
+      rig.run(from, to)
+      return [...rig.search.takeNews()]
+    }
+    expect(newsOver(0, 4_000)).toEqual([])
+    expect(newsOver(5_000, 5_000)).toEqual(['a']) // the path is narrow
+    expect([...rig.search.takeNews()]).toEqual([])
+    expect(newsOver(6_000, 15_000)).toEqual(['a']) // the length is known
+    expect(newsOver(16_000, 100_000)).toEqual([])
+    rig.net.passes = 1_172
+    expect(newsOver(101_000, 160_000)).toEqual(['a']) // a lower length
+    rig.net.passes = 1_472
+    expect(newsOver(161_000, 220_000)).toEqual(['a']) // the path is whole
+    expect(newsOver(221_000, 300_000)).toEqual([])
   })
 
   it('is the path MTU of the kernel if that length passes and is less than containers may send', () => {
