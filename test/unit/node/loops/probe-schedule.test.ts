@@ -279,6 +279,43 @@ it('probes a peer immediately if its second family is in doubt, except a silent 
   expect(pass(probes, 64, 66, () => false).flat()).not.toContain(2)
 })
 
+it('does not probe an answering peer earlier when a packet of it arrives', () => {
+  const probes = new ProbeSchedule(10_000, () => 0)
+  probes.keep([target(1)], 0)
+  expect(pass(probes, 0, 12, all)[11]).toEqual([1])
+  probes.wake('peer 1', 12_000)
+  expect(pass(probes, 12, 21, all).flat()).toEqual([])
+  expect(pass(probes, 21, 22, all).flat()).toEqual([1])
+})
+
+it('does not probe a peer again if two probes were lost, although its second family is in doubt', () => {
+  const probes = new ProbeSchedule(10_000, () => 0)
+  probes.keep([target(1)], 0)
+  pass(probes, 0, 20, all)
+  expect(pass(probes, 20, 24, () => false)).toEqual([[], [1], [1], []])
+  expect(probes.result('peer 1')!.isAnswering).toBe(false)
+  probes.soon('peer 1', 23_500)
+  expect(pass(probes, 24, 32, all).flat()).toEqual([])
+})
+
+it('does not put off an overdue probe of a peer whose second family is in doubt', () => {
+  const probes = new ProbeSchedule(10_000, () => 0)
+  probes.keep(targets(101), 0)
+  expect(probes.due(1_000)).toHaveLength(ASKED_A_SECOND)
+  probes.soon('peer 51', 1_500)
+  expect(probes.due(2_000).map(({ key }) => key)).toContain('peer 51')
+})
+
+it('reports no doubt about a peer that was removed after its last probe was sent', () => {
+  const probes = new ProbeSchedule(10_000, () => 0)
+  probes.keep(targets(2), 0)
+  pass(probes, 0, 10, all)
+  expect(probes.due(11_000)).toHaveLength(2)
+  probes.look('peer 1', undefined, 11_500)
+  probes.due(12_000)
+  expect(probes.takeDoubted()).toEqual(new Set(['peer 2']))
+})
+
 describe('a peer that stays silent', () => {
   const none = (): boolean => false
   /** The seconds at which it is probed. */
@@ -374,6 +411,75 @@ describe('a peer that stays silent', () => {
     pass(mixed, 400, 800, none)
     pass(mixed, 800, 1_200, (address) => address === 1)
     expect(mixed.resting()).toEqual(['peer 2'])
+  })
+
+  it('is not probed because of a packet that arrived before or with its last probe', () => {
+    const { probes } = silent()
+    const lastAt = requestedAt(probes, 2_000, 2_400).at(-1)!
+    const from = Math.max(2_400, lastAt + 2)
+    for (const heardAt of [lastAt * 1_000 - 1, lastAt * 1_000]) {
+      probes.wake('peer 1', from * 1_000, heardAt)
+      expect(requestedAt(probes, from, from + 1)).toEqual([])
+    }
+    probes.wake('peer 1', from * 1_000, lastAt * 1_000 + 1)
+    expect(requestedAt(probes, from, from + 1)).toEqual([from])
+  })
+
+  it.each([
+    ['is', '59.999 s earlier', -59_999],
+    ['is', 'at the same time', 0],
+    ['is', '59.999 s later', 59_999],
+    ['is not', '60 s earlier', -60_000],
+    ['is not', '60 s later', 60_000],
+  ])('%s probed immediately when a peer answers that fell silent %s', (is, _when, apart) => {
+    const probes = new ProbeSchedule(10_000, () => 0)
+    const begins = [
+      { ...target(1), at: 100_000 + apart },
+      { ...target(2), at: 100_000 },
+    ].toSorted((a, b) => a.at - b.at)
+    for (const { key, address, at } of begins) {
+      probes.look(key, address, at - 999) // a probe is due from the next full second on
+      expect(probes.due(at).map((request) => request.key)).toContain(key)
+    }
+    pass(probes, 161, 1_000, none)
+    expect(probes.resting()).toHaveLength(2)
+    let second = 1_000
+    while (
+      !pass(probes, second, second + 1, (address) => address === 1)
+        .flat()
+        .includes(1)
+    )
+      second++
+    expect(
+      pass(probes, second + 1, second + 2, none)
+        .flat()
+        .includes(2),
+    ).toBe(is === 'is')
+  })
+
+  it('is probed at the usual interval from its first answer on, even if the interval was longer at its last probe', () => {
+    let most = 0
+    const probes = new ProbeSchedule(
+      10_000,
+      () => 0,
+      () => most,
+    )
+    probes.keep([target(1)], 0)
+    // Ten probes are lost while the peer answers over its second family.
+    const before = requestedAt(probes, 0, 85)
+    expect([before.length, before.at(-1), probes.resting()]).toEqual([10, 81, []])
+    most = 300_000
+    expect(requestedAt(probes, 85, 135, all)).toEqual([91, 102, 112, 122, 132])
+  })
+
+  it('is not listed as resting if it was removed while its last probe was in flight', () => {
+    const probes = new ProbeSchedule(10_000, () => 0)
+    probes.keep([target(1)], 0)
+    const last = requestedAt(probes, 0, 82).at(-1)!
+    expect([last, probes.resting()]).toEqual([81, []])
+    probes.keep([], last * 1_000 + 500)
+    expect(requestedAt(probes, 82, 400)).toEqual([])
+    expect(probes.resting()).toEqual([])
   })
 
   it('is probed immediately for another family that is doubted', () => {
