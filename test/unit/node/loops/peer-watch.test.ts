@@ -111,6 +111,25 @@ describe('a peer that falls silent', () => {
     expect(later.told().at(-1)).toEqual(['back', null])
   })
 
+  it('again after a restart is reported again, if the earlier process reported its return', () => {
+    const before = newWatch()
+    before.falls()
+    before.answers()
+    const after = newWatch(before.events)
+    after.falls()
+    expect(after.told().map(([what]) => what)).toEqual(['silent', 'back', 'silent'])
+  })
+
+  it('and is back within the same millisecond was silent for 0 s', () => {
+    const rig = newWatch()
+    rig.falls()
+    rig.answers()
+    expect(rig.told()).toEqual([
+      ['silent', null],
+      ['back', 0],
+    ])
+  })
+
   it('over a restart, but still sends, is reported as one-way by the process that receives its packets', () => {
     const before = newWatch()
     before.falls()
@@ -150,6 +169,15 @@ it('reports once the address from which a peer moved', () => {
   ])
 })
 
+it('reports nothing about a peer that was not probed yet, and has no reading of it', () => {
+  const rig = newWatch()
+  rig.look()
+  rig.look({ heardAt: rig.time.now })
+  expect(rig.told()).toEqual([])
+  expect([...rig.watch.readings()]).toEqual([])
+  expect(rig.watch.isAnySilent()).toBe(false)
+})
+
 describe('a path', () => {
   const narrow = (since: number, bytes: number | undefined = 1372) => ({ length: { isWhole: false, bytes, since } })
   it('that becomes narrow is reported when its length is known, and later that it is whole again, with the duration', () => {
@@ -169,6 +197,24 @@ describe('a path', () => {
       ['whole', 30],
     ])
     expect(rig.events.list()[0]!.bytes).toBe(1372)
+  })
+
+  it('to a peer that was not probed yet is reported too', () => {
+    const rig = newWatch()
+    rig.look(narrow(rig.time.now))
+    expect(rig.told()).toEqual([['narrow', null]])
+  })
+
+  it('that becomes narrow again after a restart is reported again', () => {
+    const whole = (since: number) => ({ length: { isWhole: true, bytes: 1472, since } })
+    const before = newWatch()
+    before.answers()
+    before.look(narrow(before.time.now))
+    before.look(whole(before.time.now))
+    const after = newWatch(before.events)
+    after.answers()
+    after.look(narrow(after.time.now))
+    expect(after.told().map(([what]) => what)).toEqual(['narrow', 'whole', 'narrow'])
   })
 
   it('of a peer that is silent is not blamed', () => {
@@ -219,6 +265,88 @@ describe('the round trip', () => {
     ])
   })
 
+  it('is learnt from the first ten probes, as their mean', () => {
+    const learns = (number: number) => {
+      const rig = newWatch()
+      for (let done = 0; done < number; done++) times(rig, 1, done % 2 === 0 ? 8 : 12)
+      times(rig, 3, 30)
+      return rig.events.list()
+    }
+    expect(learns(9)).toEqual([])
+    expect(learns(10)).toEqual([expect.objectContaining({ what: 'slow', roundTripMs: 30, usualMs: 10 })])
+  })
+
+  it('counts once per probe, however often weftd looks at its result', () => {
+    const rig = newWatch()
+    times(rig, 10, 10)
+    times(rig, 2, 25)
+    for (let looks = 0; looks < 5; looks++) rig.look()
+    expect(rig.told()).toEqual([])
+    rig.pass(10_000)
+    rig.answers(25)
+    expect(rig.told()).toEqual([['slow', null]])
+  })
+
+  it.each([
+    // The usual round trip, one that is not slow, a slow one, one that is still not normal, and a normal one, in ms.
+    [10, 20, 20.1, 15, 14.9], // twice the usual round trip, and half as long again
+    [100, 200, 201, 150, 149],
+    [1, 2.99, 3.01, 3, 2.99], // 2 ms more
+    [0.5, 2.49, 2.51, 2.5, 2.49],
+  ])(
+    'that is usually %d ms is not slow at %d ms but at %d ms, and then not normal at %d ms but at %d ms',
+    (usual, notSlow, slow, notNormal, normal) => {
+      const other = newWatch()
+      times(other, 10, usual)
+      times(other, 3, notSlow)
+      expect(other.told()).toEqual([])
+      const rig = newWatch()
+      times(rig, 10, usual)
+      for (let done = 0; done < 3; done++) {
+        times(rig, 2, slow)
+        times(rig, 1, usual)
+      }
+      expect(rig.told()).toEqual([])
+      times(rig, 3, slow)
+      expect(rig.told().map(([what]) => what)).toEqual(['slow'])
+      times(rig, 5, notNormal)
+      expect(rig.told().map(([what]) => what)).toEqual(['slow'])
+      times(rig, 3, normal)
+      expect(rig.told().map(([what]) => what)).toEqual(['slow', 'usual'])
+    },
+  )
+
+  it('that grows slowly is the new usual one, and no event', () => {
+    const rig = newWatch()
+    times(rig, 10, 10)
+    times(rig, 100, 18)
+    times(rig, 10, 25)
+    expect(rig.told()).toEqual([])
+  })
+
+  it('that was slow for a while is compared with the same usual one as before', () => {
+    const rig = newWatch()
+    times(rig, 10, 10)
+    times(rig, 3, 30)
+    times(rig, 3, 10)
+    times(rig, 3, 30)
+    expect(rig.events.list().map(({ what, usualMs }) => [what, usualMs])).toEqual([
+      ['slow', 10],
+      ['usual', 10],
+      ['slow', 10],
+    ])
+  })
+
+  it('of probes before a peer fell silent is not counted again while it is silent', () => {
+    const rig = newWatch()
+    times(rig, 10, 1)
+    for (let done = 0; done < 5; done++) {
+      rig.pass(10_000)
+      rig.falls() // the last round trip was 10 ms
+    }
+    expect(rig.told().map(([what]) => what)).toEqual(['silent'])
+  })
+
   it('of less than two milliseconds more is noise', () => {
     const rig = newWatch()
     times(rig, 20, 0.1)
@@ -257,6 +385,7 @@ it('returns the newest event of each peer, and forgets removed peers', () => {
     { roundTripMs: 7, lossPercent: 10 },
     { roundTripMs: undefined, lossPercent: 100 },
   ])
+  expect(rig.watch.isAnySilent()).toBe(true)
   rig.watch.keep(new Set(['ipv4 10.5.2.0/24']))
   expect([...rig.watch.readings()]).toHaveLength(1)
   expect(rig.watch.isAnySilent()).toBe(false)
