@@ -35,6 +35,8 @@ describe('a peer', () => {
     expect(choices.others()).toEqual([])
     expect(by(silent(99_000, 98_000), answering(98_001))).toBe('other')
     expect(choices.others()).toEqual(['a'])
+    choices.keep((key) => key === 'a')
+    expect(choices.others()).toEqual(['a'])
     choices.keep((key) => key !== 'a')
     expect(choices.others()).toEqual([])
     expect(by()).toBe('first')
@@ -54,6 +56,13 @@ describe('a peer', () => {
     // The host's own results count more.
     choices.assume(['a'])
     expect(choices.others()).toEqual(['b'])
+  })
+
+  it('that is silent is reached over the other family even if a late answer hides when the silence began', () => {
+    const choices = begin()
+    expect(choices.choose('a', { first: undefined, other: answering(50_000) }, 50_000)).toBe('first')
+    const first: Probed = { ...silent(99_000, 98_000), unansweredSince: undefined }
+    expect(choices.choose('a', { first, other: answering(98_001) }, 100_000)).toBe('other')
   })
 
   it.each([
@@ -118,6 +127,64 @@ describe('a peer', () => {
     expect(backAfter() / 1000).toBe(30)
     now += 599_999
     expect(backAfter() / 1000).toBe(60)
+  })
+})
+
+describe('the probes of a peer that is silent over one family', () => {
+  type Probes = ReturnType<typeof createUnderlayProbes>
+  const newProbes = (): Probes => createUnderlayProbes(EVERY_MS, () => 0)
+  /** Runs the seconds between two times. Returns the seconds in which the peer is probed over each family. */
+  function pass(probes: Probes, fromS: number, toS: number, answers: readonly Underlay[]) {
+    const askedAt: Record<Underlay, number[]> = { first: [], other: [] }
+    for (let second = fromS; second < toS; second++)
+      for (const which of ['first', 'other'] as const)
+        for (const { sequence, address } of probes[which].due(second * 1000)) {
+          askedAt[which].push(second)
+          if (answers.includes(which)) probes[which].answered(sequence, address, 1, second * 1000 + 1)
+        }
+    return askedAt
+  }
+  const longestGap = (seconds: readonly number[]): number =>
+    Math.max(...seconds.slice(1).map((second, at) => second - seconds[at]!))
+
+  it.each<[silent: Underlay]>([['first'], ['other']])(
+    'come every ten seconds while it answers over the second family (silent: %s)',
+    (which) => {
+      const probes = newProbes()
+      for (const each of ['first', 'other'] as const) probes[each].look('a', 1, 0)
+      expect(longestGap(pass(probes, 0, 1_000, [otherThan(which)])[which])).toBe(10)
+    },
+  )
+
+  it.each<[silent: Underlay]>([['first'], ['other']])(
+    'come every minute if it has no address of the second family (silent: %s)',
+    (which) => {
+      const probes = newProbes()
+      probes[which].look('a', 1, 0)
+      expect(longestGap(pass(probes, 0, 1_000, [])[which])).toBe(60)
+    },
+  )
+
+  it('come every minute if it is silent over the second family too', () => {
+    const probes = newProbes()
+    for (const which of ['first', 'other'] as const) probes[which].look('a', 1, 0)
+    const { first, other } = pass(probes, 0, 1_000, [])
+    expect([longestGap(first), longestGap(other)]).toEqual([60, 60])
+  })
+
+  it('are due immediately as soon as it answers over the second family, and not before', () => {
+    const probes = newProbes()
+    for (const which of ['first', 'other'] as const) probes[which].look('a', 1, 0)
+    probes.first.look('only first', 2, 0)
+    pass(probes, 0, 1_000, [])
+    const resting = () => [probes.first.resting(), probes.other.resting()]
+    wakeByOther(probes, 1_000_000)
+    expect(resting()).toEqual([['a', 'only first'], ['a']])
+    let second = 1_000
+    while (pass(probes, second, second + 1, ['other']).other.length === 0) second++
+    wakeByOther(probes, second * 1000 + 500)
+    expect(resting()).toEqual([['only first'], []])
+    expect(pass(probes, second + 1, second + 2, ['other']).first).toContain(second + 1)
   })
 })
 
