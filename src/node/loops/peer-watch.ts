@@ -6,13 +6,16 @@ import type { PathLength } from './path-lengths.ts'
 import type { Probed } from './probe-schedule.ts'
 
 /**
- * A peer is slow if for SLOW_IN_A_ROW consecutive probes its round trip is at least SLOW_TIMES the usual round trip,
- * and at least SLOW_MORE_MS longer.
+ * A peer is slow if for SLOW_IN_A_ROW consecutive probes its round trip is more than SLOW_TIMES the usual round trip,
+ * and more than SLOW_MORE_MS longer.
  */
 const SLOW_TIMES = 2
 const SLOW_MORE_MS = 2
 const SLOW_IN_A_ROW = 3
-/** A slow peer is normal again if its round trip is below this multiple of the usual round trip. */
+/**
+ * A slow peer is normal again if its round trip is below this multiple of the usual round trip, or less than
+ * SLOW_MORE_MS longer.
+ */
 const USUAL_TIMES = 1.5
 /**
  * The number of samples after which weftd knows a peer's usual round trip. WEIGHT is the weight of each later sample.

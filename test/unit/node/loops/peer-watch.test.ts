@@ -291,7 +291,7 @@ describe('the round trip', () => {
     // The usual round trip, one that is not slow, a slow one, one that is still not normal, and a normal one, in ms.
     [10, 20, 20.1, 15, 14.9], // twice the usual round trip, and half as long again
     [100, 200, 201, 150, 149],
-    [1, 2.99, 3.01, 3, 2.99], // 2 ms more
+    [1, 3, 3.01, 3, 2.99], // 2 ms more
     [0.5, 2.49, 2.51, 2.5, 2.49],
   ])(
     'that is usually %d ms is not slow at %d ms but at %d ms, and then not normal at %d ms but at %d ms',
