@@ -110,10 +110,11 @@ function commandError(file: string, args: readonly string[], error: ExecFileExce
   const said = withoutUser(words)
   const message = `\`${withoutUser([file, ...args].join(' '))}\` failed: ${said}`
   // If legacy iptables may not open a raw socket, iptables-restore does not report the missing capability
-  // (iptables/libiptc/libiptc.c), so the remedy names CAP_NET_RAW.
-  if (/\(legacy\).*initialize/.test(said)) {
+  // (iptables/libiptc/libiptc.c), so the remedy names CAP_NET_RAW. Only legacy iptables opens xtables.lock.
+  if (/\(legacy\).*initialize|open lock file \S*xtables\.lock/.test(said)) {
     return new WeftError(denied === undefined ? 'COMMAND' : 'PERMISSION', message, {
-      remedy: 'legacy iptables needs CAP_NET_RAW in addition to CAP_NET_ADMIN; iptables-nft and nft do not',
+      remedy:
+        'legacy iptables needs /run/xtables.lock, and CAP_NET_RAW in addition to CAP_NET_ADMIN; iptables-nft and nft do not',
       cause: error,
     })
   }

@@ -95,6 +95,11 @@ Try \`iptables-restore -h' or 'iptables-restore --help' for more information.
       code: 'PERMISSION',
       remedy: expect.stringContaining('CAP_NET_RAW'),
     })
+    const locked = "Fatal: can't open lock file /run/xtables.lock: Read-only file system"
+    await expect(node(`console.error(${JSON.stringify(locked)}); process.exit(4)`)).rejects.toMatchObject({
+      code: 'COMMAND',
+      remedy: expect.stringContaining('legacy iptables needs /run/xtables.lock'),
+    })
   })
 
   it('distinguishes a missing capability from other failures', async () => {

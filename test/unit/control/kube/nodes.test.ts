@@ -142,7 +142,7 @@ describe('the nodes', () => {
     expect((await listing).entries.map(({ lease }) => lease?.name)).toEqual(['a'])
     await watching.next()
     const { value } = await watching.next()
-    expect(value!.changes).toMatchObject([
+    expect(value.changes).toMatchObject([
       { kind: 'put', entry: { lease: { name: 'z', attrs: { publicIp: { ipv4: 0xc0000202 } } } } },
     ])
   })

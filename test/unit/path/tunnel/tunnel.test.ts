@@ -320,7 +320,13 @@ const at = (ipv6: string | undefined): ExternalInterface => ({
 /** Opens a tunnel without encryption over IPv4 and IPv6. */
 const openOverBoth = (second: SecondFamily, besides: Partial<Engine> = {}): Promise<Tunnel> => {
   const { sessionManager: _, ...plain } = kind
-  return open(undefined, own, { ...plain, other: 'ipv6' }, { ...second, ...besides }, at('2001:db8::1'))
+  return open(
+    undefined,
+    own,
+    { ...plain, other: 'ipv6' },
+    { outers: second.outers, rebind: second.rebind, ...besides },
+    at('2001:db8::1'),
+  )
 }
 
 it('tries again to bind an address of the second family that could not be bound, and a later address', async () => {
