@@ -2,6 +2,7 @@
 // also has two plugins that Stryker loads: one plugin excludes sentences from mutation, the other reports progress.
 
 import { existsSync, readFileSync, writeFileSync } from 'node:fs'
+import { availableParallelism } from 'node:os'
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { Stryker } from '@stryker-mutator/core'
@@ -149,7 +150,7 @@ export async function mutateTypescript({ root, folder, area, files, tests, hasPr
     reporters: ['how-far'],
     mutate: files.flatMap((file) => rangesOf(file, share, seed)),
     coverageAnalysis: 'perTest',
-    concurrency: 1,
+    concurrency: availableParallelism(),
     timeoutMS: 10_000,
     incremental: true,
     incrementalFile,
