@@ -479,8 +479,8 @@ export function countPeers(list: readonly PeerStatus[], probeSeconds: number | n
  * Returns the fraction of the network that this node reaches. Returns undefined if there are no peers, or if weftd has
  * probed no peer yet, so that it is not known which peers answer.
  */
-export const knownWhole = ({ whole, stored, probed }: Omit<PeersStatus, 'list'>): number | undefined =>
-  whole === 1 && (stored === 0 || !probed) ? undefined : whole
+export const knownWhole = ({ whole, probed }: Pick<PeersStatus, 'whole' | 'probed'>): number | undefined =>
+  whole === 1 && !probed ? undefined : whole
 
 /** Lists the device names of a data path, each once; null if the data path has no device of its own. */
 export function devicesText({

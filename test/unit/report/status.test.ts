@@ -4,12 +4,19 @@ import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { describe, expect, it } from 'vitest'
 import { packageRoot } from '../../../lab/lab.ts'
+import { parseAddress, parseNet } from '../../../src/net/address.ts'
 import { Hour, historyReport } from '../../../src/report/hour.ts'
 import { eventsReport } from '../../../src/report/peer-events.ts'
 import {
+  briefly,
+  conditionOf,
   conditionText,
   countPeers,
+  devicesText,
   dropsOf,
+  isSendingOnly,
+  knownWhole,
+  placeIn,
   sidesOf,
   startingReport,
   worstOf,
@@ -17,7 +24,7 @@ import {
   type PeerState,
   type PeerStatus,
 } from '../../../src/report/status.ts'
-import { soundStatus } from '../../support/facts.ts'
+import { dualPeer, silentSide, soundPeer, soundStatus } from '../../support/facts.ts'
 import { installRig, ready, start, nodeStatus, ofFamilies, store, dataPaths, until } from '../../support/node-rig.ts'
 import { beginningWith } from '../../support/snapshot.ts'
 
@@ -145,8 +152,20 @@ it('the status of a waiting daemon has only its store and the reason', () => {
     subnetFileWritten: false,
     node: null,
     peers: null,
-    store: { name: 'etcd', reachable: false, comparedSecondsAgo: null, held: 0, holds: 0 },
+    store: {
+      name: 'etcd',
+      reachable: false,
+      comparedSecondsAgo: null,
+      held: 0,
+      holds: 0,
+      configGone: false,
+      configDiffers: false,
+    },
   })
+})
+
+it('does not repeat the word for the state as its reason', () => {
+  expect(startingReport('etcd', beginningWith('starting')).summary).toBe('starting')
 })
 
 it('reports that a daemon forwards with the last known state', () => {
@@ -213,5 +232,81 @@ describe('the families of a peer', () => {
     expect([six, only].map(sidesOf)).toEqual([{ ipv6: six }, { ipv6: only }])
     expect(conditionText(six, wordOf)).toBe('answering')
   })
+  it('are the IPv4 family if the peer has no family and a subnet that this version cannot read', () => {
+    const strange = { ...peer('stored'), subnet: '10.5.2.0/24 via tomorrow' }
+    expect(sidesOf(strange)).toEqual({ ipv4: strange })
+  })
   it('have no worst one if there is none', () => expect(worstOf([])).toBeUndefined())
 })
+
+describe('a path', () => {
+  const long = { path: 'narrow', pathMtu: 1_472 } as const
+  it.each([
+    ['narrow', 'passes only short packets, and senders learn nothing', { ...long, passesBytes: 1_372 }],
+    ['narrow', 'passes no length that weftd has found', { ...long, passesBytes: null }],
+    ['narrow', 'has no known MTU', { ...long, passesBytes: 1_372, pathMtu: null }],
+    ['answering', 'passes what its MTU allows, so senders get an ICMP error', { ...long, passesBytes: 1_472 }],
+    ['answering', 'is whole', { path: 'whole', passesBytes: 1_472 }],
+    ['silent', 'is silent since long packets were lost', { ...long, ...silentSide, passesBytes: 1_372 }],
+    ['programmed', 'is no longer probed', { ...long, state: 'programmed', lossPercent: null, passesBytes: 1_372 }],
+  ] as const)('is %s if it %s', (condition, _what, part) => {
+    const told = { ...soundPeer, ...part }
+    expect(conditionOf(told)).toBe(condition)
+    expect(countPeers([told, soundPeer], 10).narrow).toBe(condition === 'narrow' ? 1 : 0)
+  })
+})
+
+describe('a silent peer', () => {
+  const sending = { ...soundPeer, ...silentSide, heardSecondsAgo: 3, unansweredSeconds: 90 }
+  it.each([
+    [true, 10, 'sends packets', {}],
+    [true, null, 'sends packets to a node that does not probe', {}],
+    [true, 10, 'sent a packet two seconds after the first lost probe', { unansweredSeconds: 5 }],
+    [false, 10, 'sent its last packet within a second of the first lost probe', { unansweredSeconds: 4 }],
+    [true, 10, 'sent its last packet 29 s ago', { heardSecondsAgo: 29 }],
+    [false, 10, 'sent its last packet three intervals ago', { heardSecondsAgo: 30 }],
+    [true, 20, 'sent its last packet less than three long intervals ago', { heardSecondsAgo: 59 }],
+    [false, 20, 'sent its last packet three long intervals ago', { heardSecondsAgo: 60 }],
+    [true, 1, 'sent its last packet less than three default intervals ago', { heardSecondsAgo: 29 }],
+    [false, 10, 'never sent a packet', { heardSecondsAgo: null }],
+    [false, 10, 'has lost no probe', { unansweredSeconds: null }],
+    [false, 10, 'answers again', { state: 'answering' }],
+  ] as const)('counts as sending only: %s, probed every %s s, if it %s', (is, probeSeconds, _what, part) => {
+    expect(isSendingOnly({ ...sending, ...part }, probeSeconds)).toBe(is)
+  })
+  it('does not count as sending only if its packets may be of the family that answers', () => {
+    const heard = { heardSecondsAgo: 3, unansweredSeconds: 90 }
+    expect(isSendingOnly({ ...dualPeer({}, silentSide), ...heard }, 10)).toBe(false)
+    expect(isSendingOnly({ ...dualPeer(silentSide, silentSide), ...heard }, 10)).toBe(true)
+  })
+})
+
+it('finds the subnet and the address of a node in each family', () => {
+  const dual = dualPeer()
+  expect(placeIn(dual, 'ipv4')).toEqual({ subnet: parseNet('10.5.2.0/24'), publicIp: parseAddress('192.0.2.2') })
+  expect(placeIn(dual, 'ipv6')).toEqual({ subnet: parseNet('fd00:5:0:2::/64'), publicIp: parseAddress('2001:db8::2') })
+  expect(placeIn(soundPeer, 'ipv6')).toEqual({ subnet: undefined, publicIp: undefined })
+})
+
+it('shortens the names of hosts to 40 characters', () => {
+  expect(briefly('h'.repeat(40))).toBe('h'.repeat(40))
+  expect(briefly('h'.repeat(41))).toBe(`${'h'.repeat(39)}…`)
+})
+
+it.each([
+  [undefined, 'there is no peer', [], 10],
+  [undefined, 'no peer has been probed', [peer('programmed')], 10],
+  [undefined, 'weftd does not probe', [peer('programmed')], null],
+  [1, 'all probed peers answer', [peer('answering', 1), peer('programmed')], 10],
+  [0.5, 'the data path lacks a peer, although none has been probed', [peer('stored'), peer('programmed')], null],
+  [0, 'no peer answers', [peer('programmed', 1)], 10],
+] as const)('knows that the part %s of the network is reached if %s', (whole, _what, list, probeSeconds) => {
+  expect(knownWhole(countPeers(list, probeSeconds))).toBe(whole)
+})
+
+it.each([
+  [{ device: 'flannel0' }, 'flannel0'],
+  [{ device: 'flannel0', devices: { ipv4: 'flannel0', ipv6: null } }, 'flannel0'],
+  [{ device: 'flannel.1', devices: { ipv4: 'flannel.1', ipv6: 'flannel-v6.1' } }, 'flannel.1 and flannel-v6.1'],
+  [{ device: null, devices: { ipv4: null, ipv6: null } }, null],
+])('the devices of %j are named %s', (path, text) => expect(devicesText(path)).toBe(text))
