@@ -27,22 +27,23 @@ export function packetsText(status: Seen): string {
 }
 
 function peersEffect({ peers, config }: Pick<Seen, 'peers' | 'config'>): string | undefined {
+  const { list, probeSeconds } = peers ?? { list: [], probeSeconds: null }
   const having = (peer: PeerStatus, ...conditions: readonly Condition[]): boolean =>
     listed(sidesOf(peer)).some((side) => conditions.includes(conditionOf(side)))
   const of = (is: (peer: PeerStatus) => boolean): string => {
-    const all = (peers?.list ?? []).filter(is)
+    const all = list.filter(is)
     const names = all.slice(0, NAMED).map(titleOf).join(', ')
     return all.length > NAMED ? `${names} and ${all.length - NAMED} more` : names
   }
   const isDoubtful = (peer: PeerStatus): boolean =>
-    !having(peer, 'stored') && having(peer, 'silent') && isSendingOnly(peer, peers?.probeSeconds ?? null)
+    !having(peer, 'stored') && having(peer, 'silent') && isSendingOnly(peer, probeSeconds)
   const lost = of((peer) => having(peer, 'silent', 'stored') && !isDoubtful(peer))
   const [doubtful, cut] = [of(isDoubtful), of((peer) => having(peer, 'narrow'))]
   // Name the backend types of the peers whose type differs from this node's. While an operator changes the backend of
   // the network, some nodes still publish the old type.
   const own = config?.backendType ?? ''
-  const isOther = (peer: PeerStatus): boolean => having(peer, 'stored') && peer.type !== kindOf(own)?.published
-  const others = own === '' ? [] : (peers?.list ?? []).filter(isOther)
+  const isOther = (peer: PeerStatus): boolean => having(peer, 'stored') && peer.type !== (kindOf(own)?.published ?? own)
+  const others = own === '' ? [] : list.filter(isOther)
   const types = [...new Set(others.map(({ type }) => publishers(type)))].join(', ')
   const parts = [
     ...(lost === '' ? [] : [`packets to ${lost} are lost`]),
@@ -66,8 +67,8 @@ const HOST_EFFECTS: Effects = [
   [/does not forward IPv6/, `${FAMILY_NAMES.ipv6} packets of containers do not leave this host`],
   [/is not written/, 'new containers do not start'],
   [/uses the same public IP/, 'another host gets some of the packets for this host'],
-  [/^IPv4 has no address/, 'no packets reach other hosts over IPv4'],
-  [/^IPv6 has no address/, 'no packets reach other hosts over IPv6'],
+  [/IPv4 has no address/, 'no packets reach other hosts over IPv4'],
+  [/IPv6 has no address/, 'no packets reach other hosts over IPv6'],
 ]
 
 const STORE_EFFECTS: Effects = [[/network configuration/, 'no weftd can start']]
@@ -75,7 +76,6 @@ const EFFECTS: Partial<Record<Impairment['by'], Effects>> = { host: HOST_EFFECTS
 
 /** Returns the effects of all the impairments; undefined if one of them has none in the list. */
 function knownEffect(impairments: readonly Pick<Impairment, 'what'>[], among: Effects): string | undefined {
-  const effects = impairments.map(({ what }) => among.find(([words]) => words.test(what))?.[1])
-  const known = [...new Set(effects)].filter((effect) => effect !== undefined)
-  return effects.includes(undefined) || known.length === 0 ? undefined : known.join('; ')
+  const effects = new Set(impairments.map(({ what }) => among.find(([words]) => words.test(what))?.[1]))
+  return effects.has(undefined) ? undefined : [...effects].join('; ')
 }

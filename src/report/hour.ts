@@ -60,8 +60,8 @@ export const historyReport = (hour: Pick<Hour, 'node' | 'peer'>, at: string, pee
  * Encodes a value of a peer in 16 bits: 0 if the value is unknown, else 1 + 1000 * log2(1 + 100 * value), rounded. The
  * relative error is 0.04% for values well above 0.01.
  */
-const encode = (value: number | undefined): number =>
-  value === undefined || !(value >= 0) ? 0 : Math.min(65_535, 1 + Math.round(Math.log2(1 + value * 100) * 1_000))
+const encode = (value = NaN): number =>
+  value >= 0 ? Math.min(65_535, 1 + Math.round(Math.log2(1 + value * 100) * 1_000)) : 0
 const decode = (code: number): number | null =>
   code === 0 ? null : Number(((2 ** ((code - 1) / 1_000) - 1) / 100).toPrecision(4))
 
@@ -74,12 +74,18 @@ function* stepsAfter(before: number, step: number, all: number): Generator<numbe
   for (let each = Math.max(before + 1, step - all + 1); each <= step; each++) yield each
 }
 
+/** Returns the values of a ring buffer, oldest first. `last` is the number of the newest step. */
+const inOrder = (ring: Float32Array | Uint16Array, last: number): readonly number[] => {
+  const next = (last + 1) % ring.length
+  return [...ring.subarray(next), ...ring.subarray(0, next)]
+}
+
 export class Hour {
   /**
    * The samples of the node: one ring buffer for each value of NODE. The sample of a step is at the index `step modulo
    * STEPS`.
    */
-  readonly #rings = NODE.map(() => new Float32Array(STEPS).fill(NaN))
+  readonly #rings = NODE.map((name) => ({ name, values: new Float32Array(STEPS).fill(NaN) }))
   /** The number of the last step in which the node was sampled. */
   #last = -1
   /** The samples of the peers, in arrays of BLOCK slots. A slot has the series of one peer. */
@@ -92,11 +98,10 @@ export class Hour {
   /** Records the node's values for the step that contains `now`, a time in ms of a monotonic clock. */
   add(sample: NodeSample, now: number): void {
     const step = Math.floor(now / STEP_MS)
-    for (const each of stepsAfter(this.#last, step, STEPS)) for (const ring of this.#rings) ring[each % STEPS] = NaN
-    NODE.forEach((name, at) => {
-      const ring = this.#rings[at]
-      if (ring) ring[step % STEPS] = sample[name] ?? NaN
-    })
+    for (const { name, values } of this.#rings) {
+      for (const each of stepsAfter(this.#last, step, STEPS)) values[each % STEPS] = NaN
+      values[step % STEPS] = sample[name] ?? NaN
+    }
     this.#last = step
   }
 
@@ -116,53 +121,43 @@ export class Hour {
       const slot = this.#slotFor(key)
       if (slot === undefined) continue
       PEER.forEach((name, value) => {
-        const [block, start] = this.#placeOf(slot, value)
-        for (const each of stepsAfter(this.#lastOfPeers, step, PEER_STEPS))
-          if (block) block[start + (each % PEER_STEPS)] = 0
-        if (block) block[start + (step % PEER_STEPS)] = encode(sample[name])
+        const series = this.#seriesOf(slot, value)
+        for (const each of stepsAfter(this.#lastOfPeers, step, PEER_STEPS)) series[each % PEER_STEPS] = 0
+        series[step % PEER_STEPS] = encode(sample[name])
       })
     }
     this.#lastOfPeers = step
   }
 
   node(): Series<NodeSample> {
-    const of = (at: number): readonly (number | null)[] =>
-      Array.from({ length: STEPS }, (_, each) => {
-        const value = this.#rings[at]?.[(this.#last + 1 + each) % STEPS] ?? NaN
-        return Number.isNaN(value) ? null : Number(value.toPrecision(5))
-      })
-    return Object.fromEntries(NODE.map((name, at) => [name, of(at)])) as unknown as Series<NodeSample>
+    const of = (values: Float32Array): readonly (number | null)[] =>
+      inOrder(values, this.#last).map((value) => (Number.isNaN(value) ? null : Number(value.toPrecision(5))))
+    return Object.fromEntries(
+      this.#rings.map(({ name, values }) => [name, of(values)]),
+    ) as unknown as Series<NodeSample>
   }
 
   peer(key: string): Series<PeerSample> | undefined {
     const slot = this.#slots.get(key)
     if (slot === undefined) return undefined
-    const of = (value: number): readonly (number | null)[] => {
-      const [block, start] = this.#placeOf(slot, value)
-      return Array.from({ length: PEER_STEPS }, (_, each) =>
-        decode(block?.[start + ((this.#lastOfPeers + 1 + each) % PEER_STEPS)] ?? 0),
-      )
-    }
+    const of = (value: number): readonly (number | null)[] =>
+      inOrder(this.#seriesOf(slot, value), this.#lastOfPeers).map(decode)
     return Object.fromEntries(PEER.map((name, at) => [name, of(at)])) as unknown as Series<PeerSample>
   }
 
   bytes(): number {
-    return [...this.#rings, ...this.#blocks].reduce((sum, { byteLength }) => sum + byteLength, 0)
+    const arrays = [...this.#rings.map(({ values }) => values), ...this.#blocks]
+    return arrays.reduce((sum, { byteLength }) => sum + byteLength, 0)
   }
 
-  /**
-   * Returns the array with one peer's series of one value, and the offset of the series in the array. The steps of one
-   * series are adjacent.
-   */
-  #placeOf(slot: number, value: number): readonly [Uint16Array | undefined, number] {
-    return [this.#blocks[Math.floor(slot / BLOCK)], ((slot % BLOCK) * PEER.length + value) * PEER_STEPS]
+  /** Returns the memory of one peer's series of one value: a ring buffer of PEER_STEPS codes. */
+  #seriesOf(slot: number, value: number): Uint16Array {
+    const start = ((slot % BLOCK) * PEER.length + value) * PEER_STEPS
+    return this.#blocks[Math.floor(slot / BLOCK)]?.subarray(start, start + PEER_STEPS) ?? new Uint16Array(0)
   }
 
   #clear(slot: number): void {
-    PEER.forEach((_, value) => {
-      const [block, start] = this.#placeOf(slot, value)
-      block?.fill(0, start, start + PEER_STEPS)
-    })
+    PEER.forEach((_, value) => this.#seriesOf(slot, value).fill(0))
   }
 
   /**

@@ -2,9 +2,9 @@
 
 import { expect, it } from 'vitest'
 import { packetsText } from '../../../src/report/effects.ts'
-import type { Impairment } from '../../../src/report/states.ts'
+import { readingOf, type Impairment } from '../../../src/report/states.ts'
 import { countPeers, type PeerStatus } from '../../../src/report/status.ts'
-import { soundPeer, soundStatus } from '../../support/facts.ts'
+import { dualPeer, silentSide, soundPeer, soundStatus } from '../../support/facts.ts'
 
 const said = (impairments: readonly Impairment[], ...list: readonly PeerStatus[]): string =>
   packetsText({ state: impairments.length === 0 ? 'working' : 'impaired', impairments, peers: countPeers(list, 10) })
@@ -15,6 +15,7 @@ const byConfig: Impairment = {
   by: 'store',
   what: 'no weftd can start with the network configuration in the store',
 }
+const ofUnknownPeers = readingOf({ state: 'impaired', impairments: [{ by: 'peers' }] }).packets
 const byPeers: Impairment = { by: 'peers', what: '1 of 2 peers does not answer' }
 
 it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
@@ -58,6 +59,40 @@ it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
     'packets to a (10.5.2.0/24), b (10.5.2.0/24), c (10.5.2.0/24) and 2 more are lost',
   ],
   [
+    'as many as one line names',
+    [byPeers],
+    ['a', 'b', 'c'].map((name) => peer(name, silent)),
+    'packets to a (10.5.2.0/24), b (10.5.2.0/24), c (10.5.2.0/24) are lost',
+  ],
+  [
+    'one family of a peer is silent',
+    [byPeers],
+    [{ ...dualPeer({}, silentSide), name: 'a' }],
+    'packets to a (10.5.2.0/24) are lost',
+  ],
+  [
+    'a peer that the data path lacks, whose packets arrive',
+    [byPeers],
+    [peer('a', { state: 'stored', heardSecondsAgo: 3, unansweredSeconds: 9 })],
+    'packets to a (10.5.2.0/24) are lost',
+  ],
+  [
+    'a peer that is narrow, whose packets arrive since an earlier outage',
+    [byPeers],
+    [peer('a', { ...narrow, heardSecondsAgo: 3, unansweredSeconds: 9 })],
+    'long packets to a (10.5.2.0/24) are lost, short ones pass',
+  ],
+  [
+    'two problems of the host',
+    [
+      { by: 'host', what: 'this host does not forward IPv6' },
+      { by: 'host', what: '/run/flannel/subnet.env is not written' },
+    ],
+    [],
+    'IPv6 packets of containers do not leave this host; new containers do not start',
+  ],
+  ['peers that answer again', [byPeers], [peer('a')], ofUnknownPeers],
+  [
     'no forwarding',
     [{ by: 'host', what: 'the kernel does not forward IPv4' }],
     [],
@@ -94,6 +129,36 @@ it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
     'packets to a (10.5.2.0/24) are lost; packets to known nodes pass, but weftd does not learn of new nodes and cannot renew its lease',
   ],
 ])('%s', (_name, impairments, list, words) => expect(said(impairments, ...list)).toBe(words))
+
+it('does not know which peers packets do not reach before it knows the peers', () => {
+  expect(packetsText({ state: 'impaired', impairments: [byPeers], peers: null })).toBe(ofUnknownPeers)
+})
+
+it('a peer sends packets if one arrived within three intervals between its probes', () => {
+  const peers = countPeers([peer('a', { ...silent, heardSecondsAgo: 50, unansweredSeconds: 90 })], 20)
+  expect(packetsText({ state: 'impaired', impairments: [byPeers], peers })).toMatch(/^packets to a .* may be lost/)
+})
+
+it.each([
+  [
+    'vxlan',
+    ['vxlan', 'wireguard', ''],
+    'b (10.5.2.0/24), c (10.5.2.0/24) run wireguard, udp, alloc or a cloud backend',
+  ],
+  ['vxlan', ['vxlan', 'vxlan', 'wireguard'], 'c (10.5.2.0/24) runs wireguard'],
+  ['udp', ['', '', ''], undefined],
+  ['one of tomorrow', ['one of tomorrow', 'vxlan', 'vxlan'], 'b (10.5.2.0/24), c (10.5.2.0/24) run vxlan'],
+])('a node with the backend %s says which peers have another one: %j', (backendType, types, words) => {
+  const peers = countPeers(
+    types.map((type, at) => peer('abc'.charAt(at), { state: 'stored', type })),
+    10,
+  )
+  const config = { ...soundStatus.config!, backendType }
+  const lost = 'packets to a (10.5.2.0/24), b (10.5.2.0/24), c (10.5.2.0/24) are lost'
+  expect(packetsText({ state: 'impaired', impairments: [byPeers], peers, config })).toBe(
+    words === undefined ? lost : `${lost}; ${words}, this node runs ${backendType}`,
+  )
+})
 
 it('reports that a peer with another backend is the cause', () => {
   const stored = { state: 'stored', type: 'vxlan' } as const

@@ -72,11 +72,11 @@ it('reuses the memory of a deleted peer without its values', () => {
 it('uses a quarter of a megabyte for a thousand peers, and no more for ten thousand', () => {
   const hour = new Hour()
   const empty = hour.bytes()
-  expect(empty).toBeLessThan(8_000)
+  expect(empty).toBe(7_200) // five values in four bytes, 360 times
   const samples = (number: number) =>
     new Map(Array.from({ length: number }, (_, at) => [String(at), peerSample(at)] as const))
   hour.addPeers(samples(3), 0)
-  expect(hour.bytes() - empty).toBeLessThan(16_000)
+  expect(hour.bytes() - empty).toBe(15_360) // four values in two bytes, 30 times, for 64 peers
   hour.addPeers(samples(1_000), PEER_STEP_MS)
   expect(hour.bytes()).toBeLessThan(255_000)
   hour.addPeers(samples(10_000), 2 * PEER_STEP_MS)
@@ -100,4 +100,46 @@ it('the history is reported with its steps, with or without a peer', () => {
     peer: hour.peer('a'),
   })
   expect(historyReport(hour, at, '').peer).toBeNull()
+})
+
+it('a peer keeps its own values beside a thousand others', () => {
+  const hour = new Hour()
+  const numbers = Array.from({ length: MOST_PEERS }, (_, at) => at)
+  for (const step of [0, 1])
+    hour.addPeers(new Map(numbers.map((at) => [String(at), peerSample(at + step)])), step * PEER_STEP_MS)
+  const far = numbers.filter((at) => {
+    const [first, second] = hour.peer(String(at))!.roundTripMs.slice(-2)
+    return Math.abs(first! - at) > 0.001 * at || Math.abs(second! - at - 1) > 0.001 * (at + 1)
+  })
+  expect(far).toEqual([])
+})
+
+it('a peer gets the memory of a peer that has left, also if a peer without memory has left', () => {
+  const hour = new Hour()
+  const samples = (numbers: readonly number[]) => new Map(numbers.map((at) => [String(at), peerSample(at)] as const))
+  const numbers = Array.from({ length: MOST_PEERS + 2 }, (_, at) => at)
+  hour.addPeers(samples(numbers.slice(0, -1)), 0) // the last of them has no memory
+  const gone = new Set([0, MOST_PEERS])
+  hour.addPeers(samples(numbers.filter((at) => !gone.has(at))), PEER_STEP_MS)
+  expect(hour.peer(String(MOST_PEERS + 1))?.roundTripMs.at(-1)).toBeCloseTo(MOST_PEERS + 1, 0)
+})
+
+it.each([
+  ['negative', -0.005, null],
+  ['not a number', NaN, null],
+  ['zero', 0, 0],
+  ['small', 0.01, 0.01],
+  ['above the highest limit of a code', Infinity, 5.342e17],
+])('a value of a peer that is %s', (_what, value, known) => {
+  const hour = new Hour()
+  hour.addPeers(new Map([['a', peerSample(value)]]), 0)
+  expect(hour.peer('a')!.roundTripMs.at(-1)).toBe(known)
+})
+
+it('a step of a peer that was missed is unknown', () => {
+  const hour = new Hour()
+  for (let step = 0; step < 45; step++) hour.addPeers(new Map([['a', peerSample(step)]]), step * PEER_STEP_MS)
+  hour.addPeers(new Map([['a', peerSample(0)]]), 48 * PEER_STEP_MS)
+  const rounded = hour.peer('a')!.roundTripMs.map((value) => (value === null ? null : Math.round(value)))
+  expect(rounded).toEqual([...Array.from({ length: 26 }, (_, at) => at + 19), null, null, null, 0])
 })
