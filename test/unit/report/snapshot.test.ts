@@ -3,7 +3,9 @@
 import { expect, it } from 'vitest'
 import {
   detailsOf,
+  isReached,
   isReadyNow,
+  stateOf,
   summaryOf,
   troubleInFull,
   troubleOf,
@@ -106,6 +108,24 @@ it.each<[string, Partial<Snapshot>, string | undefined, string]>([
     'the data path is down',
     `impaired by its data path: ${OF_ALL.replace('2 peers', '1 peer')}`,
   ],
+  [
+    'with a peer whose lease it cannot use, and with one that long packets do not reach',
+    { unusable: 1, narrow: 1 },
+    'the lease of 1 of 2 peers cannot be used; long packets do not reach 1 of 2 peers',
+    `impaired by its peers: ${OF_ALL}`,
+  ],
+  [
+    'whose only peer is not reached by long packets',
+    { peers: 1, narrow: 1 },
+    'long packets do not reach the only peer',
+    `impaired by its peers: ${OF_ALL.replace('2 peers', '1 peer')}`,
+  ],
+  [
+    'with a route of another program',
+    { pastPath: [{ what: 'a route bypasses the data path', why: 'it is secret' }] },
+    'a route bypasses the data path',
+    `impaired by routes that bypass its data path: ${OF_ALL}`,
+  ],
   ['that stops', { leaving: 'it stops', isOpen: false }, 'it stops', `leaving: ${OF_ALL}`],
 ])('a node %s', (_title, differs, trouble, summary) => {
   const node = { ...well, ...differs }
@@ -125,6 +145,24 @@ it('gives the reason why a family is not carried only to readers of the full sta
   expect([well, { ...well, lacking }, { ...well, isReady: false }].map(isReadyNow)).toEqual([true, false, false])
   // Starting weftd again would not restore an address.
   expect(isReadyNow({ ...well, gone })).toBe(true)
+})
+
+it('is working or impaired, with the reasons only if impaired', () => {
+  expect(stateOf(well)).toEqual({ state: 'working', impairments: [] })
+  const pastPath = [{ what: 'a route bypasses the data path', why: 'its packets are not encrypted' }]
+  const what = 'a route bypasses the data path: its packets are not encrypted'
+  expect(stateOf({ ...well, pastPath })).toEqual({ state: 'impaired', impairments: [{ by: 'bypass', what }] })
+})
+
+it('reaches a store that it has not compared with for three minutes after it began to follow the store', () => {
+  const reached = (differs: Partial<Snapshot>) => isReached({ ...well, comparedAt: undefined, ...differs })
+  expect([200_000, 20_000, 19_001, 19_000].map((followedSince) => reached({ followedSince }))).toEqual([
+    true,
+    true,
+    true,
+    false,
+  ])
+  expect(reached({ followedSince: 200_000, isFailing: true })).toBe(false)
 })
 
 it('adds details that change all the time', () => {
