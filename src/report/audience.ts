@@ -31,7 +31,8 @@ export interface Refusal {
   readonly why: string
 }
 
-const ANY = new Set(['0.0.0.0', '::'])
+/** Returns true for the unspecified address, with which a socket listens at all addresses. */
+const isAny = (address: string): boolean => [0, 0n].includes(keyOf(address) ?? 1)
 
 /**
  * Returns why an HTTP request may not read the full status; undefined if it may. weftd serves the full status at
@@ -44,7 +45,7 @@ export function refusalOf(
   ownName: string,
 ): Refusal | undefined {
   const isHere = isLoopback(local) && isLoopback(remote)
-  const isThere = ANY.has(statusIp) || (!isLoopback(local) && keyOf(local) === keyOf(statusIp))
+  const isThere = isAny(statusIp) || (!isLoopback(local) && keyOf(local) === keyOf(statusIp))
   if (statusIp === '' || !(isHere || isThere))
     return {
       status: 403,
@@ -84,8 +85,8 @@ function isThisHost(host: string | undefined, ownName: string): boolean {
  * address.
  */
 function keyOf(address: string | undefined): Address | undefined {
-  const plain = (address ?? '').replace(/^::ffff:(?=\d+\.)/, '')
-  return parseAddress(plain)
+  const key = parseAddress(address ?? '')
+  return typeof key === 'bigint' && key >> 32n === 0xffffn ? Number(key & 0xffff_ffffn) : key
 }
 
 /**
@@ -94,7 +95,7 @@ function keyOf(address: string | undefined): Address | undefined {
  */
 export const isReachableAt = (statusIp: string, own: readonly string[]): boolean =>
   statusIp === '' ||
-  ANY.has(statusIp) ||
+  isAny(statusIp) ||
   isLoopback(statusIp) ||
   own.some((address) => keyOf(address) === keyOf(statusIp))
 

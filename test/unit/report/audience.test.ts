@@ -27,6 +27,10 @@ describe('the status is served', () => {
     ['fd00::7', there('fd00:0:0::7', 'fd00::8')],
     ['0.0.0.0', there('192.0.2.7')],
     ['::', there('fd00::7', 'fd00::8')],
+    ['::0', there('fd00::7', 'fd00::8')],
+    ['0:0:0:0:0:0:0:0', there('::ffff:192.0.2.7')],
+    ['::ffff:c000:207', there('::ffff:192.0.2.7')],
+    ['192.0.2.7', { local: '::ffff:7f00:1', remote: '::ffff:127.0.0.1' }],
   ])('with --status-ip %s at %j', (statusIp, ends) => {
     expect(codeFor(ends, statusIp)).toBeUndefined()
   })
@@ -153,6 +157,9 @@ it.each([
   ['192.0.2.1', true],
   ['2001:DB8:0::1', true],
   ['192.0.2.2', false],
+  ['::0', true],
+  ['::ffff:7f00:1', true],
+  ['::ffff:192.0.2.1', true],
   ['2001:db8::2', false],
 ])('reports whether the status can be read at %s', (statusIp, can) => {
   expect(isReachableAt(statusIp, ['192.0.2.1', '2001:db8::1'])).toBe(can)
