@@ -73,7 +73,13 @@ it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
   [
     'a peer that the data path lacks, whose packets arrive',
     [byPeers],
-    [peer('a', { state: 'stored', heardSecondsAgo: 3, unansweredSeconds: 9 })],
+    [peer('a', { state: 'stored', type: 'vxlan', heardSecondsAgo: 3, unansweredSeconds: 9 })],
+    'packets to a (10.5.2.0/24) are lost',
+  ],
+  [
+    'a peer of which the data path lacks one family and the other is silent, whose packets arrive',
+    [byPeers],
+    [{ ...dualPeer({ state: 'stored' }, silentSide), name: 'a', heardSecondsAgo: 3, unansweredSeconds: 9 }],
     'packets to a (10.5.2.0/24) are lost',
   ],
   [
