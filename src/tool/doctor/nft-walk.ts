@@ -95,10 +95,12 @@ export function readRuleset(ruleset: string, read?: ReadQueues): Ruleset {
 
 const isOfBridge = ({ name }: BaseChain): boolean => name.startsWith('bridge ')
 
-/** Returns true if the chains of an nftables table see the packet. */
+/**
+ * Returns true if the chains of an nftables table may see the packet. `isOnTheWay` decides about the chains of bridges.
+ */
 function isSeen(table: string, { source, protocol, bridged }: FilteredPacket): boolean {
   const family = table.split(' ')[0] ?? ''
-  if (family === 'bridge') return bridged !== undefined
+  if (family === 'bridge') return true
   if (protocol === ARP) return family === 'arp' || family === 'netdev'
   const families = [familyOf(source) === 'ipv4' ? 'ip' : 'ip6', 'inet']
   if (bridged?.way === 'through') return bridged.isFiltered === true && families.includes(family)
@@ -141,25 +143,22 @@ function readTable(
   readonly chains: ReadonlyMap<string, Chain>
 } {
   const sets = new Map<string, ListedSet>()
-  for (const [, name = '', body = ''] of text.matchAll(/^\s+(?:set|map) (\S+) \{([^]*?)^\s+\}$/gm)) {
+  for (const [, name = '', body = ''] of text.matchAll(/\n\t(?:set|map) (\S+) \{([^]*?)\n\t\}/g)) {
     // The comment of an element may contain commas and braces.
     const [, elements] = /elements = \{([^]*?)\}/.exec(body.replaceAll(/ comment "(?:\\.|[^"\\])*"/g, '')) ?? []
     // Leave out a set whose elements nft does not list, because the set may contain any element.
-    const isWhole = !/^\s+flags [^\n]*(dynamic|timeout)/m.test(body)
+    const isWhole = !/\n\t\tflags [^\n]*(dynamic|timeout)/.test(body)
     if (elements !== undefined) sets.set(name, setOf(listOf(elements).map(withoutNotes), isWhole))
   }
   const bases: BaseChain[] = []
   const chains = new Map<string, Chain>()
-  for (const part of text.split(/^(?=\s+chain )/m).slice(1)) {
-    const [, chain = ''] = /^\s+chain (\S+) \{/.exec(part) ?? []
-    const [head = '', hook] = /type \S+ hook (\S+)[^\n]*?;(?:\s*policy \w+;)?/.exec(part) ?? []
+  for (const part of text.split(/\n(?=\tchain )/).slice(1)) {
+    const [, chain = ''] = /chain (\S+)/.exec(part) ?? []
+    const [head = '', hook] = /type \S+ hook (\S+)[^\n]*?;(?: policy \w+;)?/.exec(part) ?? []
     const policy = /policy drop;/.test(head) ? 'drop' : 'accept'
     const name = `${table} ${chain}`
     if (hook !== undefined) bases.push({ name, hook, head, text: part })
-    const body = part
-      .replace(/^[^{]*\{/, '')
-      .replace(head, '')
-      .replace(/\n\s*\}\s*(\}\s*)?$/, '\n')
+    const body = part.slice(part.indexOf('{') + 1).replace(head, '')
     const rules = statementsOf(body).map((rule): FilterRule => {
       const words = tokensOf(rule)
       const packets = /\bcounter packets (\d+)/.exec(rule)?.[1]
@@ -197,22 +196,22 @@ function setOf(values: readonly string[], isWhole: boolean): ListedSet {
 const withoutNotes = (element: string): string =>
   element.replace(/ (?:timeout|expires|counter|last used|limit|quota) .*?(?= : |$)/, '')
 
-/** Splits the text of a chain into its rules. A line has one rule, or several with a semicolon between them. */
+/**
+ * Splits the text of a chain into its rules. A line has one rule, or several with a semicolon between them. A comment and
+ * the brace that ends the chain become rules without a verdict, which change nothing.
+ */
 const statementsOf = (body: string): readonly string[] =>
-  (body.match(/(?:"(?:\\.|[^"\\])*"|\{[^}]*\}|[^;\n"{])+/g) ?? [])
-    .map((rule) => rule.trim())
-    .filter((rule) => rule !== '' && !/^(comment "[^"]*"|\})$/.test(rule))
+  (body.match(/(?:"(?:\\.|[^"\\])*"|\{[^}]*\}|[^;\n"{])+/g) ?? []).map((rule) => rule.trim())
 
-/** Splits a rule into words. A quoted text loses its quotes, and a group in braces is one word. */
+/** Splits a rule into words without quotes. A quoted text is one word, and so is a group in braces. */
 const tokensOf = (rule: string): readonly string[] =>
-  (rule.match(/"(?:\\.|[^"\\])*"|\{[^}]*\}|[^\s"{]+/g) ?? []).map((token) => token.replace(/^"(.*)"$/s, '$1'))
+  (rule.match(/"(?:\\.|[^"\\])*"|\{[^}]*\}|[^\s"{]+/g) ?? []).map((token) => token.replaceAll('"', ''))
 
 const listOf = (text: string): readonly string[] =>
   text
-    .replace(/^\{|\}$/g, '')
+    .replace(/[{}]/g, '')
     .split(',')
     .map((each) => each.trim().replaceAll('"', ''))
-    .filter((each) => each !== '')
 
 /** Reads the networks with which a rule begins. */
 function endsIn(words: readonly string[]): readonly RuleEnd[] {
@@ -245,16 +244,16 @@ const TARGETS: ReadonlyMap<string, Target> = new Map<string, Target>([
  * statement.
  */
 const STATEMENTS: Readonly<Record<string, number>> = {
-  log: 0,
-  prefix: 1,
-  group: 1,
-  snaplen: 1,
-  level: 1,
-  flags: 1,
-  comment: 1,
-  notrack: 0,
-  continue: 0,
-  'queue-threshold': 1,
+  log: 1,
+  prefix: 2,
+  group: 2,
+  snaplen: 2,
+  level: 2,
+  flags: 2,
+  comment: 2,
+  notrack: 1,
+  continue: 1,
+  'queue-threshold': 2,
 }
 
 /** The first words of the statements that set a value. */
@@ -264,10 +263,17 @@ const SET = new Set(['meta', 'ct', 'ip', 'ip6', 'ether', 'tcp', 'udp', 'th'])
 function effectAt(words: readonly string[], at: number): Effect | undefined {
   const [first = '', second = '', third, value] = words.slice(at, at + 4)
   if (first === 'notrack') return { kind: 'untracked' }
-  if (`${first} ${second} ${third}` === 'meta mark set' && /^0x[\da-f]+$/.test(value ?? ''))
-    return { kind: 'marked', clears: 0xff_ff_ff_ff, inverts: Number(value) }
-  const isHops = ['ip ttl', 'ip6 hoplimit'].includes(`${first} ${second}`) && third === 'set'
-  return isHops && !Number.isNaN(Number(value)) ? { kind: 'hops', hops: Number(value) } : undefined
+  const number = Number(value)
+  if (third !== 'set' || Number.isNaN(number)) return undefined
+  switch (`${first} ${second}`) {
+    case 'meta mark':
+      return { kind: 'marked', clears: 0xff_ff_ff_ff, inverts: number }
+    case 'ip ttl':
+    case 'ip6 hoplimit':
+      return { kind: 'hops', hops: number }
+    default:
+      return undefined
+  }
 }
 
 /**
@@ -280,12 +286,10 @@ function statementAt(words: readonly string[], at: number): number {
   if (word === 'counter') return words[at + 1] === 'packets' ? 5 : words[at + 1] === 'name' ? 3 : 1
   // A statement that sets a value has 4 words, such as `meta mark set 0x1` or `ip ttl set 1`.
   if (SET.has(word) && words[at + 2] === 'set') return 4
-  const more = STATEMENTS[word]
-  return more === undefined ? 0 : 1 + more
+  return STATEMENTS[word] ?? 0
 }
 
 const endsCondition = (words: readonly string[], at: number): boolean =>
-  at >= words.length ||
   ['jump', 'goto', 'queue', 'vmap'].includes(words[at] ?? '') ||
   TARGETS.has(words[at] ?? '') ||
   statementAt(words, at) > 0
