@@ -97,12 +97,25 @@ describe('a chain sees', () => {
     ['packets to containers at all ports of their bridge', 'netdev t', `egress ${ports}`, bridged('out')],
     ['packets of containers at their bridge', 'netdev t', 'ingress device "cni0"', bridged('in')],
     ['packets to containers at their bridge', 'netdev t', 'egress device "cni0"', bridged('out')],
+    // Versions of nft before 1.1.4 do not quote the names of several devices.
+    ['packets of peers at one of two devices', 'netdev t', 'ingress devices = { eth0, eth1 }', arriving],
+    ['packets of peers at the second of two devices', 'inet t', 'ingress devices = { lo, eth0 }', arriving],
+    ['packets of containers at ports without quotes', 'netdev t', 'ingress devices = { veth1, veth2 }', bridged('in')],
+    ['packets of containers at ports by a wildcard', 'netdev t', 'ingress device "veth*"', bridged('in')],
+    ['packets of peers by one of two wildcards', 'netdev t', 'ingress devices = { "vlan*", "eth*" }', arriving],
   ])('%s', (_, table, hook, packet) => expect(seen(table, hook, packet)).toBe(true))
 
   it.each<[what: string, table: string, hook: string, FilteredPacket]>([
     ['at the egress of another device', 'netdev t', 'egress device "eth1"', outward],
     ['at the egress of their incoming device', 'netdev t', 'egress device "cni0"', outward],
     ['at the ingress of their outgoing device', 'netdev t', 'ingress device "flannel.1"', outward],
+    ['at a device whose name only begins like theirs', 'netdev t', 'egress device "flannel.10"', outward],
+    [
+      'at two devices whose names only begin like theirs',
+      'netdev t',
+      'egress devices = { flannel, flannel.10 }',
+      outward,
+    ],
     ['of peers at an egress', 'netdev t', 'egress device "eth0"', arriving],
     ['of this host at an ingress', 'netdev t', 'ingress device "eth0"', leaving],
     ['that cross no bridge, in the family bridge', 'bridge t', 'forward', outward],
