@@ -81,7 +81,8 @@ interface Ruleset {
 
 /** Reads the output of `nft list ruleset`. `read` has the numbers of the queues that a program reads. */
 export function readRuleset(ruleset: string, read?: ReadQueues): Ruleset {
-  const tables = tablesOf(ruleset).map((table) => ({ name: table.name, ...readTable(table, read) }))
+  const active = tablesOf(ruleset).filter(({ text }) => !isDormant(text))
+  const tables = active.map((table) => ({ name: table.name, ...readTable(table, read) }))
   return {
     walk: (packet, hidden) =>
       tables.flatMap(({ name, bases, chains }) => {
@@ -92,6 +93,9 @@ export function readRuleset(ruleset: string, read?: ReadQueues): Ruleset {
       }),
   }
 }
+
+/** Returns true for a table whose chains the kernel does not call, because the table has the flag `dormant`. */
+const isDormant = (table: string): boolean => /\n\tflags [^\n]*dormant/.test(table)
 
 const isOfBridge = ({ name }: BaseChain): boolean => name.startsWith('bridge ')
 

@@ -97,7 +97,7 @@ describe('a chain sees', () => {
     ['packets to containers at all ports of their bridge', 'netdev t', `egress ${ports}`, bridged('out')],
     ['packets of containers at their bridge', 'netdev t', 'ingress device "cni0"', bridged('in')],
     ['packets to containers at their bridge', 'netdev t', 'egress device "cni0"', bridged('out')],
-    // Versions of nft before 1.1.4 do not quote the names of several devices.
+    // Most versions of nft do not quote the names of several devices.
     ['packets of peers at one of two devices', 'netdev t', 'ingress devices = { eth0, eth1 }', arriving],
     ['packets of peers at the second of two devices', 'inet t', 'ingress devices = { lo, eth0 }', arriving],
     ['packets of containers at ports without quotes', 'netdev t', 'ingress devices = { veth1, veth2 }', bridged('in')],
@@ -145,6 +145,20 @@ table inet own {
 `
     expect(verdicts(text('oifname "flannel.1" drop'), outward)).toEqual(['accepted by inet own early: policy accept'])
     expect(verdicts(text('iifname "cni0" drop'), outward)).toEqual(['dropped by inet own early: iifname "cni0" drop'])
+  })
+})
+
+describe('a table with the flag', () => {
+  const flagged = (flags: string): string => forward('drop').replace('own {\n', `own {\n  flags ${flags}\n\n`)
+  it.each(['dormant', 'owner,dormant'])('%s drops no packets, because the kernel does not call its chains', (flags) =>
+    expect(verdicts(flagged(flags), outward)).toEqual([]),
+  )
+  it.each(['owner', 'owner,persist'])('%s drops packets', (flags) =>
+    expect(verdicts(flagged(flags), outward)).toEqual(['dropped by inet own forward: drop']),
+  )
+  it('dormant does not stop other tables, and a comment sets no flag', () => {
+    const all = flagged('dormant') + forward('comment "flags dormant" drop').replace('own', 'other').trimStart()
+    expect(verdicts(all, outward)).toEqual(['dropped by inet other forward: comment "flags dormant" drop'])
   })
 })
 
