@@ -410,6 +410,130 @@ ${extra}}
   })
 })
 
+describe("flannel's tables", () => {
+  const flannel = `
+table ip flannel-ipv4 {
+  comment "rules for flannel-ipv4"
+
+  chain forward {
+    type filter hook forward priority filter; policy accept;
+    ip saddr 10.244.0.0/16 accept
+    ip daddr 10.244.0.0/16 accept
+  }
+
+  chain postrtg {
+    comment "chain to manage traffic masquerading by flannel"
+    type nat hook postrouting priority srcnat; policy accept;
+    meta mark 0x00004000 return
+    ip saddr 10.244.1.0/24 ip daddr 10.244.0.0/16 return
+    ip saddr 10.244.0.0/16 ip daddr 10.244.1.0/24 return
+    ip saddr != 10.244.1.0/24 ip daddr 10.244.0.0/16 return
+    ip saddr 10.244.0.0/16 ip daddr != 224.0.0.0/4 masquerade fully-random
+    ip saddr != 10.244.0.0/16 ip daddr 10.244.0.0/16 masquerade fully-random
+  }
+}
+`
+  const sources = (packet: FilteredPacket) =>
+    walk(flannel, { ...packet, mark: 0 }).flatMap(({ effects }) => effects.map(({ by }) => by))
+
+  it('accept packets of containers, and leave the addresses of both ends', () => {
+    expect(verdicts(flannel, { ...outward, mark: 0 })).toEqual([
+      'accepted by ip flannel-ipv4 forward: ip saddr 10.244.0.0/16 accept',
+      'accepted by ip flannel-ipv4 postrtg: policy accept',
+    ])
+    const { source, destination } = outward
+    for (const packet of [outward, { ...outward, source: destination, destination: source }])
+      expect(sources(packet)).toEqual([])
+  })
+
+  it('masquerade the packets of containers to other networks', () =>
+    expect(sources({ ...outward, destination: parseAddress('198.51.100.7')!, to: 'eth0' })).toEqual([
+      'ip flannel-ipv4 postrtg: ip saddr 10.244.0.0/16 ip daddr != 224.0.0.0/4 masquerade fully-random',
+    ]))
+
+  it('translate no later packets of a connection', () => {
+    const hooks = (state: 'new' | 'established') => walk(flannel, { ...outward, state }).map(({ base }) => base.hook)
+    expect([hooks('new'), hooks('established')]).toEqual([['forward', 'postrouting'], ['forward']])
+  })
+})
+
+// moby: integration/network/bridge/nftablesdoc
+describe("Docker's table", () => {
+  const docker = `
+table ip docker-bridges {
+  map filter-forward-in-jumps {
+    type ifname : verdict
+    elements = { "docker0" : jump filter-forward-in__docker0,
+           "br-5d0f" : jump filter-forward-in__br-5d0f }
+  }
+
+  map filter-forward-out-jumps {
+    type ifname : verdict
+    elements = { "docker0" : jump filter-forward-out__docker0 }
+  }
+
+  chain filter-FORWARD {
+    type filter hook forward priority filter; policy accept;
+    oifname vmap @filter-forward-in-jumps
+    iifname vmap @filter-forward-out-jumps
+  }
+
+  chain nat-POSTROUTING {
+    type nat hook postrouting priority srcnat; policy accept;
+    oifname != "docker0" ip saddr 10.244.1.0/24 counter packets 31 bytes 1860 masquerade comment "MASQUERADE"
+  }
+
+  chain raw-PREROUTING {
+    type filter hook prerouting priority raw; policy accept;
+    ip daddr 10.244.1.2 iifname != "docker0" counter packets 12 bytes 720 drop comment "DROP DIRECT ACCESS"
+  }
+
+  chain filter-forward-in__docker0 {
+    ct state established,related counter packets 420 bytes 25200 accept
+    iifname "docker0" counter packets 0 bytes 0 accept comment "ICC"
+    counter packets 7 bytes 420 drop comment "UNPUBLISHED PORT DROP"
+  }
+
+  chain filter-forward-in__br-5d0f {
+    counter packets 0 bytes 0 drop comment "UNPUBLISHED PORT DROP"
+  }
+
+  chain filter-forward-out__docker0 {
+    ct state established,related counter packets 9 bytes 540 accept
+    counter packets 31 bytes 1860 accept comment "OUTGOING"
+  }
+}
+`
+  const out: FilteredPacket = { ...outward, from: 'docker0' }
+  const back: FilteredPacket = {
+    ...outward,
+    source: outward.destination,
+    destination: outward.source,
+    from: 'flannel.1',
+    to: 'docker0',
+  }
+  it('accepts and masquerades the packets of containers to peers', () => {
+    expect(verdicts(docker, out)).toEqual([
+      'accepted by ip docker-bridges filter-forward-out__docker0: counter accept comment "OUTGOING"',
+      'accepted by ip docker-bridges nat-POSTROUTING: oifname != "docker0" ip saddr 10.244.1.0/24 counter masquerade comment "MASQUERADE"',
+      'accepted by ip docker-bridges raw-PREROUTING: policy accept',
+    ])
+    expect(walk(docker, out).flatMap(({ effects }) => effects.map(({ kind }) => kind))).toEqual(['source'])
+  })
+
+  it('drops the packets of peers to containers, before routing and by the bridge', () =>
+    expect(verdicts(docker, back)).toEqual([
+      'dropped by ip docker-bridges filter-forward-in__docker0: counter drop comment "UNPUBLISHED PORT DROP"',
+      'accepted by ip docker-bridges nat-POSTROUTING: policy accept',
+      'dropped by ip docker-bridges raw-PREROUTING: ip daddr 10.244.1.2 iifname != "docker0" counter drop comment "DROP DIRECT ACCESS"',
+    ]))
+
+  it('accepts the answers to a container', () =>
+    expect(verdicts(docker, { ...back, state: 'established' })[0]).toBe(
+      'accepted by ip docker-bridges filter-forward-in__docker0: ct state established,related counter accept',
+    ))
+})
+
 describe('sets', () => {
   const withSet = (set: string, head = ''): string =>
     forward('ip saddr @trusted accept', 'drop').replace('own {\n', `own {\n${head}  set trusted {\n${set}  }\n\n`)
