@@ -159,14 +159,12 @@ function readTable(
   }
   const bases: BaseChain[] = []
   const chains = new Map<string, Chain>()
-  for (const part of text.split(/\n(?=\tchain )/).slice(1)) {
-    const [, chain = ''] = /chain (\S+)/.exec(part) ?? []
-    const [head = '', hook] = /type \S+ hook (\S+)[^\n]*?;(?: policy \w+;)?/.exec(part) ?? []
+  for (const [part, chain = '', body = ''] of text.matchAll(/\n\tchain (\S+) \{([^]*?)\n\t\}/g)) {
+    const [head = '', hook] = /type \S+ hook (\S+)[^\n]*?;(?: policy \w+;)?/.exec(body) ?? []
     const policy = /policy drop;/.test(head) ? 'drop' : 'accept'
     const name = `${table} ${chain}`
     if (hook !== undefined) bases.push({ name, hook, head, text: part })
-    const body = part.slice(part.indexOf('{') + 1).replace(head, '')
-    const rules = statementsOf(body).map((rule): FilterRule => {
+    const rules = statementsOf(body.replace(head, '')).map((rule): FilterRule => {
       const words = tokensOf(rule)
       const packets = /\bcounter packets (\d+)/.exec(rule)?.[1]
       const isBridges = table.startsWith('bridge ')
@@ -204,8 +202,8 @@ const withoutNotes = (element: string): string =>
   element.replace(/ (?:timeout|expires|counter|last used|limit|quota) .*?(?= : |$)/, '')
 
 /**
- * Splits the text of a chain into its rules. A line has one rule, or several with a semicolon between them. A comment and
- * the brace that ends the chain become rules without a verdict, which change nothing.
+ * Splits the text of a chain into its rules. A line has one rule, or several with a semicolon between them. A comment
+ * becomes a rule without a verdict, which changes nothing.
  */
 const statementsOf = (body: string): readonly string[] =>
   (body.match(/(?:"(?:\\.|[^"\\])*"|\{[^}]*\}|[^;\n"{])+/g) ?? []).map((rule) => rule.trim())
@@ -272,15 +270,9 @@ function effectAt(words: readonly string[], at: number): Effect | undefined {
   if (first === 'notrack') return { kind: 'untracked' }
   const number = Number(value)
   if (third !== 'set' || Number.isNaN(number)) return undefined
-  switch (`${first} ${second}`) {
-    case 'meta mark':
-      return { kind: 'marked', clears: 0xff_ff_ff_ff, inverts: number }
-    case 'ip ttl':
-    case 'ip6 hoplimit':
-      return { kind: 'hops', hops: number }
-    default:
-      return undefined
-  }
+  const field = `${first} ${second}`
+  if (field === 'meta mark') return { kind: 'marked', clears: 0xff_ff_ff_ff, inverts: number }
+  return field === 'ip ttl' || field === 'ip6 hoplimit' ? { kind: 'hops', hops: number } : undefined
 }
 
 /**
@@ -296,10 +288,10 @@ function statementAt(words: readonly string[], at: number): number {
   return STATEMENTS[word] ?? 0
 }
 
-const endsCondition = (words: readonly string[], at: number): boolean =>
-  ['jump', 'goto', 'queue', 'vmap'].includes(words[at] ?? '') ||
-  TARGETS.has(words[at] ?? '') ||
-  statementAt(words, at) > 0
+function endsCondition(words: readonly string[], at: number): boolean {
+  const word = words[at] ?? ''
+  return ['jump', 'goto', 'queue', 'vmap'].includes(word) || TARGETS.has(word) || statementAt(words, at) > 0
+}
 
 interface Reading {
   readonly words: readonly string[]

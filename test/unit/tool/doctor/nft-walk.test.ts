@@ -81,6 +81,7 @@ describe('a chain sees', () => {
     ).length > 0
   const arp = { ...bridged('in'), protocol: ARP }
   const ports = 'devices = { "veth1", "veth2" }'
+  const { from: _from, ...unplaced } = arriving
 
   it.each<[what: string, table: string, hook: string, FilteredPacket]>([
     ['forwarded packets after routing', 'inet t', 'postrouting', outward],
@@ -116,6 +117,8 @@ describe('a chain sees', () => {
       'egress devices = { flannel, flannel.10 }',
       outward,
     ],
+    ['at no device, because the devices of the chain are gone', 'netdev t', 'ingress', arriving],
+    ['from a device that weft does not know', 'netdev t', 'ingress device "eth*"', unplaced],
     ['of peers at an egress', 'netdev t', 'egress device "eth0"', arriving],
     ['of this host at an ingress', 'netdev t', 'ingress device "eth0"', leaving],
     ['that cross no bridge, in the family bridge', 'bridge t', 'forward', outward],
