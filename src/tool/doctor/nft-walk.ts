@@ -119,8 +119,8 @@ function isOnTheWay(base: BaseChain, packet: FilteredPacket): boolean {
   if (head.startsWith('type nat ')) return isTranslated(packet)
   // An ingress or egress chain is bound to devices, and sees only the packets of these devices.
   if (hook !== 'ingress' && hook !== 'egress') return true
-  // nft prints one device as `device "eth0"`, and several devices as `devices = { eth0, eth1 }`; only newer versions quote
-  // these names. A name may end with a wildcard.
+  // nft prints one device as `device "eth0"`, and several devices as `devices = { eth0, eth1 }`. Only newer versions of
+  // nft quote the names of several devices. A name may end with a wildcard.
   const devices = listOf(/ devices? (?:= )?(\{[^}]*\}|\S+)/.exec(head)?.[1] ?? '')
   const has = (name: string): boolean => devices.some((device) => isInterface(name, device, '*'))
   const name = hook === 'egress' ? to : from

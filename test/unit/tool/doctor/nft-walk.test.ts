@@ -1,5 +1,5 @@
-// nft-walk.test.ts - the verdict of nftables about a packet, for rule sets that common programs make: which chains see the
-// packet, how chains, sets and counters are read, and which statements of a rule decide about the packet or change it.
+// nft-walk.test.ts - the verdict of nftables about a packet, for rule sets that common programs make: which chains see
+// the packet, how chains, sets and counters are read, and which statements of a rule drop, accept or change the packet.
 
 import { describe, expect, it } from 'vitest'
 import { parseAddress } from '../../../../src/net/address.ts'
