@@ -516,7 +516,7 @@ function selectorAt({ words, packet, isBridges }: Reading, at: number): Selector
   if (first === 'iifname' || first === 'iif') return of(1, isFrom)
   if (first === 'oifname' || first === 'oif') return of(1, isTo)
   const isHeader = ['tcp', 'udp', 'icmp', 'icmpv6', 'sctp', 'dccp', 'esp', 'ah', 'arp'].includes(first)
-  const isPair = isHeader || ['meta', 'ct', 'ip', 'ip6', 'th', 'fib', 'ether', 'socket', 'rt', 'limit'].includes(first)
+  const isPair = isHeader || ['meta', 'ct', 'ip', 'ip6', 'fib', 'socket', 'rt', 'limit'].includes(first)
   const isThere = !isHeader || isProtocol(packet.protocol, first)
   return of(isPair && !endsCondition(words, at + 1) ? 2 : 1, () => 'unread', isThere, false)
 }
@@ -545,7 +545,7 @@ function markBits(packet: FilteredPacket, [word, , equals = '', value = '']: rea
   return { width: 4, holds: negatedIf(equals === '!=', isMarked(packet, value)) }
 }
 
-const COMPARISONS = new Set(['!=', '==', '<', '>', '<=', '>=', '&', '|', '^', 'over', '/'])
+const COMPARISONS = new Set(['!=', '==', '<', '>', '<=', '>=', '&', '|', '^', 'over'])
 
 function comparedAt({ words, sets }: Reading, at: number, selector: Selector): Compared {
   const { test, isRead, orders, unknown, address } = selector
