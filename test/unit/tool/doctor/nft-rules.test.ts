@@ -195,6 +195,7 @@ describe('after a condition that weft cannot evaluate', () => {
     'ct original ip saddr 192.0.2.0/24',
     'ct original protocol tcp',
     'fib daddr oif "eth1"',
+    'limit rate 3/minute',
     'limit rate over 100/second',
     'limit rate over 100/second burst 5 packets',
     'ct count over 20',
