@@ -237,6 +237,8 @@ describe('a concatenation of fields is not evaluated', () => {
     'iifname . oifname "cni0" . "flannel.1" drop',
     'counter packets 7 bytes 420 ip saddr . oifname vmap { 10.5.1.2 . "flannel.1" : drop }',
     'meta l4proto { tcp, udp } ip saddr . oifname vmap { 10.5.1.2 . "flannel.1" : drop }',
+    // nft prints a field without a name as a range of bits.
+    '@nh,96,32 . oifname vmap { 0xa050102 . "flannel.1" : drop }',
     'ip daddr != 10.96.0.0/12 ip saddr . oifname vmap { 10.5.1.2 . "flannel.1" : drop }',
   ])('%s', (rules) => expect(judged(rules, container)).toBe('perhaps accepted'))
 
