@@ -378,7 +378,7 @@ function judged(
   const certain = anyState.filter(({ isAccepted, isCertain }) => !isAccepted && isCertain)
   if (certain.length > 0) return certain.map((verdict) => found(verdict, name))
   if (!isMissed) return []
-  const first = packet.state === 'new' ? anyState : rules.walk({ ...packet, state: 'new' })
+  const first = rules.walk({ ...packet, state: 'new' })
   const news = first.filter(({ isAccepted, isCertain }) => !isAccepted && isCertain)
   if (news.length > 0) return news.map((verdict) => found(verdict, name, packet.state ? '' : FIRST_ALONE))
   const later = laterVerdicts(rules, packet, first)
@@ -406,13 +406,12 @@ function isDeliberate({ text }: Pick<HostVerdict, 'text'>, { network }: OwnSide,
 }
 
 function merged(dropped: readonly Dropped[]): Finding[] {
-  const keys = [...new Set(dropped.map(({ name, detail }) => `${name} ${detail}`))]
-  return keys.flatMap((key) => {
-    const all = dropped.filter(({ name, detail }) => `${name} ${detail}` === key)
-    const [first] = all
-    if (!first) return []
-    const fix = fixOf(first, all)
-    return [{ name: first.name, detail: first.detail, ...(fix === undefined ? {} : { fix }) }]
+  return dropped.flatMap((one) => {
+    const { name, detail } = one
+    const all = dropped.filter((other) => other.name === name && other.detail === detail)
+    if (all[0] !== one) return []
+    const fix = fixOf(one, all)
+    return [{ name, detail, ...(fix === undefined ? {} : { fix }) }]
   })
 }
 
@@ -455,7 +454,6 @@ function fixOf({ name, base, side, isFlannels, detail }: Dropped, all: readonly 
     const whose = named.length === 1 ? named[0] : `{ ${named.join(', ')} }`
     return `\`nft insert rule ${base.name} ${word} ${isIn ? 's' : 'd'}addr ${whose} ${what} accept\``
   })
-  if (commands.length === 0) return undefined
   const neighbours = family === 'ipv6' ? ', and accept `ipv6-icmp`, which hosts need to find each other' : ''
   return `accept these packets: ${commands.join(' and ')}; the same for other nodes, if there are more${neighbours}`
 }
@@ -512,17 +510,17 @@ export function portPacket(
     ...(node?.externalInterface ? { from: node.externalInterface } : {}),
   } as const
   const kind = kindOf(type)
-  const protocol = kind?.outside?.protocol
+  const outside = kind?.outside
   // A backend with the option `portV6` uses one of two ports, depending on its mode. So the port of IPv6 packets is not
   // known.
   const isUnsure = family === 'ipv6' && kind !== undefined && 'portV6' in kind.options
   const port = isUnsure ? undefined : portOf(type, config?.backend ?? {})
-  if (!protocol || !config || !outersIn({ config }, family).includes(family)) return undefined
+  if (!outside || !config || !outersIn({ config }, family).includes(family)) return undefined
   return {
     ...way,
-    protocol,
+    protocol: outside.protocol,
     ...(port === undefined ? {} : { port }),
-    ...(kind?.outside?.isOneWay ? { isOneWay: true } : {}),
+    ...(outside.isOneWay ? { isOneWay: true } : {}),
   }
 }
 
@@ -560,9 +558,7 @@ function missingRules(sides: readonly OwnSide[], facts: Facts): Finding[] {
   return sides
     .filter((side) => !hasRules(side, facts))
     .filter((side) =>
-      rulesShown.some(
-        (isShown) => isShown(side, facts) === false && sides.some((other) => other !== side && isShown(other, facts)),
-      ),
+      rulesShown.some((isShown) => isShown(side, facts) === false && sides.some((other) => isShown(other, facts))),
     )
     .map(({ family }) => ({ name: 'rules-missing', detail: family === 'ipv4' ? 'IPv4' : 'IPv6' }))
 }
