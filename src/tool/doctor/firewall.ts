@@ -380,7 +380,7 @@ function judged(
   if (!isMissed) return []
   const first = rules.walk({ ...packet, state: 'new' })
   const news = first.filter(({ isAccepted, isCertain }) => !isAccepted && isCertain)
-  if (news.length > 0) return news.map((verdict) => found(verdict, name, packet.state ? '' : FIRST_ALONE))
+  if (news.length > 0) return news.map((verdict) => found(verdict, name, FIRST_ALONE))
   const later = laterVerdicts(rules, packet, first)
   if (later.drops.length > 0) return later.drops.map((verdict) => found(verdict, name, LATER_ALONE))
   const likely = [...first, ...later.likely].filter(
@@ -402,7 +402,7 @@ const FIRST_ALONE = ' (only answers to packets of this host are accepted)'
 function isDeliberate({ text }: Pick<HostVerdict, 'text'>, { network }: OwnSide, { status }: Facts): boolean {
   const { device, devices } = status?.dataPath ?? {}
   const words = [formatNet(network), device, devices?.ipv4, devices?.ipv6]
-  return words.some((word) => Boolean(word) && text.includes(word ?? ''))
+  return words.some((word) => word && text.includes(word))
 }
 
 function merged(dropped: readonly Dropped[]): Finding[] {
