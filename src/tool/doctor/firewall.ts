@@ -4,6 +4,7 @@
 
 import { dotted, ECHO_IGNORED } from '../../host/sysctl-names.ts'
 import {
+  FAMILIES,
   formatAddress,
   formatNet,
   isIpv4Net,
@@ -416,46 +417,73 @@ function merged(dropped: readonly Dropped[]): Finding[] {
 }
 
 /** Returns the remedy for packets that a firewall rule drops; undefined if the remedy in the table FINDINGS applies. */
-function fixOf({ name, base, side, isFlannels, detail }: Dropped, all: readonly Dropped[]): string | undefined {
-  const { family, network } = side
-  const tool = family === 'ipv4' ? 'iptables' : 'ip6tables'
-  const word = family === 'ipv4' ? 'ip' : 'ip6'
-  const net = formatNet(network)
-  if (name === 'forward-dropped') {
-    if (base && /^(?:arp|bridge|netdev) /.test(base.name))
-      return `accept the packets of containers before the rule that drops: \`nft insert rule ${base.name} accept\`, or delete that rule (perhaps ebtables or arptables made it); put the change also into the file from which this table is loaded`
-    if (base?.name.startsWith('inet firewalld '))
-      return `have firewalld trust the network: \`firewall-cmd --permanent --zone=trusted --add-source=${net}\`, then \`firewall-cmd --reload\``
-    if (base)
-      return `accept the network before the rule that drops: \`nft insert rule ${base.name} ${word} saddr ${net} accept\` and the same with \`daddr\`; put both rules also into the file from which this table is loaded`
-    const flag = isFlannels
-      ? ''
-      : '; or, if weftd was started with --iptables-forward-rules=false, start it without that option'
-    // A rule that accepts the network in the table filter has no effect on the rules of other tables.
-    if (/(?:^|: )-t /.test(detail))
-      return `delete the rule that this finding names, or let it leave out the packets from and to ${net}`
-    const program = detail.startsWith(`${tool}-legacy: `) ? `${tool}-legacy` : tool
-    return `accept both directions: \`${program} -I FORWARD -s ${net} -j ACCEPT\` and \`${program} -I FORWARD -d ${net} -j ACCEPT\`${flag}`
-  }
+function fixOf({ name, base, isFlannels, side, detail }: Dropped, all: readonly Dropped[]): string | undefined {
   if (name === 'discovery-dropped') return discoveryFix(base, all)
-  if (name === 'probes-dropped') return probesFix(side, base, all)
-  if (name !== 'port-dropped') return undefined
-  const commands = (['INPUT', 'OUTPUT'] as const).flatMap((chain) => {
-    const packets = all.filter(({ packet }) => packet.chain === chain).map(({ packet }) => packet)
-    const [packet] = packets
-    if (!packet) return []
-    const texts = packets.map(({ source, destination }) => formatAddress(chain === 'INPUT' ? source : destination))
-    const hosts = [...new Set(texts)]
-    const [named, port] = [hosts.slice(0, COMMAND_PEERS), packet.port]
-    const isIn = chain === 'INPUT'
-    if (!base)
-      return `\`${tool} -I ${chain} -p ${packet.protocol}${port === undefined ? '' : ` --dport ${port}`} -${isIn ? 's' : 'd'} ${named.join(',')} -j ACCEPT\``
-    const what = port === undefined ? `meta l4proto ${packet.protocol}` : `${packet.protocol} dport ${port}`
-    const whose = named.length === 1 ? named[0] : `{ ${named.join(', ')} }`
-    return `\`nft insert rule ${base.name} ${word} ${isIn ? 's' : 'd'}addr ${whose} ${what} accept\``
-  })
-  const neighbours = family === 'ipv6' ? ', and accept `ipv6-icmp`, which hosts need to find each other' : ''
+  if (name === 'probes-dropped') return probesFix(all)
+  if (name === 'port-dropped') return portFix(all)
+  if (name !== 'forward-dropped') return undefined
+  if (base && /^(?:arp|bridge|netdev) /.test(base.name))
+    return `accept the packets of containers before the rule that drops: \`nft insert rule ${base.name} accept\`, or delete that rule (perhaps ebtables or arptables made it); put the change also into the file from which this table is loaded`
+  // A table of the nftables family inet can drop packets of IPv4 and of IPv6.
+  const networks = FAMILIES.flatMap((family) => all.find((each) => each.side.family === family)?.side ?? [])
+  if (base?.name.startsWith('inet firewalld ')) {
+    const sources = networks.map(({ network }) => ` --add-source=${formatNet(network)}`)
+    return `have firewalld trust the network: \`firewall-cmd --permanent --zone=trusted${sources.join('')}\`, then \`firewall-cmd --reload\``
+  }
+  if (base) {
+    const commands = networks.map(
+      ({ family, network }) =>
+        `\`nft insert rule ${base.name} ${WORDS[family].nft} saddr ${formatNet(network)} accept\``,
+    )
+    return `accept the network before the rule that drops: ${commands.join(' and ')} and the same with \`daddr\`; put these rules also into the file from which this table is loaded`
+  }
+  const [tool, net] = [WORDS[side.family].iptables, formatNet(side.network)]
+  const flag = isFlannels
+    ? ''
+    : '; or, if weftd was started with --iptables-forward-rules=false, start it without that option'
+  // A rule that accepts the network in the table filter has no effect on the rules of other tables.
+  if (/(?:^|: )-t /.test(detail))
+    return `delete the rule that this finding names, or let it leave out the packets from and to ${net}`
+  const program = detail.startsWith(`${tool}-legacy: `) ? `${tool}-legacy` : tool
+  return `accept both directions: \`${program} -I FORWARD -s ${net} -j ACCEPT\` and \`${program} -I FORWARD -d ${net} -j ACCEPT\`${flag}`
+}
+
+/** Returns the remedy for datagrams of the tunnel that a firewall drops. */
+function portFix(all: readonly Dropped[]): string {
+  const commands = (['INPUT', 'OUTPUT'] as const).flatMap((chain) =>
+    FAMILIES.flatMap((family) =>
+      portCommand(
+        chain,
+        family,
+        all.filter(({ packet, side }) => packet.chain === chain && side.family === family),
+      ),
+    ),
+  )
+  const isIpv6 = all.some(({ side }) => side.family === 'ipv6')
+  const neighbours = isIpv6 ? ', and accept `ipv6-icmp`, which hosts need to find each other' : ''
   return `accept these packets: ${commands.join(' and ')}; the same for other nodes, if there are more${neighbours}`
+}
+
+/** Returns the command that accepts datagrams of one family in one chain; an empty list if there are no datagrams. */
+function portCommand(chain: 'INPUT' | 'OUTPUT', family: Family, dropped: readonly Dropped[]): readonly string[] {
+  const [first] = dropped
+  if (!first) return []
+  const { base, detail, packet } = first
+  const { protocol, port } = packet
+  const isIn = chain === 'INPUT'
+  const hosts = new Set(
+    dropped.map(({ packet: { source, destination } }) => formatAddress(isIn ? source : destination)),
+  )
+  const named = [...hosts].slice(0, COMMAND_PEERS)
+  const end = isIn ? 's' : 'd'
+  if (!base) {
+    const toPort = port === undefined ? '' : ` --dport ${port}`
+    const program = insertedAt(WORDS[family].iptables, chain, detail)
+    return [`\`${program} -p ${protocol}${toPort} -${end} ${named.join(',')} -j ACCEPT\``]
+  }
+  const what = port === undefined ? `meta l4proto ${protocol}` : `${protocol} dport ${port}`
+  const whose = named.length === 1 ? named[0] : `{ ${named.join(', ')} }`
+  return [`\`nft insert rule ${base.name} ${WORDS[family].nft} ${end}addr ${whose} ${what} accept\``]
 }
 
 /** Returns the remedy for packets of neighbour discovery that a firewall drops. */
@@ -476,16 +504,15 @@ function insertedAt(tool: 'iptables' | 'ip6tables', chain: string, detail: strin
 }
 
 /** Returns the remedy for probes that a firewall drops. */
-function probesFix({ family, network }: OwnSide, base: BaseChain | undefined, all: readonly Dropped[]): string {
-  const [tool, word, icmp] =
-    family === 'ipv4' ? (['iptables', 'ip', 'icmp'] as const) : (['ip6tables', 'ip6', 'ipv6-icmp'] as const)
-  const commands = all.map(({ packet, detail }) => {
+function probesFix(all: readonly Dropped[]): string {
+  const commands = all.map(({ packet, base, detail, side: { family, network } }) => {
     const isIn = packet.chain === 'INPUT'
     const end = otherEnd(packet)
     const whose = netContains(network, end) ? formatNet(network) : formatAddress(end)
-    if (base)
-      return `\`nft insert rule ${base.name} ${word} ${isIn ? 's' : 'd'}addr ${whose} meta l4proto ${icmp} accept\``
-    return `\`${insertedAt(tool, packet.chain, detail)} -p ${icmp} -${isIn ? 's' : 'd'} ${whose} -j ACCEPT\``
+    const icmp = echoOf(family)
+    return base
+      ? `\`nft insert rule ${base.name} ${WORDS[family].nft} ${isIn ? 's' : 'd'}addr ${whose} meta l4proto ${icmp} accept\``
+      : `\`${insertedAt(WORDS[family].iptables, packet.chain, detail)} -p ${icmp} -${isIn ? 's' : 'd'} ${whose} -j ACCEPT\``
   })
   return `accept echo requests and replies: ${[...new Set(commands)].join(' and ')}`
 }

@@ -377,6 +377,41 @@ describe('the suggested command', () => {
     )
   })
 
+  it('accepts the datagrams in the table and the program that drop them', () => {
+    const rule = '-A PREROUTING -p udp -m udp --dport 8285 -j DROP'
+    expect(fixes({ ...SILENT, iptables: saved('raw', rule) })[0]).toContain(
+      '`iptables -I PREROUTING -t raw -p udp --dport 8285 -s 192.0.2.2 -j ACCEPT`',
+    )
+    expect(fixes({ ...SILENT, iptablesLegacy: saved('filter', udp('INPUT')) })[0]).toContain(
+      '`iptables-legacy -I INPUT -p udp --dport 8285 -s 192.0.2.2 -j ACCEPT`',
+    )
+    expect(fixes({ ip6tablesLegacy: saved('mangle', udp('OUTPUT')) }, SILENT_DUAL)[0]).toContain(
+      '`ip6tables-legacy -I OUTPUT -t mangle -p udp --dport 8472 -d 2001:db8::2 -j ACCEPT`',
+    )
+  })
+
+  it('is one for each family if a table of both families drops the packets', () => {
+    const rules = (part: string): string => `nft insert rule inet own c ${part} accept`
+    const of = (hook: string, rule: string): string =>
+      fixes({ nft: chain('inet own', hook, rule) }, SILENT_DUAL).join('\n')
+    const port = of('input', 'udp dport 8472 drop')
+    expect(port).toContain(
+      `\`${rules('ip saddr 192.0.2.2 udp dport 8472')}\` and \`${rules('ip6 saddr 2001:db8::2 udp dport 8472')}\`;`,
+    )
+    expect(port).toMatch(/accept `ipv6-icmp`/)
+    expect(of('input', 'meta l4proto { icmp, ipv6-icmp } drop')).toContain(
+      `\`${rules('ip saddr 10.5.0.0/16 meta l4proto icmp')}\` and \`${rules('ip6 saddr fd00:5::/48 meta l4proto ipv6-icmp')}\``,
+    )
+    expect(of('forward', 'drop')).toContain(
+      `\`${rules('ip saddr 10.5.0.0/16')}\` and \`${rules('ip6 saddr fd00:5::/48')}\` and the same with \`daddr\``,
+    )
+    const firewalld = chain('inet firewalld', 'forward', 'drop')
+    expect(fixes({ nft: firewalld }, SILENT_DUAL)[0]).toContain(
+      '`firewall-cmd --permanent --zone=trusted --add-source=10.5.0.0/16 --add-source=fd00:5::/48`',
+    )
+    expect(fixes({ nft: firewalld }, soundIpv6)[0]).toContain('--zone=trusted --add-source=fd00:5::/48`')
+  })
+
   it('has no port if the backend has none', () => {
     const ipip = { ...SILENT, ...withBackend('ipip', { peers: SILENT.status!.peers }) }
     expect(fixes({ ...ipip, iptables: '-A INPUT -p ipencap -j DROP' })[0]).toContain(
