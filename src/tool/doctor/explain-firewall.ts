@@ -11,7 +11,9 @@ import { changesOf, diversionsOf, unjudgedOf, type Change } from './rule-effects
 import { bridgeOf, networksOf } from './sides.ts'
 
 /** Returns the steps of a packet through the firewall: first the rules of iptables, then the chains of nftables. */
-export function filtered(facts: Facts, packet: FilteredPacket): Step[] {
+export function filtered(facts: Facts, given: FilteredPacket): Step[] {
+  // The kernel takes each datagram of vxlan for the first packet of a connection, so none of them is an answer.
+  const packet: FilteredPacket = given.isOneWay ? { ...given, state: 'new' } : given
   const family = familyOf(packet.source)
   const rules = readRules(facts, family)
   const firsts = rules.walk({ ...packet, state: 'new' })

@@ -153,6 +153,14 @@ describe('the firewall explains a forwarded packet', () => {
     ])
   })
 
+  it('that a chain drops which translates only the first packets of connections', () => {
+    const nft = chain('ip own', 'nat hook prerouting priority dstnat', 'ct state new drop')
+    expect(lines({ nft }, PACKET)).toEqual([
+      ACCEPTED,
+      `?: FORWARD: dropped by nft: ip own c: ct state new drop, ${ANSWER}`,
+    ])
+  })
+
   it('of a connection whose later packets are dropped', () => {
     const nft = forward('ct state established drop')
     const said =
@@ -192,13 +200,24 @@ describe('the datagrams of the backend', () => {
     expect(steps(redirect, sentBack(arriving))).toEqual([])
   })
 
-  it('of vxlan have no later packets, because the kernel takes each one for the first', () => {
-    const packet = portPacket(withBackend('vxlan'), soundPeer)!
-    const drop = '-A INPUT -p udp -m udp --dport 8472 -m conntrack --ctstate NEW -j DROP'
-    const perhaps = '-A INPUT -p udp -m mark --mark 0x1 -j ACCEPT'
-    expect(linesOf(filtered({ ...sound, iptables: drop }, packet))).toEqual([`?: INPUT: dropped by ${drop}, ${ANSWER}`])
-    expect(linesOf(filtered({ ...sound, iptables: `${perhaps}\n${drop}` }, packet))).toEqual([
-      `?: INPUT: accepted by -P INPUT ACCEPT, ${UNLESS}`,
+  it.each([
+    ['ESTABLISHED -j ACCEPT', 'DROP', 'false: INPUT: dropped by -P INPUT DROP'],
+    ['NEW -j DROP', 'ACCEPT', 'false: INPUT: dropped by -A INPUT -m conntrack --ctstate NEW -j DROP'],
+    ['NEW -j ACCEPT', 'DROP', 'true: INPUT: accepted by -A INPUT -m conntrack --ctstate NEW -j ACCEPT'],
+    ['ESTABLISHED -j DROP', 'ACCEPT', 'true: INPUT: accepted by -P INPUT ACCEPT'],
+  ])(
+    'of vxlan are never answers, because the kernel takes each one for the first: %s, -P INPUT %s',
+    (rule, policy, said) => {
+      const iptables = `-P INPUT ${policy}\n-A INPUT -m conntrack --ctstate ${rule}`
+      const packet = portPacket(withBackend('vxlan'), soundPeer)!
+      expect(linesOf(filtered({ ...sound, iptables }, packet))).toEqual([said])
+    },
+  )
+
+  it('of other backends may be answers', () => {
+    const iptables = '-P INPUT DROP\n-A INPUT -m conntrack --ctstate ESTABLISHED -j ACCEPT'
+    expect(linesOf(filtered({ ...sound, iptables }, arriving))).toEqual([
+      `?: INPUT: dropped by -P INPUT DROP, ${ANSWER}`,
     ])
   })
 
