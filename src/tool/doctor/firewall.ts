@@ -424,7 +424,7 @@ function fixOf({ name, base, isFlannels, side, detail }: Dropped, all: readonly 
   if (name !== 'forward-dropped') return undefined
   if (base && /^(?:arp|bridge|netdev) /.test(base.name))
     return `accept the packets of containers before the rule that drops: \`nft insert rule ${base.name} accept\`, or delete that rule (perhaps ebtables or arptables made it); put the change also into the file from which this table is loaded`
-  // A table of the nftables family inet can drop packets of IPv4 and of IPv6.
+  // A table of the nftables family inet can drop both IPv4 and IPv6 packets.
   const networks = FAMILIES.flatMap((family) => all.find((each) => each.side.family === family)?.side ?? [])
   if (base?.name.startsWith('inet firewalld ')) {
     const sources = networks.map(({ network }) => ` --add-source=${formatNet(network)}`)

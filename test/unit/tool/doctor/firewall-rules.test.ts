@@ -177,7 +177,7 @@ describe('the reason on this host why a peer is silent over one family', () => {
     expect(datagramFault(four, { ...SILENT_DUAL, status: undefined, ip6tables })).toBeUndefined()
   })
 
-  it('is no rule that may or may not drop the datagrams', () => {
+  it('cannot be a rule that may or may not drop the datagrams', () => {
     const iptables = '-A INPUT -m mark --mark 0x1 -j ACCEPT\n-P INPUT DROP'
     expect(datagramFault(four, { ...SILENT_DUAL, iptables })).toBeUndefined()
   })
