@@ -37,7 +37,8 @@ export function checkKernelRoutes(facts: Facts, isReported: boolean): readonly F
 
 /** Returns the wrong routes between this node and a peer by which probes are lost: those of all packets or of ICMP. */
 export function faultsOfProbes(peer: SeenSide, facts: Facts): readonly Finding[] {
-  const [side] = facts.status ? ownSides(facts.status).filter(({ family }) => family === peer.family) : []
+  const { status } = facts
+  const side = status && ownSides(status).find(({ family }) => family === peer.family)
   const isOfProbes = ({ query: { part } }: AnsweredQuery): boolean =>
     part === undefined || (part.protocol === ICMP[peer.family] && part.tos === undefined)
   return side ? faultsOf(peer, side, facts, false, isOfProbes) : []
@@ -51,7 +52,7 @@ function faultsOf(
   isReported: boolean,
   isWanted: (answered: AnsweredQuery) => boolean = () => true,
 ): readonly Finding[] {
-  const { status, kernelRoutes, isForwarding, isForwardingIpv6, unforwarded = [] } = facts
+  const { status, kernelRoutes, isForwarding, isForwardingIpv6, unforwarded } = facts
   if (!status || !kernelRoutes) return []
   const forwards = side.family === 'ipv4' ? isForwarding : isForwardingIpv6 !== false
   const bridge = bridgeOf(facts.links, side.subnet, status)
@@ -62,20 +63,20 @@ function faultsOf(
   // If forwarding is switched off in the kernel, another check reports that. In that case examine only the packets
   // that this host itself sends. The same applies to the packets that arrive on one interface.
   const isForwarded = ({ query }: AnsweredQuery): boolean =>
-    forwards && !(side.family === 'ipv4' && unforwarded.includes(query.iif?.name ?? ''))
+    forwards && !(side.family === 'ipv4' && unforwarded?.some((name) => name === query.iif?.name))
   const relevant = answered.filter((each) => isWanted(each) && (each.direction === 'host' || isForwarded(each)))
   const all = relevant
     .filter((each) => isWrong(each, peer, bridge, status) && !isOfBridge(each, side, facts))
-    .filter((each) => each.query.mark === undefined || mayHave(each, peer, side, facts))
+    .filter((each) => mayHaveMark(each, side, facts))
   const wrong = all.filter(({ query }) => query.part === undefined)
-  const marked = wrong.every(({ query }) => query.mark !== undefined) ? markedFault(peer, side, facts) : []
+  const marked = wrong.length === 0 ? markedFault(peer, side, facts) : []
   if (marked.length > 0) return marked
   const [first] = [
     ...wrong.filter(({ direction, query }) => direction === 'out' && query.mark === undefined),
-    ...wrong.filter(({ direction, query }) => direction !== 'out' && query.mark === undefined),
+    ...wrong.filter(({ query }) => query.mark === undefined),
     ...wrong,
   ]
-  const rules = kernelRoutes.rules[side.family] ?? []
+  const rules = kernelRoutes.rules[side.family]
   const whole = first ? findingsOf(first, peer, side, rules, isReported) : []
   if (first && first.query.mark === undefined) return whole
   return [...firstOfParts(all).flatMap((each) => findingsOf(each, peer, side, rules, false)), ...whole]
@@ -84,7 +85,7 @@ function faultsOf(
 /** Returns one lookup for each part of the packets, if possible a lookup for packets of containers. */
 function firstOfParts(wrong: readonly AnsweredQuery[]): readonly AnsweredQuery[] {
   const found = new Map<string, AnsweredQuery>()
-  for (const each of wrong.toSorted((a, b) => Number(b.direction === 'out') - Number(a.direction === 'out'))) {
+  for (const each of [...wrong.filter(({ direction }) => direction === 'out'), ...wrong]) {
     const key = JSON.stringify(each.query.part)
     if (each.query.part && !found.has(key)) found.set(key, each)
   }
@@ -110,7 +111,7 @@ export function faultsOfParts(
   const wrong = mine.filter((each) => isWrong(each, peer, bridge, status) && !isOfBridge(each, side, facts))
   // If the route of all packets is wrong, another finding reports it.
   if (wrong.some(({ query: { part, mark } }) => part === undefined && mark === undefined)) return []
-  const rules = kernelRoutes.rules[side.family] ?? []
+  const rules = kernelRoutes.rules[side.family]
   return firstOfParts(wrong).flatMap((each) => findingsOf(each, peer, side, rules, false))
 }
 
@@ -120,41 +121,43 @@ export function faultsOfParts(
  */
 export function markedFault(peer: SeenSide, side: OwnSide, facts: Facts): readonly Finding[] {
   const { status, kernelRoutes, links } = facts
-  const answers = (kernelRoutes?.answers ?? []).filter(
+  if (!status || !kernelRoutes) return []
+  const answers = kernelRoutes.answers.filter(
     ({ family, lease, query }) => family === side.family && lease === peer.peer.lease && query.mark !== undefined,
   )
   // weft doctor looks up routes for marks only if a rule sets a mark, and only for some of the peers.
-  const marked = answers.length > 0 ? markingFor(peer, side, facts)?.certain : undefined
-  const found = answers.find(({ query }) => query.mark === marked?.mark)
-  if (!status || !kernelRoutes || !marked || !found) return []
-  const isSound = !isWrong(found, peer, bridgeOf(links, side.subnet, status), status)
-  return isSound ? [] : findingsOf(found, peer, side, kernelRoutes.rules[side.family] ?? [], false, marked.rule)
+  const [any] = answers
+  const marked = any && markingFor(any.query, side, facts).certain
+  if (!marked) return []
+  const bridge = bridgeOf(links, side.subnet, status)
+  return answers
+    .filter((each) => each.query.mark === marked.mark && isWrong(each, peer, bridge, status))
+    .flatMap((each) => findingsOf(each, peer, side, kernelRoutes.rules[side.family], false, marked.rule))
 }
 
 /**
- * Returns true if the packets from a container of this node to the peer perhaps have the mark of a lookup. A transparent
- * proxy marks the packets of its own connections, and routes them to this host itself, so such a route is right.
+ * Returns true if the packets from a container of this node to the peer perhaps have the mark of a lookup, or if the
+ * lookup has no mark. Returns false if the mark of the packets is certain, because `markedFault` judges their route. A
+ * transparent proxy marks the packets of its own connections, and routes them to this host itself, so such a route is
+ * right.
  */
-function mayHave({ query, answer }: AnsweredQuery, peer: SeenSide, side: OwnSide, facts: Facts): boolean {
-  const { certain, possible } = markingFor(peer, side, facts) ?? {}
-  if (certain) return certain.mark === query.mark
+function mayHaveMark({ query, answer }: AnsweredQuery, side: OwnSide, facts: Facts): boolean {
+  if (query.mark === undefined) return true
+  const { certain, possible } = markingFor(query, side, facts)
   const isProxied = 'route' in answer && answer.route.type === 'local'
-  return !isProxied && query.mark !== undefined && possible?.has(query.mark) === true
+  return !certain && !isProxied && possible.has(query.mark)
 }
 
-/** Returns the marks that the firewall gives the packets from a container of this node to the peer. */
-function markingFor(peer: SeenSide, { subnet, family }: OwnSide, facts: Facts): Marking | undefined {
-  if (!peer.subnet) return undefined
-  const bridge = bridgeOf(facts.links, subnet, facts.status)
-  return markingOf(readRules(facts, family), {
+/** Returns the marks that the firewall gives the packets of a lookup, from a container of this node to the peer. */
+const markingFor = ({ to, iif }: RouteQuery, { subnet, family }: OwnSide, facts: Facts): Marking =>
+  markingOf(readRules(facts, family), {
     chain: 'FORWARD',
     protocol: 'tcp',
     state: 'new',
     source: containerIn(subnet),
-    destination: containerIn(peer.subnet),
-    ...(bridge === undefined ? {} : { from: bridge }),
+    destination: to,
+    ...(iif ? { from: iif.name } : {}),
   })
-}
 
 function isWrong(
   { direction, query, answer }: AnsweredQuery,
@@ -166,7 +169,7 @@ function isWrong(
   const { device, gateway, type, table } = answer.route
   // A transparent proxy receives a part of the packets itself, by a rule and a table of its own.
   if (query.part && type === 'local' && table !== LOCAL_TABLE) return false
-  if (direction === 'in') return type === 'unicast' && bridge !== undefined && device !== bridge
+  if (direction === 'in') return type === 'unicast' && device !== bridge
   // A route to a peer's host that bypasses the tunnel is right only if the data path itself routes directly to this
   // peer.
   const isToHost = peer.way === 'direct' && gateway !== undefined && parseAddress(gateway) === peer.publicIp
@@ -190,11 +193,11 @@ function isOfBridge({ direction, query, answer }: AnsweredQuery, { subnet }: Own
  * packet.
  */
 export const ruleFor = (
-  rules: readonly PolicyRule[],
+  rules: readonly PolicyRule[] | undefined,
   { to, from, iif, mark, part }: RouteQuery,
   isIt: (rule: PolicyRule) => boolean,
 ): PolicyRule | undefined =>
-  rules.find(
+  rules?.find(
     (rule) =>
       isIt(rule) &&
       (rule.isInverted || rule.to === undefined || netContains(rule.to, to)) &&
@@ -223,7 +226,7 @@ function isOfPart(rule: RulePart, to: Address, part: PacketPart = {}): boolean {
  * Describes a route with its table and policy rule, such as `ts0, by the table 52 and the rule "5270: from all lookup
  * 52"`.
  */
-function routeText(route: Route, query: RouteQuery, rules: readonly PolicyRule[]): string {
+function routeText(route: Route, query: RouteQuery, rules: readonly PolicyRule[] | undefined): string {
   const { device, gateway, type, table } = route
   const rule = ruleFor(rules, query, (each) => each.table === table)
   const by =
@@ -240,7 +243,7 @@ function findingsOf(
   { direction, query, answer }: AnsweredQuery,
   peer: SeenSide,
   { network }: OwnSide,
-  rules: readonly PolicyRule[],
+  rules: readonly PolicyRule[] | undefined,
   isReported: boolean,
   marking?: string,
 ): Finding[] {
