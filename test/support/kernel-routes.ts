@@ -3,7 +3,7 @@
 
 import type { PolicyRule, Route } from '../../src/host/kernel.ts'
 import { errnoText } from '../../src/host/netlink/errno.ts'
-import { parseNet } from '../../src/net/address.ts'
+import { hostNet, parseAddress, parseNet, type Net } from '../../src/net/address.ts'
 import {
   routeQueries,
   underlayQueries,
@@ -25,6 +25,55 @@ export const policyRule = (priority: number, part: Partial<PolicyRule> = {}): Po
   isInverted: false,
   ...part,
 })
+const PROTOCOLS: Readonly<Record<string, number>> = { icmp: 1, tcp: 6, udp: 17, 'ipv6-icmp': 58 }
+const TABLES: Readonly<Record<string, number>> = { local: 255, main: 254, default: 253 }
+const ACTIONS = ['prohibit', 'unreachable', 'blackhole', 'nop']
+
+/** Reads the rules that `ip rule` or `ip -6 rule` printed, one in each line. */
+export const rulesIn = (listing: string): readonly PolicyRule[] =>
+  listing
+    .trim()
+    .split('\n')
+    .map((line) => {
+      const [, priority = '', not, words = ''] = /^\s*(\d+):\s+(not )?(.*)$/.exec(line) ?? []
+      const after = (word: string) => new RegExp(`(?:^| )${word} (\\S+)`).exec(words)?.[1]
+      const [mark, mask] = after('fwmark')?.split('/').map(Number) ?? []
+      const number = (text: string | undefined) => (text === undefined ? undefined : Number(text))
+      const ports = (text: string | undefined) => {
+        const [first, last] = text?.split('-').map(Number) ?? []
+        return first === undefined ? undefined : ([first, last ?? first] as const)
+      }
+      const table = after('lookup')
+      const protocol = after('ipproto')
+      const part = {
+        protocol: protocol && (PROTOCOLS[protocol] ?? Number(protocol)),
+        sport: ports(after('sport')),
+        dport: ports(after('dport')),
+        tos: number(after('tos')),
+        dscp: number(after('dscp')),
+        tunnel: after('tun_id') && BigInt(after('tun_id')!),
+      }
+      const set = Object.fromEntries(Object.entries(part).filter(([, value]) => value !== undefined))
+      return policyRule(Number(priority), {
+        table: table === undefined ? undefined : (TABLES[table] ?? Number(table)),
+        action: table === undefined ? ACTIONS.find((action) => words.endsWith(action))! : 'lookup',
+        isInverted: not !== undefined,
+        from: netIn(after('from')),
+        to: netIn(after('to')),
+        iif: after('iif'),
+        oif: after('oif'),
+        mark,
+        mask: mask ?? 0xff_ff_ff_ff,
+        ...(Object.keys(set).length === 0 ? {} : { part: set }),
+      })
+    })
+
+function netIn(text = 'all'): Net | undefined {
+  if (text === 'all') return undefined
+  const address = parseAddress(text)
+  return address === undefined ? parseNet(text) : hostNet(address)
+}
+
 const RULES = [
   policyRule(0, { table: 255 }),
   policyRule(100, { action: 'prohibit', to: parseNet('10.5.2.0/24') }),

@@ -194,18 +194,25 @@ function isOfBridge({ direction, query, answer }: AnsweredQuery, { subnet }: Own
  */
 export const ruleFor = (
   rules: readonly PolicyRule[] | undefined,
-  { to, from, iif, mark, part }: RouteQuery,
+  query: RouteQuery,
   isIt: (rule: PolicyRule) => boolean,
-): PolicyRule | undefined =>
-  rules?.find(
-    (rule) =>
-      isIt(rule) &&
-      (rule.isInverted || rule.to === undefined || netContains(rule.to, to)) &&
-      (rule.isInverted || rule.from === undefined || (from !== undefined && netContains(rule.from, from))) &&
-      (rule.iif === undefined || rule.iif === iif?.name) &&
-      (rule.mark === undefined || rule.isInverted || ((mark ?? 0) & rule.mask) >>> 0 === rule.mark) &&
-      (rule.part === undefined || isOfPart(rule.part, to, part) !== rule.isInverted),
+): PolicyRule | undefined => rules?.find((rule) => isIt(rule) && isFor(rule, query) !== rule.isInverted)
+
+/**
+ * Returns true if a packet has all properties that a policy rule names (fib_rule_match in net/core/fib_rules.c). The
+ * kernel looks up a packet of this host itself as a packet from the interface `lo`. If the sender of such an IPv4 packet
+ * has not chosen a source address, the kernel looks up the source address 0.0.0.0.
+ */
+function isFor(rule: PolicyRule, { to, from, iif, oif, mark = 0, part }: RouteQuery): boolean {
+  return (
+    (rule.to === undefined || netContains(rule.to, to)) &&
+    (rule.from === undefined || netContains(rule.from, from ?? 0)) &&
+    (rule.iif === undefined || rule.iif === (iif?.name ?? 'lo')) &&
+    (rule.oif === undefined || rule.oif === oif?.name) &&
+    (rule.mark === undefined || (mark & rule.mask) >>> 0 === rule.mark) &&
+    (rule.part === undefined || isOfPart(rule.part, to, part))
   )
+}
 
 /** Returns true if a packet to the address `to` is one of those that a policy rule selects by protocol, ports or DSCP. */
 function isOfPart(rule: RulePart, to: Address, part: PacketPart = {}): boolean {

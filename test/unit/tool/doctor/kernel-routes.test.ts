@@ -1,15 +1,16 @@
 // kernel-routes.test.ts - weft doctor judges the routes that the kernel uses, by all tables and rules.
 
 import { describe, expect, it } from 'vitest'
-import type { PolicyRule, RulePart } from '../../../../src/host/kernel.ts'
+import { ruleText } from '../../../../src/host/ip-words.ts'
+import type { PolicyRule, RouteQuery, RulePart } from '../../../../src/host/kernel.ts'
 import { formatAddress, parseAddress, type Address } from '../../../../src/net/address.ts'
 import { countPeers } from '../../../../src/report/status.ts'
 import { explain } from '../../../../src/tool/doctor/explain.ts'
 import type { Facts } from '../../../../src/tool/doctor/facts.ts'
-import { checkKernelRoutes } from '../../../../src/tool/doctor/kernel-routes.ts'
+import { checkKernelRoutes, ruleFor } from '../../../../src/tool/doctor/kernel-routes.ts'
 import { marksIn, partsOf, routeQueries, type KernelRoutes } from '../../../../src/tool/doctor/route-queries.ts'
 import { route, sound, soundDual, soundPeer } from '../../../support/facts.ts'
-import { policyRule, routesBy } from '../../../support/kernel-routes.ts'
+import { policyRule, routesBy, rulesIn } from '../../../support/kernel-routes.ts'
 
 const found = (part: Partial<Facts>, isTold = false): string[] =>
   checkKernelRoutes({ ...sound, ...part }, isTold).map(({ name, detail }) => `${name}: ${detail}`)
@@ -287,4 +288,149 @@ describe('a policy routing rule for a part of the packets', () => {
 
   it('is not reported if its table sends the packets as the main table does', () =>
     expect(found({ kernelRoutes: routesOf({ protocol: 1 }, {}) })).toEqual([]))
+})
+
+describe('the policy rule by which the kernel chose a table', () => {
+  const ofHost: RouteQuery = { to: at('10.5.2.2') }
+  const ofContainer: RouteQuery = { ...ofHost, from: at('10.5.1.2'), iif: { name: 'cni0' } }
+  const ofPeer: RouteQuery = { to: at('10.5.1.2'), from: at('10.5.2.2'), iif: { name: 'flannel0' } }
+  const ofHost6: RouteQuery = { to: at('fd00:5:0:2::2') }
+  const ofContainer6: RouteQuery = { ...ofHost6, from: at('fd00:5:0:1::2'), iif: { name: 'cni0' } }
+  const packet = (part: RouteQuery['part'], query = ofContainer): RouteQuery => ({ ...query, part: part! })
+  const [tcp, udp, icmp] = [6, 17, 1]
+
+  const TAILSCALE = `
+0:	from all lookup local
+5210:	from all fwmark 0x80000/0xff0000 lookup main
+5230:	from all fwmark 0x80000/0xff0000 lookup default
+5250:	from all fwmark 0x80000/0xff0000 unreachable
+5270:	from all lookup 52
+32766:	from all lookup main
+32767:	from all lookup default`
+  // wg-quick with AllowedIPs = 0.0.0.0/0.
+  const WG_QUICK = `
+0:	from all lookup local
+32764:	from all lookup main suppress_prefixlength 0
+32765:	not from all fwmark 0xca6c lookup 51820
+32766:	from all lookup main
+32767:	from all lookup default`
+  // sing-box with auto_route (sing-tun, tun_linux.go).
+  const SING_BOX = `
+0:	from all lookup local
+9000:	from all to 172.19.0.0/30 lookup 2022
+9001:	not from all dport 53 lookup main suppress_prefixlength 0
+9002:	not from all iif lo lookup 2022
+9003:	from 0.0.0.0 iif lo lookup 2022
+9004:	from 172.19.0.0/30 iif lo lookup 2022
+32766:	from all lookup main
+32767:	from all lookup default`
+  // A second provider for a part of the containers and for the mail of this host, with a route to each uplink.
+  const PROVIDERS = `
+0:	from all lookup local
+100:	from all to 192.0.2.0/24 lookup 7
+110:	from 10.5.3.0/24 lookup 7
+120:	from all iif eth1 lookup 7
+130:	from all oif eth1 lookup 7
+140:	from all fwmark 0x7/0xff lookup 7
+150:	from all ipproto tcp dport 25 lookup 7
+160:	from all ipproto udp sport 5060-5070 lookup 7
+170:	from all tos 0x10 lookup 7
+180:	from all dscp 46 lookup 7
+190:	from all tun_id 5 lookup 7
+32766:	from all lookup main`
+  // The rules that each match all packets of one direction, and the rules that exclude packets.
+  const MATCHING = `
+100:	from all to 10.5.2.0/24 lookup 1
+110:	from 10.5.1.0/24 lookup 2
+120:	from all iif cni0 lookup 3
+130:	from all iif lo lookup 4
+200:	not from all to 10.5.2.0/24 lookup 11
+210:	not from 10.5.1.0/24 lookup 12
+220:	not from all iif cni0 lookup 13
+230:	not from all fwmark 0x7/0xff lookup 14
+240:	not from all ipproto udp dport 53 lookup 15`
+  const IPV6 = `
+0:	from all lookup local
+90:	from all ipproto udp lookup 7
+100:	from fd00:5:0:1::/64 lookup 7
+110:	from all to fd00:5:0:2::/64 lookup 7
+120:	from all ipproto ipv6-icmp lookup 9`
+
+  it.each<[string, string, RouteQuery, number, number | undefined]>([
+    ['tailscale takes the packets of containers', TAILSCALE, ofContainer, 52, 5270],
+    ['wg-quick takes all packets without its own mark', WG_QUICK, ofContainer, 51_820, 32_765],
+    ['wg-quick leaves its own packets to the main table', WG_QUICK, { ...ofHost, mark: 0xca_6c }, 51_820, undefined],
+    ['sing-box takes what other interfaces send', SING_BOX, ofContainer, 2022, 9002],
+    ['sing-box takes what this host sends from any address', SING_BOX, ofHost, 2022, 9003],
+    [
+      'sing-box takes what this host sends from its tunnel',
+      SING_BOX,
+      { ...ofHost, from: at('172.19.0.1') },
+      2022,
+      9004,
+    ],
+    ['sing-box leaves what this host sends otherwise', SING_BOX, { ...ofHost, from: at('192.0.2.1') }, 2022, undefined],
+    ['a rule for other destinations, sources, interfaces and marks', PROVIDERS, ofContainer, 7, undefined],
+    ['a packet of this host without a source', PROVIDERS, ofHost, 7, undefined],
+    ['a packet to another network', PROVIDERS, { ...ofContainer, to: at('192.0.2.7') }, 7, 100],
+    ['a packet of another subnet', PROVIDERS, { ...ofContainer, from: at('10.5.3.2') }, 7, 110],
+    ['a packet that arrives on another interface', PROVIDERS, { ...ofContainer, iif: { name: 'eth1' } }, 7, 120],
+    ['a packet of a socket that is bound to an interface', PROVIDERS, { ...ofHost, oif: { name: 'eth1' } }, 7, 130],
+    ['a packet of a socket that is bound elsewhere', PROVIDERS, { ...ofHost, oif: { name: 'eth0' } }, 7, undefined],
+    ['a packet with the mark, among other bits', PROVIDERS, { ...ofContainer, mark: 0xf07 }, 7, 140],
+    ['a packet with another mark', PROVIDERS, { ...ofContainer, mark: 0x8 }, 7, undefined],
+    [
+      'the highest mark',
+      '140: from all fwmark 0xf0000000/0xf0000000 lookup 7',
+      { ...ofHost, mark: 0xff_ff_ff_ff },
+      7,
+      140,
+    ],
+    ['a mail', PROVIDERS, packet({ protocol: tcp, dport: 25 }), 7, 150],
+    ['a packet to another TCP port', PROVIDERS, packet({ protocol: tcp, dport: 26 }), 7, undefined],
+    ['a datagram to the port 25', PROVIDERS, packet({ protocol: udp, dport: 25 }), 7, undefined],
+    ['a ping', PROVIDERS, packet({ protocol: icmp }), 7, undefined],
+    ['the port below the range', PROVIDERS, packet({ protocol: udp, sport: 5059 }), 7, undefined],
+    ['the first port of the range', PROVIDERS, packet({ protocol: udp, sport: 5060 }), 7, 160],
+    ['the last port of the range', PROVIDERS, packet({ protocol: udp, sport: 5070 }), 7, 160],
+    ['the port above the range', PROVIDERS, packet({ protocol: udp, sport: 5071 }), 7, undefined],
+    ['a packet to a port of the range', PROVIDERS, packet({ protocol: udp, dport: 5060 }), 7, undefined],
+    ['a packet with the TOS', PROVIDERS, packet({ tos: 0x10 }), 7, 170],
+    ['a packet with the DSCP', PROVIDERS, packet({ tos: 46 << 2 }), 7, 180],
+    ['a packet with the DSCP and with ECN', PROVIDERS, packet({ tos: (46 << 2) | 1 }), 7, 180],
+    ['a packet with another TOS', PROVIDERS, packet({ tos: 0x20 }), 7, undefined],
+    ['the destination', MATCHING, ofContainer, 1, 100],
+    ['the source', MATCHING, ofContainer, 2, 110],
+    ['the interface', MATCHING, ofContainer, 3, 120],
+    ['the interface lo does not send the packets of containers', MATCHING, ofContainer, 4, undefined],
+    ['the interface lo sends the packets of this host', MATCHING, ofHost, 4, 130],
+    ['all packets but those to a network, to it', MATCHING, ofContainer, 11, undefined],
+    ['all packets but those to a network', MATCHING, ofPeer, 11, 200],
+    ['all packets but those from a network, from it', MATCHING, ofContainer, 12, undefined],
+    ['all packets but those from a network', MATCHING, ofPeer, 12, 210],
+    ['all packets but those from an interface, from it', MATCHING, ofContainer, 13, undefined],
+    ['all packets but those from an interface', MATCHING, ofPeer, 13, 220],
+    ['all packets but those with a mark', MATCHING, ofContainer, 14, 230],
+    ['all packets but those with a mark, with it', MATCHING, { ...ofContainer, mark: 7 }, 14, undefined],
+    ['all packets but those to the DNS server', MATCHING, packet({ protocol: tcp, dport: 53 }), 15, 240],
+    ['all packets but those to the DNS server, to it', MATCHING, packet({ protocol: udp, dport: 53 }), 15, undefined],
+    // The kernel looks up an IPv4 packet without a protocol as UDP, and an IPv6 packet as a packet of no protocol.
+    ['a rule for UDP and a lookup over IPv4', '90: from all ipproto udp lookup 7', ofContainer, 7, 90],
+    ['a rule for TCP and a lookup over IPv4', '90: from all ipproto tcp lookup 7', ofContainer, 7, undefined],
+    ['a rule for UDP and a lookup over IPv6', IPV6, ofContainer6, 7, 100],
+    ['a rule for UDP and a lookup for UDP over IPv6', IPV6, packet({ protocol: udp }, ofContainer6), 7, 90],
+    ['a rule for a source, and a packet of this host', IPV6, ofHost6, 7, 110],
+    ['a ping over IPv6', IPV6, packet({ protocol: 58 }, ofContainer6), 9, 120],
+    ['no ping over IPv6', IPV6, ofContainer6, 9, undefined],
+  ])('is found: %s', (_setup, listing, query, table, priority) =>
+    expect(ruleFor(rulesIn(listing), query, (rule) => rule.table === table)?.priority).toBe(priority),
+  )
+
+  it('is written as `ip rule` prints it', () => {
+    for (const listing of [TAILSCALE, PROVIDERS, MATCHING, IPV6])
+      expect(`\n${rulesIn(listing).map(ruleText).join('\n')}`).toBe(listing.replaceAll('\t', ' '))
+  })
+
+  it('is unknown if weft doctor does not know the rules', () =>
+    expect(ruleFor(undefined, ofContainer, () => true)).toBeUndefined())
 })
