@@ -52,19 +52,16 @@ function faultsOf(
   isReported: boolean,
   isWanted: (answered: AnsweredQuery) => boolean = () => true,
 ): readonly Finding[] {
-  const { status, kernelRoutes, isForwarding, isForwardingIpv6, unforwarded } = facts
+  const { status, kernelRoutes } = facts
   if (!status || !kernelRoutes) return []
-  const forwards = side.family === 'ipv4' ? isForwarding : isForwardingIpv6 !== false
   const bridge = bridgeOf(facts.links, side.subnet, status)
   const answered = kernelRoutes.answers.filter(
     ({ family, lease, direction }) =>
       family === side.family && lease === peer.peer.lease && !direction.endsWith('underlay'),
   )
-  // If forwarding is switched off in the kernel, another check reports that. In that case examine only the packets
-  // that this host itself sends. The same applies to the packets that arrive on one interface.
-  const isForwarded = ({ query }: AnsweredQuery): boolean =>
-    forwards && !(side.family === 'ipv4' && unforwarded?.some((name) => name === query.iif?.name))
-  const relevant = answered.filter((each) => isWanted(each) && (each.direction === 'host' || isForwarded(each)))
+  const relevant = answered.filter(
+    (each) => isWanted(each) && (each.direction === 'host' || isForwarded(each, side, facts)),
+  )
   const all = relevant
     .filter((each) => isWrong(each, peer, bridge, status) && !isOfBridge(each, side, facts))
     .filter((each) => mayHaveMark(each, side, facts))
@@ -80,6 +77,16 @@ function faultsOf(
   const whole = first ? findingsOf(first, peer, side, rules, isReported) : []
   if (first && first.query.mark === undefined) return whole
   return [...firstOfParts(all).flatMap((each) => findingsOf(each, peer, side, rules, false)), ...whole]
+}
+
+/**
+ * Returns true if the kernel forwards the packets of a lookup. If forwarding is switched off in the kernel, or for the
+ * packets that arrive on one interface, another check reports that, and only the packets that this host itself sends are
+ * examined.
+ */
+function isForwarded({ query: { iif } }: AnsweredQuery, { family }: OwnSide, facts: Facts): boolean {
+  if (family === 'ipv6') return facts.isForwardingIpv6 !== false
+  return facts.isForwarding && !facts.unforwarded?.some((name) => name === iif?.name)
 }
 
 /** Returns one lookup for each part of the packets, if possible a lookup for packets of containers. */
@@ -123,7 +130,11 @@ export function markedFault(peer: SeenSide, side: OwnSide, facts: Facts): readon
   const { status, kernelRoutes, links } = facts
   if (!status || !kernelRoutes) return []
   const answers = kernelRoutes.answers.filter(
-    ({ family, lease, query }) => family === side.family && lease === peer.peer.lease && query.mark !== undefined,
+    (each) =>
+      each.family === side.family &&
+      each.lease === peer.peer.lease &&
+      each.query.mark !== undefined &&
+      isForwarded(each, side, facts),
   )
   // weft doctor looks up routes for marks only if a rule sets a mark, and only for some of the peers.
   const [any] = answers

@@ -161,6 +161,11 @@ describe('a refusal by the kernel', () => {
 
   it('to forward is not reported if the kernel forwards no packets at all', () => {
     expect(by({ out: 'EHOSTUNREACH', in: 'EHOSTUNREACH' }, { isForwarding: false })).toEqual([])
+    // A firewall that marks the packets of containers does not make the kernel refuse these packets.
+    const iptables = '*mangle\n-A PREROUTING -i cni0 -j MARK --set-xmark 0x1/0xffffffff\nCOMMIT'
+    const all = { out: 'EHOSTUNREACH', marked: 'EHOSTUNREACH', in: 'EHOSTUNREACH' }
+    expect(by(all, { isForwarding: false, iptables })).toEqual([])
+    expect(by({ ...all, in: {} }, { unforwarded: ['cni0'], iptables })).toEqual([])
     expect(by({ out: 'EHOSTUNREACH' }, { unforwarded: ['cni0'] })).toEqual([])
     expect(by({ out: 'EHOSTUNREACH' }, { unforwarded: ['flannel0'] })).toHaveLength(1)
   })
