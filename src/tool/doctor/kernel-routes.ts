@@ -240,18 +240,19 @@ function isOfPart(rule: RulePart, to: Address, part: PacketPart = {}): boolean {
   )
 }
 
+/** Returns true if a route is in one of the tables that the kernel uses without rules of a program. */
+const isUsual = ({ table }: Route): boolean => table === MAIN_TABLE || table === LOCAL_TABLE
+
 /**
  * Describes a route with its table and policy rule, such as `ts0, by the table 52 and the rule "5270: from all lookup
  * 52"`.
  */
-function routeText(route: Route, query: RouteQuery, rules: readonly PolicyRule[] | undefined): string {
+function routeText(route: Route, rule: PolicyRule | undefined): string {
   const { device, gateway, type, table } = route
-  const rule = ruleFor(rules, query, (each) => each.table === table)
-  const by =
-    table === MAIN_TABLE || table === LOCAL_TABLE
-      ? ''
-      : `, by the table ${tableName(table)}${rule ? ` and the rule "${ruleText(rule)}"` : ''}`
-  if (type === 'local') return 'this host itself, which has the address'
+  const by = isUsual(route)
+    ? ''
+    : `, by the table ${tableName(table)}${rule ? ` and the rule "${ruleText(rule)}"` : ''}`
+  if (type === 'local') return `this host itself${by || ', which has the address'}`
   return `${device}${gateway === undefined ? '' : ` via ${gateway}`}${by}`
 }
 
@@ -298,11 +299,10 @@ function findingsOf(
     return [{ name: isSure ? 'route-refused' : 'marked-route', detail, ...(fix ? { fix } : {}) }]
   }
   const { route } = answer
-  const isOther = route.table !== MAIN_TABLE
-  if (!isOther && isReported) return []
+  if (route.table === MAIN_TABLE && isReported) return []
   const rule = ruleFor(rules, query, ({ table }) => table === route.table)
-  const detail = `${about} goes to ${routeText(route, query, rules)}${marked}${partly}`
-  const fix = isOther && route.type !== 'local' ? first(rule) : undefined
-  const name = !isSure ? 'marked-route' : isOther && route.type !== 'local' ? 'policy-route' : 'foreign-route'
+  const detail = `${about} goes to ${routeText(route, rule)}${marked}${partly}`
+  const fix = isUsual(route) ? undefined : first(rule)
+  const name = !isSure ? 'marked-route' : isUsual(route) ? 'foreign-route' : 'policy-route'
   return [{ name, detail, ...(fix ? { fix } : {}) }]
 }

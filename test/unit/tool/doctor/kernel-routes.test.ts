@@ -143,6 +143,45 @@ describe('a policy routing rule', () => {
   })
 })
 
+describe('a table that gives packets of containers to this host itself', () => {
+  const rules = rulesIn(`
+0:	from all lookup local
+100:	from all fwmark 0x1 lookup 100
+110:	from all iif cni0 lookup 110
+32766:	from all lookup main`)
+  const fault = (changed: Parameters<typeof routesBy>[0], part: Partial<Facts> = {}) =>
+    checkKernelRoutes({ ...sound, ...part, kernelRoutes: { ...routesBy(changed), rules: { ipv4: rules } } }, false)
+  const proxy = (table: number) => ({ device: 'lo', type: 'local', table }) as const
+
+  it('is named with its rule and with a remedy, as this host does not have the address', () =>
+    expect(fault({ out: proxy(110) })).toEqual([
+      {
+        name: 'policy-route',
+        detail:
+          '10.5.2.0/24 (from cni0) goes to this host itself, by the table 110 and the rule "110: from all iif cni0 lookup 110"',
+        fix: expect.stringContaining('`ip rule add pref 109 to 10.5.0.0/16 lookup main`'),
+      },
+    ]))
+
+  it('is named with the firewall rule that marks the packets', () => {
+    const iptables = '*mangle\n-A PREROUTING -i cni0 -p tcp -j MARK --set-xmark 0x1/0xffffffff\nCOMMIT'
+    expect(fault({ marked: proxy(100) }, { iptables })).toEqual([
+      expect.objectContaining({
+        name: 'policy-route',
+        detail: expect.stringMatching(/this host itself, by the table 100 .*fwmark 0x1 .*because it has the mark 0x1/),
+      }),
+    ])
+  })
+
+  it('is not the cause if this host has the address of the container', () => {
+    const [one] = fault({ out: proxy(255) })
+    expect(one).toEqual({
+      name: 'foreign-route',
+      detail: '10.5.2.0/24 (from cni0) goes to this host itself, which has the address',
+    })
+  })
+})
+
 describe('a refusal by the kernel', () => {
   it('names the prohibiting rule', () => {
     expect(by({ out: 'EACCES' })).toEqual([
