@@ -256,6 +256,17 @@ function routeText(route: Route, rule: PolicyRule | undefined): string {
   return `${device}${gateway === undefined ? '' : ` via ${gateway}`}${by}`
 }
 
+/**
+ * Describes why the kernel refuses the packets. The kernel answers with EINVAL for a blackhole (net/ipv4/fib_semantics.c,
+ * fib_props), and for packets that arrive with a source address of this host (net/ipv4/fib_frontend.c,
+ * fib_validate_source), which the kernel refuses with all protocols and ports.
+ */
+function refusalText({ refused, errno }: { refused: string; errno: string }, { part, from }: RouteQuery): string {
+  if (errno !== 'EINVAL') return refused
+  const isBlackhole = part !== undefined || from === undefined
+  return `a blackhole drops the packets${isBlackhole ? '' : ', or this host has their source address too'}`
+}
+
 const REFUSING = new Set(['prohibit', 'unreachable', 'blackhole'])
 
 function findingsOf(
@@ -289,9 +300,7 @@ function findingsOf(
     // The kernel's error EXDEV means that strict reverse path filtering (net.ipv4.conf.*.rp_filter) rejected the
     // packet.
     const isReverse = answer.errno === 'EXDEV'
-    // For a blackhole the kernel answers with EINVAL (net/ipv4/fib_semantics.c, fib_props).
-    const refused = query.part && answer.errno === 'EINVAL' ? 'a blackhole drops the packets' : answer.refused
-    const why = isReverse ? 'rp_filter: the route back uses another interface' : refused
+    const why = isReverse ? 'rp_filter: the route back uses another interface' : refusalText(answer, query)
     const fix = isReverse
       ? `set \`net.ipv4.conf.${query.iif?.name}.rp_filter=2\` with sysctl, and find why packets to ${subnetText(peer)} go elsewhere`
       : first(rule)

@@ -189,6 +189,53 @@ describe('a refusal by the kernel', () => {
     ])
   })
 
+  it.each([
+    ['prohibit', 'EACCES', 'Permission denied'],
+    ['unreachable', 'ENETUNREACH', 'Network is unreachable'],
+    ['blackhole', 'EINVAL', 'a blackhole drops the packets'],
+  ])('by a rule with the action %s names this rule, and not the table before it', (action, errno, says) => {
+    const rules = rulesIn(`
+0:	from all lookup local
+90:	from all to 10.5.2.0/24 lookup 7
+100:	from all to 10.5.2.0/24 ${action}
+32766:	from all lookup main`)
+    const [one] = checkKernelRoutes(
+      { ...sound, kernelRoutes: { ...routesBy({ host: errno }), rules: { ipv4: rules } } },
+      false,
+    )
+    expect(one).toEqual({
+      name: 'route-refused',
+      detail: `10.5.2.0/24: ${says}, by the rule "100: from all to 10.5.2.0/24 ${action}"`,
+      fix: expect.stringContaining('`ip rule add pref 99 to 10.5.0.0/16 lookup main`'),
+    })
+  })
+
+  it('without a rule that refuses packets names the error, and no remedy', () => {
+    const kernelRoutes = {
+      ...routesBy({ in: 'ENETUNREACH' }),
+      rules: { ipv4: rulesIn('32766:	from all lookup main') },
+    }
+    const detail = 'from 10.5.2.0/24 (to 10.5.1.2): Network is unreachable'
+    expect(checkKernelRoutes({ ...sound, kernelRoutes }, false)).toEqual([{ name: 'route-refused', detail }])
+    expect(checkKernelRoutes({ ...sound, kernelRoutes: { ...kernelRoutes, rules: {} } }, false)).toEqual([
+      { name: 'route-refused', detail },
+    ])
+  })
+
+  it('of packets of all protocols may be a blackhole, or the address of a container on this host', () => {
+    expect(by({ in: 'EINVAL' })).toEqual([
+      'route-refused: from 10.5.2.0/24 (to 10.5.1.2): a blackhole drops the packets, or this host has their source address too',
+    ])
+  })
+
+  it('of a packet that perhaps has a mark is a warning', () => {
+    const iptables =
+      '*mangle\n-A PREROUTING -m statistic --mode nth --every 2 -j MARK --set-xmark 0x1/0xffffffff\nCOMMIT'
+    expect(by({ marked: 'EACCES' }, { iptables })).toEqual([
+      expect.stringMatching(/^marked-route: .*Permission denied, by the rule .*, if it has the mark 0x1 /),
+    ])
+  })
+
   it('because of rp_filter names rp_filter', () => {
     const [one] = checkKernelRoutes({ ...sound, kernelRoutes: routesBy({ in: 'EXDEV' }) }, false)
     expect([one!.name, one!.detail]).toEqual([
@@ -196,6 +243,11 @@ describe('a refusal by the kernel', () => {
       'from 10.5.2.0/24 (to 10.5.1.2): rp_filter: the route back uses another interface',
     ])
     expect(one!.fix).toContain('net.ipv4.conf.flannel0.rp_filter=2')
+    // A rule that refuses other packets is not the cause.
+    const rules = { ipv4: rulesIn('100:	from all iif flannel0 prohibit') }
+    expect(found({ kernelRoutes: { ...routesBy({ in: 'EXDEV' }), rules } })).toEqual([
+      'route-refused: from 10.5.2.0/24 (to 10.5.1.2): rp_filter: the route back uses another interface',
+    ])
   })
 
   it('to forward is not reported if the kernel forwards no packets at all', () => {
