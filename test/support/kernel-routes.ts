@@ -7,6 +7,7 @@ import { hostNet, parseAddress, parseNet, type Net } from '../../src/net/address
 import {
   routeQueries,
   underlayQueries,
+  type AnsweredQuery,
   type KernelRoutes,
   type PeerQuery,
 } from '../../src/tool/doctor/route-queries.ts'
@@ -88,13 +89,29 @@ type Answer = Partial<Route> | string
 /** Returns the routes of the healthy host of facts.ts, with `changed` in place of the right ones. A string is the name of an error. */
 export function routesBy(changed: Partial<Readonly<Record<PeerQuery['direction'] | 'marked', Answer>>>): KernelRoutes {
   const queries = [...routeQueries(sound.status!, sound.links, [1]), ...underlayQueries(sound.status!, sound.links)]
+  const answers = answersTo(
+    queries,
+    ({ query, direction }) => changed[query.mark === undefined ? direction : 'marked'],
+    'flannel0',
+  )
+  return { answers, rules: { ipv4: RULES } }
+}
+
+/**
+ * Returns the kernel's answers to lookups: the route over the data path's device, to the bridge cni0 or to the external
+ * interface, with the changes that `changeOf` returns.
+ */
+export function answersTo(
+  queries: readonly PeerQuery[],
+  changeOf: (each: PeerQuery) => Answer | undefined,
+  device: string,
+): readonly AnsweredQuery[] {
   const devices: Partial<Record<PeerQuery['direction'], Partial<Route>>> = {
     in: { device: 'cni0' },
     underlay: { device: 'eth0' },
     'from underlay': { device: 'lo', type: 'local', table: 255 },
   }
-  const answers = queries.map((each) => {
-    const name = each.query.mark === undefined ? each.direction : 'marked'
+  return queries.map((each) => {
     const right: Route = {
       destination: '',
       protocol: 'boot',
@@ -105,15 +122,14 @@ export function routesBy(changed: Partial<Readonly<Record<PeerQuery['direction']
       source: undefined,
       isOnlink: false,
       deviceIndex: 1,
-      device: 'flannel0',
+      device,
       ...devices[each.direction],
     }
-    const answer = changed[name]
+    const change = changeOf(each)
     return {
       ...each,
       answer:
-        typeof answer === 'string' ? { refused: errnoText(answer), errno: answer } : { route: { ...right, ...answer } },
+        typeof change === 'string' ? { refused: errnoText(change), errno: change } : { route: { ...right, ...change } },
     }
   })
-  return { answers, rules: { ipv4: RULES } }
 }

@@ -7,10 +7,24 @@ import { formatAddress, parseAddress, type Address } from '../../../../src/net/a
 import { countPeers } from '../../../../src/report/status.ts'
 import { explain } from '../../../../src/tool/doctor/explain.ts'
 import type { Facts } from '../../../../src/tool/doctor/facts.ts'
-import { checkKernelRoutes, ruleFor } from '../../../../src/tool/doctor/kernel-routes.ts'
-import { marksIn, partsOf, routeQueries, type KernelRoutes } from '../../../../src/tool/doctor/route-queries.ts'
-import { route, sound, soundDual, soundPeer } from '../../../support/facts.ts'
-import { policyRule, routesBy, rulesIn } from '../../../support/kernel-routes.ts'
+import {
+  checkKernelRoutes,
+  faultsOfParts,
+  faultsOfProbes,
+  markedFault,
+  ruleFor,
+} from '../../../../src/tool/doctor/kernel-routes.ts'
+import {
+  marksIn,
+  partsOf,
+  peersOf,
+  routeQueries,
+  type KernelRoutes,
+  type PeerQuery,
+} from '../../../../src/tool/doctor/route-queries.ts'
+import { ownSides, type OwnSide, type SeenSide } from '../../../../src/tool/doctor/sides.ts'
+import { dualPeer, route, sound, soundDual, soundPeer } from '../../../support/facts.ts'
+import { answersTo, policyRule, routesBy, rulesIn } from '../../../support/kernel-routes.ts'
 
 const found = (part: Partial<Facts>, isTold = false): string[] =>
   checkKernelRoutes({ ...sound, ...part }, isTold).map(({ name, detail }) => `${name}: ${detail}`)
@@ -83,6 +97,55 @@ describe('a policy routing rule', () => {
     expect(one!.fix).toContain('`ip rule add pref 5269 to 10.5.0.0/16 lookup main`')
   })
 
+  it.each<[string, Parameters<typeof routesBy>[0], string]>([
+    [
+      'this host',
+      { host: elsewhere },
+      '10.5.2.0/24 goes to ts0, by the table 52 and the rule "5270: from all lookup 52"',
+    ],
+    ['this host before those of the peer', { host: elsewhere, in: elsewhere }, '10.5.2.0/24 goes to ts0'],
+    ['this host before those with a mark', { host: elsewhere, marked: elsewhere }, '10.5.2.0/24 goes to ts0'],
+    ['the peer before those with a mark', { marked: elsewhere, in: elsewhere }, 'from 10.5.2.0/24 (to 10.5.1.2) goes'],
+    [
+      'containers before those of this host',
+      { host: elsewhere, out: elsewhere },
+      '10.5.2.0/24 (from cni0) goes to ts0',
+    ],
+    [
+      'containers before those with a mark',
+      { out: elsewhere, marked: elsewhere },
+      '10.5.2.0/24 (from cni0) goes to ts0',
+    ],
+  ])('for several packets is reported once, with the packets of %s', (_whose, changed, detail) => {
+    // The first set of firewall rules certainly marks the packets of containers, and the second one perhaps.
+    for (const rule of ['-i cni0', '-m statistic --mode nth --every 2']) {
+      const iptables = `*mangle\n-A PREROUTING ${rule} -j MARK --set-xmark 0x1/0xffffffff\nCOMMIT`
+      const all = by(changed, { iptables })
+      expect(all).toEqual([expect.stringContaining(`policy-route: ${detail}`)])
+      expect(all[0]).not.toMatch(/mark/)
+    }
+  })
+
+  it('is named without its rule if weft doctor knows no rule for the table', () => {
+    const detail = '10.5.2.0/24 (from cni0) goes to ts0, by the table 52'
+    for (const rules of [{}, { ipv4: rulesIn('32766:	from all lookup main') }])
+      expect(checkKernelRoutes({ ...sound, kernelRoutes: { ...routesBy({ out: elsewhere }), rules } }, false)).toEqual([
+        { name: 'policy-route', detail },
+      ])
+  })
+
+  it('for incoming packets is found also if the main table has no route to the bridge', () => {
+    const routes = sound.routes.filter(({ device }) => device !== 'cni0')
+    expect(by({ in: { device: 'eth0', table: 52 } }, { routes })).toEqual([
+      expect.stringMatching(/^policy-route: from 10\.5\.2\.0\/24 /),
+    ])
+  })
+
+  it('for packets of this host is found also if the kernel forwards no packets', () =>
+    expect(by({ host: elsewhere, out: elsewhere, in: elsewhere }, { isForwarding: false })).toEqual([
+      'policy-route: 10.5.2.0/24 goes to ts0, by the table 52 and the rule "5270: from all lookup 52"',
+    ]))
+
   it('for a mark is only a warning', () => {
     const iptables =
       '*mangle\n-A PREROUTING -m statistic --mode nth --every 2 -j MARK --set-xmark 0x1/0xffffffff\nCOMMIT'
@@ -105,6 +168,14 @@ describe('a policy routing rule', () => {
     ])
     expect(by({ marked: 'EACCES' }, { nft })).toEqual([
       expect.stringMatching(/^route-refused: .* because it has the mark/),
+    ])
+    // The first packet of a TCP connection decides, since it opens the connection.
+    const first = mangle.replace('-i cni0', '-i cni0 -p tcp -m conntrack --ctstate NEW')
+    expect(by({ marked: viaRouter }, { iptables: first })).toEqual([expect.stringMatching(/^policy-route: /)])
+    // A wrong route of the main table counts too, even if another route of the main table is reported.
+    const toMain = { marked: { device: 'eth0', gateway: '192.0.2.254' } }
+    expect(found({ kernelRoutes: routesBy(toMain), iptables: mangle }, true)).toEqual([
+      expect.stringMatching(/^foreign-route: .* because it has the mark 0x1/),
     ])
     // A later rule may give the packet another mark, and a condition may keep the rule from marking the packet.
     const overwritten = mangle.replace('COMMIT', '-A PREROUTING -j MARK --set-xmark 0x2/0x3\nCOMMIT')
@@ -280,11 +351,17 @@ describe('a route of the main table', () => {
   it('is right if it leads to the peer itself, as with host-gw, or to an address of this host', () => {
     const toHost = { device: 'eth0', gateway: '192.0.2.2' }
     expect(by({ out: toHost, host: toHost }, { status: direct })).toEqual([])
+    const toOther = { device: 'eth0', gateway: '192.0.2.254' }
+    expect(by({ out: toOther }, { status: direct })).toEqual([
+      expect.stringMatching(/^foreign-route: .* via 192\.0\.2\.254$/),
+    ])
     // With a tunnel such a route is wrong.
     expect(by({ out: toHost, host: toHost })).toEqual([
       'foreign-route: 10.5.2.0/24 (from cni0) goes to eth0 via 192.0.2.2',
     ])
     expect(by({ in: { device: 'lo', type: 'local', table: 255 } })).toEqual([])
+    // The address of the container is a broadcast address of this host, for example because of a wrong netmask.
+    expect(by({ host: { type: 'broadcast', table: 255 } })).toEqual(['foreign-route: 10.5.2.0/24 goes to flannel0'])
     expect(by({ out: { device: 'lo', type: 'local', table: 255 } })).toEqual([
       'foreign-route: 10.5.2.0/24 (from cni0) goes to this host itself, which has the address',
     ])
@@ -321,7 +398,7 @@ describe('a policy routing rule for a part of the packets', () => {
     changed: Parameters<typeof routesBy>[0],
     of: Partial<PolicyRule> = {},
   ): KernelRoutes {
-    const rules = [partial(part, of), ...routesBy({}).rules.ipv4!]
+    const rules = [...routesBy({}).rules.ipv4!, partial(part, of)].toSorted((a, b) => a.priority - b.priority)
     const queries = routeQueries(sound.status!, sound.links, [], { ipv4: rules }).filter(({ query }) => query.part)
     const answers = queries.flatMap((each) => {
       const { answer } = routesBy(changed).answers.find(({ direction }) => direction === each.direction)!
@@ -359,6 +436,83 @@ describe('a policy routing rule for a part of the packets', () => {
       'from 10.5.2.0/24 (to 10.5.1.2) goes to vpn0, by the table 7 and the rule "90: from all ipproto udp dport 53 lookup 7", which is for a part of the packets'
     expect(found({ kernelRoutes: vpn })).toEqual([`policy-route: ${elsewhere}`])
     expect(explained(vpn, back)).toEqual([`route undefined ${elsewhere}`])
+  })
+
+  /** Returns the answers of a kernel in which several rules each select a part of the packets. */
+  function routesOfAll(listing: string, change: Parameters<typeof answersTo>[1]): KernelRoutes {
+    const rules = { ipv4: rulesIn(listing) }
+    return { answers: answersTo(routeQueries(sound.status!, sound.links, [1], rules), change, 'flannel0'), rules }
+  }
+  const DNS_AND_PING = `
+0:	from all lookup local
+90:	from all ipproto udp dport 53 lookup 7
+91:	from all ipproto icmp lookup 7
+100:	from all fwmark 0x1 lookup 8
+32766:	from all lookup main`
+  const vpn = { device: 'vpn0', table: 7 }
+
+  it('is reported for each of the parts, first for packets of containers', () => {
+    const details = (isFaulty: (each: PeerQuery) => boolean) =>
+      found({ kernelRoutes: routesOfAll(DNS_AND_PING, (each) => (isFaulty(each) ? vpn : undefined)) })
+    expect(details(({ query }) => query.part !== undefined)).toEqual([
+      expect.stringMatching(/^policy-route: 10\.5\.2\.0\/24 \(from cni0\) goes to vpn0, .* dport 53 lookup 7"/),
+      expect.stringMatching(/^policy-route: 10\.5\.2\.0\/24 \(from cni0\) goes to vpn0, .* icmp lookup 7"/),
+    ])
+    expect(details(({ query, direction }) => query.part?.protocol === 1 && direction !== 'out')).toEqual([
+      expect.stringMatching(/^policy-route: 10\.5\.2\.0\/24 goes to vpn0, .* icmp lookup 7"/),
+    ])
+    expect(details(({ query, direction }) => query.part?.protocol === 1 && direction === 'in')).toEqual([
+      expect.stringMatching(/^policy-route: from 10\.5\.2\.0\/24 \(to 10\.5\.1\.2\) goes to vpn0, .* icmp lookup 7"/),
+    ])
+  })
+
+  it('is not reported if all packets of this host take a wrong route', () => {
+    const change = ({ query, direction }: PeerQuery) => (direction === 'host' || query.part ? vpn : undefined)
+    expect(found({ kernelRoutes: routesOfAll(DNS_AND_PING, change) })).toEqual([
+      'policy-route: 10.5.2.0/24 goes to vpn0, by the table 7',
+    ])
+  })
+
+  it('is reported beside a wrong route of packets that perhaps have a mark', () => {
+    const iptables =
+      '*mangle\n-A PREROUTING -m statistic --mode nth --every 2 -j MARK --set-xmark 0x1/0xffffffff\nCOMMIT'
+    const change = ({ query }: PeerQuery) =>
+      query.mark === 1 ? { device: 'eth1', table: 8 } : query.part?.protocol === 1 ? vpn : undefined
+    const kernelRoutes = routesOfAll(DNS_AND_PING, change)
+    expect(found({ kernelRoutes, iptables })).toEqual([
+      expect.stringMatching(/^policy-route: .* goes to vpn0, .* icmp lookup 7"/),
+      expect.stringMatching(/^marked-route: .* goes to eth1, .* fwmark 0x1 lookup 8", if it has the mark 0x1 /),
+    ])
+    expect(explained(kernelRoutes, out)).toEqual([expect.stringMatching(/^route undefined .* goes to vpn0, .* icmp /)])
+  })
+
+  it('is reported also if its route is in the main table, and a wrong route of that table is reported', () => {
+    // All packets take the table 52 to the data path, but those to DNS servers take the main table.
+    const listing = `
+0:	from all lookup local
+90:	from all ipproto udp dport 53 lookup main
+100:	from all lookup 52
+32766:	from all lookup main`
+    const kernelRoutes = routesOfAll(listing, ({ query }) =>
+      query.part ? { device: 'eth0', gateway: '192.0.2.254' } : { table: 52 },
+    )
+    const detail = '10.5.2.0/24 (from cni0) goes to eth0 via 192.0.2.254, which is for a part of the packets'
+    expect(found({ kernelRoutes }, true)).toEqual([`foreign-route: ${detail}`])
+    expect(explained(kernelRoutes, out)).toEqual([`route undefined ${detail}`])
+  })
+
+  it('is reported with the error and the rule if the kernel refuses the packets', () => {
+    const kernelRoutes = routesOfAll(
+      `
+0:	from all lookup local
+80:	from all to 10.5.2.0/24 lookup 7
+90:	from all ipproto tcp dport 25 prohibit
+32766:	from all lookup main`,
+      ({ query }) => (query.part ? 'EACCES' : undefined),
+    )
+    expect(found({ kernelRoutes })).toEqual([
+      'route-refused: 10.5.2.0/24 (from cni0): Permission denied, by the rule "90: from all ipproto tcp dport 25 prohibit", which is for a part of the packets',
+    ])
   })
 
   it('is not named as the cause of a wrong route of all packets', () => {
@@ -529,4 +683,128 @@ describe('the policy rule by which the kernel chose a table', () => {
 
   it('is unknown if weft doctor does not know the rules', () =>
     expect(ruleFor(undefined, ofContainer, () => true)).toBeUndefined())
+})
+
+describe('the routes that lose the probes of a peer', () => {
+  const [side] = ownSides(sound.status!)
+  const [peer] = peersOf(side!, sound.status!)
+  const probes = (part: Partial<Facts>) => faultsOfProbes(peer!, { ...sound, ...part }).map(({ name }) => name)
+
+  it.each<[string, string, number]>([
+    ['ICMP', '90: from all ipproto icmp lookup 7', 1],
+    ['ICMP with a TOS that probes do not have', '90: from all tos 0x10 ipproto icmp lookup 7', 0],
+    ['a TOS', '90: from all tos 0x10 lookup 7', 0],
+    ['TCP', '90: from all ipproto tcp lookup 7', 0],
+    ['a UDP port', '90: from all ipproto udp dport 53 lookup 7', 0],
+  ])('include a wrong route for %s only if the probes take it', (_part, listing, count) => {
+    const rules = { ipv4: rulesIn(listing) }
+    const queries = routeQueries(sound.status!, sound.links, [], rules)
+    const answers = answersTo(
+      queries,
+      ({ query }) => (query.part ? { device: 'vpn0', table: 7 } : undefined),
+      'flannel0',
+    )
+    expect(checkKernelRoutes({ ...sound, kernelRoutes: { answers, rules } }, false)).toHaveLength(1)
+    expect(probes({ kernelRoutes: { answers, rules } })).toEqual(Array.from({ length: count }, () => 'policy-route'))
+  })
+
+  it('include wrong routes of the main table', () =>
+    expect(probes({ kernelRoutes: routesBy({ host: { device: 'eth0', gateway: '192.0.2.254' } }) })).toEqual([
+      'foreign-route',
+    ]))
+
+  it('are unknown if weft doctor looked up no routes, or if this node has no subnet', () => {
+    expect(probes({})).toEqual([])
+    const kernelRoutes = routesBy({ host: 'EACCES' })
+    expect(probes({ kernelRoutes, status: { ...sound.status!, node: null } })).toEqual([])
+    expect(probes({ kernelRoutes, status: undefined })).toEqual([])
+  })
+})
+
+describe('in a dual-stack network with two peers, a wrong route', () => {
+  const third = {
+    ...dualPeer(),
+    lease: '10.5.3.0-24&fd00:5:0:3::-64',
+    subnet: '10.5.3.0/24',
+    publicIp: '192.0.2.3',
+    ipv6Subnet: 'fd00:5:0:3::/64',
+    publicIpv6: '2001:db8::3',
+  }
+  const status = { ...soundDual.status, peers: countPeers([dualPeer(), third], 10) }
+  const mangle = '*mangle\n-A PREROUTING -i cni0 -j MARK --set-xmark 0x1/0xffffffff\nCOMMIT'
+  const facts: Facts = { ...soundDual, status, iptables: mangle, ip6tables: mangle }
+  const LISTING = `
+0:	from all lookup local
+90:	from all ipproto tcp dport 25 lookup 7
+100:	from all fwmark 0x1 lookup 7
+110:	from all iif cni0 lookup 7
+32766:	from all lookup main`
+  const rules = { ipv4: rulesIn(LISTING), ipv6: rulesIn(LISTING) }
+  const queries = routeQueries(status, facts.links, [1], rules)
+  const answering = (isWrong: (each: PeerQuery) => boolean, part: Partial<Facts> = {}): Facts => {
+    const change = (each: PeerQuery) => (isWrong(each) ? { device: 'eth1', table: 7 } : undefined)
+    const of = (family: 'ipv4' | 'ipv6', device: string) =>
+      answersTo(
+        queries.filter((each) => each.family === family),
+        change,
+        device,
+      )
+    const answers = [...of('ipv4', 'flannel.1'), ...of('ipv6', 'flannel-v6.1')]
+    return { ...facts, ...part, kernelRoutes: { answers, rules } }
+  }
+  /** Returns the details of the findings that a check returns for all peers and both families. */
+  const all = (check: (peer: SeenSide, side: OwnSide) => readonly { detail: string }[]): readonly string[] =>
+    ownSides(status).flatMap((side) =>
+      peersOf(side, status).flatMap((peer) => check(peer, side).map(({ detail }) => detail)),
+    )
+
+  it.each([
+    ['ipv4', dualPeer().lease, '10.5.2.0/24', 'ip rule add pref 109 to 10.5.0.0/16 lookup main'],
+    ['ipv4', third.lease, '10.5.3.0/24', 'ip rule add pref 109 to 10.5.0.0/16 lookup main'],
+    ['ipv6', dualPeer().lease, 'fd00:5:0:2::/64', 'ip -6 rule add pref 109 to fd00:5::/48 lookup main'],
+    ['ipv6', third.lease, 'fd00:5:0:3::/64', 'ip -6 rule add pref 109 to fd00:5::/48 lookup main'],
+  ])('over %s to %s is reported only for that peer and family', (family, lease, subnet, fix) => {
+    const isTo = (each: PeerQuery) => each.family === family && each.lease === lease && each.direction === 'out'
+    const detail = new RegExp(`^${subnet.replaceAll('.', '\\.')} \\(from cni0\\) goes to eth1, by the table 7 `)
+
+    const whole = answering((each) => isTo(each) && !each.query.part && each.query.mark === undefined)
+    expect(checkKernelRoutes(whole, false)).toEqual([
+      { name: 'policy-route', detail: expect.stringMatching(detail), fix: expect.stringContaining(fix) },
+    ])
+
+    const partial = answering((each) => isTo(each) && each.query.part !== undefined)
+    expect(all((peer, side) => faultsOfParts(peer, side, 'out', partial))).toEqual([expect.stringMatching(detail)])
+    expect(all((peer, side) => faultsOfParts(peer, side, 'in', partial))).toEqual([])
+
+    const marked = answering((each) => isTo(each) && each.query.mark === 1)
+    expect(all((peer, side) => markedFault(peer, side, marked))).toEqual([expect.stringMatching(detail)])
+    expect(checkKernelRoutes(marked, false)).toHaveLength(1)
+    // Without the rule that marks packets of containers there is no fault.
+    const unmarked = { iptables: mangle.replace('cni0', 'eth1'), ip6tables: mangle.replace('cni0', 'eth1') }
+    expect(all((peer, side) => markedFault(peer, side, { ...marked, ...unmarked }))).toEqual([])
+  })
+
+  it.each<[string, Partial<Facts>, readonly string[]]>([
+    ['if the kernel forwards only IPv4', { isForwardingIpv6: false }, ['10.5.2.0/24', '10.5.3.0/24']],
+    ['if the kernel forwards only IPv6', { isForwarding: false }, ['fd00:5:0:2::/64', 'fd00:5:0:3::/64']],
+    ['if it forwards no IPv4 of cni0', { unforwarded: ['cni0'] }, ['fd00:5:0:2::/64', 'fd00:5:0:3::/64']],
+    [
+      'if it forwards no IPv4 of eth0',
+      { unforwarded: ['eth0'] },
+      ['10.5.2.0/24', '10.5.3.0/24', 'fd00:5:0:2::/64', 'fd00:5:0:3::/64'],
+    ],
+  ])('of containers is reported for the families that are forwarded, %s', (_when, part, subnets) => {
+    const findings = checkKernelRoutes(
+      answering(({ direction }) => direction === 'out', part),
+      false,
+    )
+    expect(findings.map(({ detail }) => detail.split(' ')[0])).toEqual(subnets)
+  })
+
+  it('is unknown to weft explain without the routes that the kernel chose', () => {
+    for (const part of [{}, { ...answering(() => true), status: undefined }]) {
+      expect(all((peer, side) => faultsOfParts(peer, side, 'out', { ...facts, ...part }))).toEqual([])
+      expect(all((peer, side) => markedFault(peer, side, { ...facts, ...part }))).toEqual([])
+    }
+  })
 })
