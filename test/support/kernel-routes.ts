@@ -3,7 +3,7 @@
 
 import type { PolicyRule, Route } from '../../src/host/kernel.ts'
 import { errnoText } from '../../src/host/netlink/errno.ts'
-import { hostNet, parseAddress, parseNet, type Net } from '../../src/net/address.ts'
+import { formatNet, hostNet, parseAddress, parseNet, type Net } from '../../src/net/address.ts'
 import {
   routeQueries,
   underlayQueries,
@@ -11,7 +11,7 @@ import {
   type KernelRoutes,
   type PeerQuery,
 } from '../../src/tool/doctor/route-queries.ts'
-import { sound } from './facts.ts'
+import { route, sound } from './facts.ts'
 
 export const policyRule = (priority: number, part: Partial<PolicyRule> = {}): PolicyRule => ({
   priority,
@@ -67,6 +67,25 @@ export const rulesIn = (listing: string): readonly PolicyRule[] =>
         mask: mask ?? 0xff_ff_ff_ff,
         ...(Object.keys(set).length === 0 ? {} : { part: set }),
       })
+    })
+
+/** Reads the routes of the main table that `ip route` or `ip -6 route` printed, one in each line. */
+export const mainRoutesIn = (listing: string): readonly Route[] =>
+  listing
+    .trim()
+    .split('\n')
+    .map((line) => {
+      const [, type = 'unicast', destination = '', words = ''] =
+        /^\s*(?:(blackhole|unreachable|prohibit|throw) )?(\S+) ?(.*)$/.exec(line) ?? []
+      const after = (word: string) => new RegExp(`(?:^| )${word} (?:inet6 )?(\\S+)`).exec(words)?.[1]
+      // `ip route` prints a single address without its prefix length, and no metric if it is 0.
+      const net = netIn(destination === 'default' ? 'all' : destination)
+      return {
+        ...route(net ? formatNet(net) : destination, after('dev') ?? '', after('via')),
+        type: type as Route['type'],
+        metric: Number(after('metric') ?? 0),
+        isOnlink: words.includes('onlink'),
+      }
     })
 
 function netIn(text = 'all'): Net | undefined {
