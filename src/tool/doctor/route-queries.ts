@@ -202,7 +202,7 @@ export const peersOf = ({ family }: OwnSide, { peers }: Status): readonly SeenSi
  */
 export const marksIn = (rules: string): readonly number[] => [
   ...new Set(
-    [...rules.matchAll(/(?:\bmeta mark set|--set-xmark) (0x[\da-f]+)(?![\da-f])/g)]
+    [...rules.matchAll(/(?:\bmeta mark set|--set-xmark) (0x[\da-f]+)/g)]
       .map(([, mark]) => Number(mark))
       .filter((mark) => mark !== 0),
   ),
