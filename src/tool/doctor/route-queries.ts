@@ -74,11 +74,18 @@ export const containerIn = (net: Net): Address => (isIpv4Net(net) ? net.address 
  * Returns true if weft itself makes the routes to peers. The backend ipsec makes none, because IPsec policies, which
  * weft or charon installs, steer its packets.
  */
-const isRouted = ({ config, dataPath }: Status): boolean =>
-  dataPath !== null &&
-  dataPath.engine !== null &&
-  dataPath.engine !== 'none' &&
-  kindOf(config?.backendType ?? '')?.routes !== 'none'
+const isRouted = (status: Status): status is RoutedStatus =>
+  status.config !== null &&
+  status.dataPath !== null &&
+  status.dataPath.engine !== null &&
+  status.dataPath.engine !== 'none' &&
+  kindOf(status.config.backendType)?.routes !== 'none'
+
+/** The status of a node with a configuration and a data path. */
+interface RoutedStatus extends Status {
+  readonly config: NonNullable<Status['config']>
+  readonly dataPath: NonNullable<Status['dataPath']>
+}
 
 /**
  * Lists the packets whose routes weft doctor looks up. `marks` are the packet marks that a firewall of this host sets,
@@ -94,12 +101,11 @@ export function routeQueries(
   if (!isRouted(status)) return []
   return ownSides(status).flatMap((side) => {
     const bridge = bridgeOf(links, side.subnet, status)
-    const device = status.dataPath?.devices[side.family] ?? null
+    const device = status.dataPath.devices[side.family]
     const parts = partsOf(rules[side.family] ?? [], side.family)
     return peersOf(side, status)
       .slice(0, QUERIED_PEERS)
       .flatMap((peer): PeerQuery[] => {
-        if (!peer.subnet) return []
         const { family } = side
         const [here, there] = [containerIn(side.subnet), containerIn(peer.subnet)]
         const { lease } = peer.peer
@@ -145,18 +151,19 @@ export const addressesIn = (link: Link | undefined, family: Family) => link?.add
 
 /** Lists the packets between this host and the hosts of peers whose routes weft doctor looks up. */
 export function underlayQueries(status: Status, links: readonly Link[]): readonly PeerQuery[] {
+  if (!isRouted(status)) return []
   const name = status.node?.externalInterface
-  if (!isRouted(status) || !name) return []
+  if (!name) return []
+  const { config, dataPath } = status
   // The kernel binds the packets of its VXLAN device to the interface (vxlan_get_route in drivers/net/vxlan).
-  const isBound = status.config?.backendType === 'vxlan' && status.dataPath?.engine === 'kernel'
+  const isBound = config.backendType === 'vxlan' && dataPath.engine === 'kernel'
   const found = new Map<string, readonly PeerQuery[]>()
   for (const side of ownSides(status))
     for (const peer of peersOf(side, status).slice(0, QUERIED_PEERS)) {
       const ends = endsOf(status, peer)
       if (!ends) continue
       const { family, own, host } = ends
-      const { backendType, backend } = status.config ?? {}
-      const ownPort = portOf(backendType ?? '', backend ?? {})
+      const ownPort = portOf(config.backendType, config.backend)
       const port = ownPort && (portIn(peer.endpoint) ?? ownPort)
       const to = (dport: number | undefined) => (dport === undefined ? {} : { part: { protocol: UDP, dport } })
       const { lease } = peer.peer
@@ -187,14 +194,20 @@ export function underlayQueries(status: Status, links: readonly Link[]): readonl
 
 /** Returns the port in an endpoint such as `192.0.2.2:8285`. */
 const portIn = (endpoint: string | null): number | undefined => {
-  const text = /:(\d+)$/.exec(endpoint ?? '')?.[1]
+  const text = endpoint?.match(/:(\d+)$/)?.[1]
   return text === undefined ? undefined : Number(text)
 }
 
-export const peersOf = ({ family }: OwnSide, { peers }: Status): readonly SeenSide[] =>
+/** A peer in a family in which the peer has a subnet. */
+type RoutedSide = SeenSide & { readonly subnet: Net }
+
+/** Returns the peers that the data path has in a family. */
+export const peersOf = ({ family }: OwnSide, { peers }: Status): readonly RoutedSide[] =>
   (peers?.list ?? [])
     .flatMap((peer) => seenSides(peer, new Map()))
-    .filter((side) => side.family === family && side.state !== 'stored' && side.subnet)
+    .filter(
+      (side): side is RoutedSide => side.family === family && side.state !== 'stored' && side.subnet !== undefined,
+    )
 
 /**
  * Finds the marks that the rules of nftables and iptables set on packets. Policy rules may select another routing table

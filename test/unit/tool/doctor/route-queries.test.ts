@@ -105,8 +105,12 @@ describe('the packets between containers', () => {
     expect(routeQueries(of, sound.links, []).map(({ direction }) => direction)).toEqual(['host', 'out'])
   })
 
+  it('are looked up for a backend that only a newer weftd has', () =>
+    expect(routeQueries(withBackend('newer', 'native'), sound.links, [])).toHaveLength(3))
+
   it.each<[string, Status]>([
     ['there is no data path', { ...status, dataPath: null }],
+    ['weftd has not read its configuration', { ...status, config: null }],
     ['the data path has not chosen its engine', withBackend('udp', null)],
     ['the backend has no data path', withBackend('udp', 'none')],
     ['IPsec policies steer the packets', withBackend('ipsec', 'kernel')],
