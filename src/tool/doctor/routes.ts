@@ -2,7 +2,7 @@
 
 import type { Route } from '../../host/kernel.ts'
 import { formatNet, netContains, parseAddress, parseNet, type Family, type Net } from '../../net/address.ts'
-import { kindOf } from '../../path/catalog.ts'
+import { kindOf, type Kind } from '../../path/catalog.ts'
 import type { PeerStatus, Status } from '../../report/status.ts'
 import type { Facts } from './facts.ts'
 import { each, type Finding } from './findings.ts'
@@ -13,6 +13,9 @@ import { isOwnDevice, ownSides, sideIn, type OwnSide } from './sides.ts'
  * (net/ipv6/route.c, IP6_RT_PRIO_USER).
  */
 const USUAL_METRIC: Readonly<Record<Family, number>> = { ipv4: 0, ipv6: 1024 }
+
+/** Returns the backend of a node; undefined if the node has no configuration, or if only newer versions of weft know it. */
+const kindIn = ({ config }: Status): Kind | undefined => (config ? kindOf(config.backendType) : undefined)
 
 /**
  * Returns true if a route to this node's own containers stays on this host: it has no gateway, or the gateway is a
@@ -26,7 +29,7 @@ function staysHere(subnet: Net, gateway: string | undefined): boolean {
 export function checkRoutes({ status, routes, silence }: Facts): Finding[] | undefined {
   const path = status?.dataPath
   if (!status || !path || path.engine === null || path.engine === 'none') return undefined
-  if (kindOf(status.config?.backendType ?? '')?.routes === 'none') return undefined
+  if (kindIn(status)?.routes === 'none') return undefined
   // Check the routes also if no weftd runs, because the routes of a stopped weftd must stay on the host.
   if (!path.open && silence === undefined) return undefined
   const sides = ownSides(status).filter(({ family }) => path.families.includes(family))
@@ -38,15 +41,15 @@ export function checkRoutes({ status, routes, silence }: Facts): Finding[] | und
  * carries the packets, there is always a single route. If the kernel carries the packets, the number of routes depends
  * on the backend.
  */
-export const hasOneRoute = ({ dataPath, config }: Status): boolean =>
-  dataPath?.engine !== 'kernel' || kindOf(config?.backendType ?? '')?.routes === 'network'
+export const hasOneRoute = (status: Status): boolean =>
+  status.dataPath?.engine !== 'kernel' || kindIn(status)?.routes === 'network'
 
 /**
  * Returns true if a peer that is missing from the data path lacks only a route, because weftd can use the peer's lease.
  * The kernel refused the route to this peer, or another program's route has its place.
  */
 export const isOnlyRouteMissing = (status: Status, { unusable }: Pick<PeerStatus, 'unusable'>): boolean =>
-  !hasOneRoute(status) && !unusable && kindOf(status.config?.backendType ?? '')?.probe !== 'nobody'
+  !hasOneRoute(status) && !unusable && kindIn(status)?.probe !== 'nobody'
 
 function checkRoutesOf({ family, network, subnet }: OwnSide, status: Status, routes: readonly Route[]): Finding[] {
   const isOneRoute = hasOneRoute(status)
@@ -55,23 +58,23 @@ function checkRoutesOf({ family, network, subnet }: OwnSide, status: Status, rou
     const mayBeRouted = state !== 'stored' || isOnlyRouteMissing(status, peer)
     return net ? [{ net: formatNet(net), publicIp, mayBeRouted, way }] : []
   })
-  const routesToHosts = kindOf(status.config?.backendType ?? '')?.probe === 'host'
+  const routesToHosts = kindIn(status)?.probe === 'host'
   // A route that bypasses the tunnel is right only for peers to which the data path itself routes directly.
   const direct = peers.filter(({ way }) => routesToHosts || way === 'direct')
   const hosts = new Map(direct.map(({ net, publicIp }) => [net, publicIp]))
   const whole = formatNet(network)
-  const isRight = ({ destination, device, gateway }: Route): boolean => {
-    const net = parseNet(destination)
-    if (!net || isOwnDevice(status, family, device)) return true
+  const isRight = ({ destination, device, gateway, net }: Route & { readonly net: Net }): boolean => {
+    if (isOwnDevice(status, family, device)) return true
     if (destination === whole) return !isOneRoute
     // A route to this node's own containers is right if it leads to a device of this host, or through one of the
     // containers.
     if (net.prefixLength >= subnet.prefixLength && netContains(subnet, net.address)) return staysHere(subnet, gateway)
     return gateway !== undefined && hosts.get(destination) === parseAddress(gateway)
   }
-  const first = routes.filter(({ destination, metric }) => {
-    const net = parseNet(destination)
-    return metric <= USUAL_METRIC[family] && net !== undefined && netContains(network, net.address)
+  const first = routes.flatMap((route) => {
+    const net = parseNet(route.destination)
+    const isFirst = net && route.metric <= USUAL_METRIC[family] && netContains(network, net.address)
+    return isFirst ? [{ ...route, net }] : []
   })
   const there = new Set(first.map(({ destination }) => destination))
   const routed = peers.filter(({ mayBeRouted }) => mayBeRouted)

@@ -122,6 +122,16 @@ describe('the routes of this host', () => {
       ['foreign-route: 10.5.3.0/24 goes via 192.0.2.2 to eth0'],
     ],
     [
+      'a single container of a peer',
+      node('udp', 'native', `${UDP}\n10.5.2.7 dev eth1`),
+      ['foreign-route: 10.5.2.7/32 goes to eth1'],
+    ],
+    [
+      'a backend that only a newer weftd has',
+      node('newer', 'kernel', VXLAN.replace('dev flannel0', 'dev eth1')),
+      ['foreign-route: 10.5.2.0/24 goes via 10.5.2.0 to eth1'],
+    ],
+    [
       'host-gw without a gateway',
       node('host-gw', 'kernel', HOST_GW.replace('via 192.0.2.3 dev eth0', 'dev eth1')),
       ['foreign-route: 10.5.3.0/24 goes to eth1'],
@@ -148,6 +158,7 @@ describe('the routes of this host', () => {
 
   it.each<[string, Facts]>([
     ['no status', { ...sound, status: undefined }],
+    ['no configuration', { ...sound, status: { ...sound.status!, config: null } }],
     ['no data path', { ...sound, status: { ...sound.status!, dataPath: null } }],
     ['a data path that has not chosen its engine', node('udp', null, UDP)],
     ['a backend without a data path', node('udp', 'none', UDP)],
