@@ -192,9 +192,9 @@ export function underlayQueries(status: Status, links: readonly Link[]): readonl
   return [...found.values()].flat()
 }
 
-/** Returns the port in an endpoint such as `192.0.2.2:8285`. */
+/** Returns the port in an endpoint such as `192.0.2.2:8285` or `[2001:db8::2]:8285`; undefined if it has no port. */
 const portIn = (endpoint: string | null): number | undefined => {
-  const text = endpoint?.match(/:(\d+)$/)?.[1]
+  const text = endpoint?.match(/^(?:[\d.]+|\[.*\]):(\d+)$/)?.[1]
   return text === undefined ? undefined : Number(text)
 }
 

@@ -181,6 +181,15 @@ describe('the packets between hosts', () => {
     expect(out!.query.part).toEqual(port === undefined ? undefined : { protocol: 17, dport: port })
   })
 
+  it('over IPv6 have the port of the endpoint, or the usual port if the endpoint is only an address', () => {
+    const port = (endpoint: string) => {
+      const peer = dualPeer({}, { endpoint })
+      const of = underlayQueries(withPeers([peer], soundDual.status), soundDual.links)
+      return of.find(({ family }) => family === 'ipv6')?.query.part?.dport
+    }
+    expect([port('[2001:db8::2]:40000'), port('[2001:db8::2]:8472'), port('2001:db8::2')]).toEqual([40_000, 8472, 8472])
+  })
+
   it('have the port of the configuration', () => {
     const of = withPeers([{ ...soundPeer, endpoint: null }])
     const ports = underlayQueries({ ...of, config: { ...of.config!, backend: { Port: 4000 } } }, sound.links)
