@@ -20,6 +20,9 @@ import { containerIn, ICMP, peersOf, UDP, type AnsweredQuery } from './route-que
 import { markingOf, type Marking } from './rule-effects.ts'
 import { bridgeOf, isOwnDevice, ownSides, subnetText, type OwnSide, type SeenSide } from './sides.ts'
 
+/** The kernel's error if strict reverse path filtering (net.ipv4.conf.*.rp_filter) rejects a packet. */
+const STRICT = 'EXDEV'
+
 /**
  * Checks the kernel's routes. `isReported` is true if another check has already reported wrong routes of the main
  * table.
@@ -35,12 +38,16 @@ export function checkKernelRoutes(facts: Facts, isReported: boolean): readonly F
   )
 }
 
-/** Returns the wrong routes between this node and a peer by which probes are lost: those of all packets or of ICMP. */
+/**
+ * Returns the wrong routes by which the probes of a peer are lost. This host itself sends the probes, so the routes of the
+ * packets of containers do not count. Strict reverse path filtering rejects the answers as well.
+ */
 export function faultsOfProbes(peer: SeenSide, facts: Facts): readonly Finding[] {
   const { status } = facts
   const side = status && ownSides(status).find(({ family }) => family === peer.family)
-  const isOfProbes = ({ query: { part } }: AnsweredQuery): boolean =>
-    part === undefined || (part.protocol === ICMP[peer.family] && part.tos === undefined)
+  const isOfProbes = ({ direction, query: { part }, answer }: AnsweredQuery): boolean =>
+    (direction === 'host' || (direction === 'in' && 'refused' in answer && answer.errno === STRICT)) &&
+    (part === undefined || (part.protocol === ICMP[peer.family] && part.tos === undefined))
   return side ? faultsOf(peer, side, facts, false, isOfProbes) : []
 }
 
@@ -66,7 +73,8 @@ function faultsOf(
     .filter((each) => isWrong(each, peer, bridge, status) && !isOfBridge(each, side, facts))
     .filter((each) => mayHaveMark(each, side, facts))
   const wrong = all.filter(({ query }) => query.part === undefined)
-  const marked = wrong.length === 0 ? markedFault(peer, side, facts) : []
+  const marked =
+    wrong.length === 0 && relevant.some(({ query }) => query.mark !== undefined) ? markedFault(peer, side, facts) : []
   if (marked.length > 0) return marked
   const [first] = [
     ...wrong.filter(({ direction, query }) => direction === 'out' && query.mark === undefined),
@@ -297,9 +305,7 @@ function findingsOf(
     const rule = ruleFor(rules, query, ({ action, part }) =>
       query.part === undefined ? REFUSING.has(action) : part !== undefined,
     )
-    // The kernel's error EXDEV means that strict reverse path filtering (net.ipv4.conf.*.rp_filter) rejected the
-    // packet.
-    const isReverse = answer.errno === 'EXDEV'
+    const isReverse = answer.errno === STRICT
     const why = isReverse ? 'rp_filter: the route back uses another interface' : refusalText(answer, query)
     const fix = isReverse
       ? `set \`net.ipv4.conf.${query.iif?.name}.rp_filter=2\` with sysctl, and find why packets to ${subnetText(peer)} go elsewhere`

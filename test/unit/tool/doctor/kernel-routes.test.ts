@@ -708,6 +708,16 @@ describe('the routes that lose the probes of a peer', () => {
     expect(probes({ kernelRoutes: { answers, rules } })).toEqual(Array.from({ length: count }, () => 'policy-route'))
   })
 
+  it('are not the routes of containers, because this host itself sends the probes', () => {
+    const elsewhere = { device: 'eth1', table: 30_400 }
+    const iptables = '*mangle\n-A PREROUTING -i cni0 -j MARK --set-xmark 0x1/0xffffffff\nCOMMIT'
+    expect(probes({ kernelRoutes: routesBy({ out: elsewhere, in: elsewhere }) })).toEqual([])
+    expect(probes({ kernelRoutes: routesBy({ out: 'EXDEV', in: 'EACCES' }) })).toEqual([])
+    expect(probes({ kernelRoutes: routesBy({ marked: elsewhere }), iptables })).toEqual([])
+    // rp_filter rejects the answers of the peer too.
+    expect(probes({ kernelRoutes: routesBy({ in: 'EXDEV' }) })).toEqual(['route-refused'])
+  })
+
   it('include wrong routes of the main table', () =>
     expect(probes({ kernelRoutes: routesBy({ host: { device: 'eth0', gateway: '192.0.2.254' } }) })).toEqual([
       'foreign-route',
