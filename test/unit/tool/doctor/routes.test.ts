@@ -180,6 +180,22 @@ describe('the routes of this host', () => {
     expect(said({ ...sound, status, silence: 'weftd does not run', routes: [] })).toEqual(['no-route: 10.5.0.0/16'])
   })
 
+  it('are wrong if a network around the own subnet, with the same address, goes elsewhere', () => {
+    const listing = `
+10.5.0.0/16 dev flannel0
+10.5.4.0/24 dev cni0 proto kernel scope link src 10.5.4.1
+10.5.4.0/22 dev eth1`
+    const of = node('udp', 'native', listing)
+    const status = { ...of.status!, node: { ...of.status!.node!, subnet: '10.5.4.0/24' } }
+    expect(said({ ...of, status })).toEqual(['foreign-route: 10.5.4.0/22 goes to eth1'])
+  })
+
+  it('are wrong without a route to a peer of which only the other family is unusable', () => {
+    const peer = { ...dualPeer({}, { state: 'stored' }), unusable: true }
+    const status = { ...soundDual.status, peers: countPeers([peer], 10) }
+    expect(said({ ...soundDual, status, routes: [] })).toEqual(['no-route: 10.5.2.0/24'])
+  })
+
   it('are judged if weft doctor has not read the peers', () => {
     const of = node('host-gw', 'kernel', '10.5.2.0/24 via 192.0.2.2 dev eth0')
     expect(said({ ...of, status: { ...of.status!, peers: null } })).toEqual([
