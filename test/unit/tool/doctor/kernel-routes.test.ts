@@ -329,6 +329,7 @@ describe('a refusal by the kernel', () => {
     expect(by(all, { isForwarding: false, iptables })).toEqual([])
     expect(by({ ...all, in: {} }, { unforwarded: ['cni0'], iptables })).toEqual([])
     expect(by({ out: 'EHOSTUNREACH' }, { unforwarded: ['cni0'] })).toEqual([])
+    expect(by({ out: 'EHOSTUNREACH' }, { unforwarded: ['eth0', 'cni0'] })).toEqual([])
     expect(by({ out: 'EHOSTUNREACH' }, { unforwarded: ['flannel0'] })).toHaveLength(1)
   })
 })
@@ -654,6 +655,13 @@ describe('the policy rule by which the kernel chose a table', () => {
     ['the interface', MATCHING, ofContainer, 3, 120],
     ['the interface lo does not send the packets of containers', MATCHING, ofContainer, 4, undefined],
     ['the interface lo sends the packets of this host', MATCHING, ofHost, 4, 130],
+    [
+      'the socket is bound, but the rule names no such interface',
+      MATCHING,
+      { ...ofHost, oif: { name: 'eth0' } },
+      4,
+      130,
+    ],
     ['all packets but those to a network, to it', MATCHING, ofContainer, 11, undefined],
     ['all packets but those to a network', MATCHING, ofPeer, 11, 200],
     ['all packets but those from a network, from it', MATCHING, ofContainer, 12, undefined],
