@@ -147,12 +147,8 @@ function clocksOf(queried: readonly QueriedNode[]): readonly (number | undefined
 
 type Tone = 'good' | 'bad' | 'doubtful' | 'dim'
 
-/**
- * The word for each kind of a node's answer; empty for a node that returned its state, because the report shows the
- * state instead.
- */
-const ANSWERS: Readonly<Record<AnswerKind, string>> = {
-  told: '',
+/** The word for each kind of answer of a node that did not return its state. */
+const ANSWERS: Readonly<Record<Exclude<AnswerKind, 'told'>, string>> = {
   closed: 'no status',
   refused: 'refuses',
   junk: 'unreadable',
