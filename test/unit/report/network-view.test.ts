@@ -4,8 +4,13 @@ import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { describe, expect, it } from 'vitest'
 import { packageRoot } from '../../../lab/lab.ts'
-import { isNetworkWell, NETWORK_FINDINGS, type QueriedNode } from '../../../src/report/network-findings.ts'
-import { lookOf, MOST_IN_MATRIX, networkReport, wholeText } from '../../../src/report/network-view.ts'
+import {
+  isNetworkWell,
+  NETWORK_FINDINGS,
+  type NetworkNode,
+  type QueriedNode,
+} from '../../../src/report/network-findings.ts'
+import { cellLook, lookOf, MOST_IN_MATRIX, networkReport, wholeText } from '../../../src/report/network-view.ts'
 import type { NodeView, Sight } from '../../../src/report/view.ts'
 
 const AT = '2026-11-22T10:00:00.000Z'
@@ -260,6 +265,119 @@ it('has no matrix for too many nodes, and ignores views of unknown nodes', () =>
     ],
   }
   expect(report(nodesOf(1, all, () => ({ view })))).toMatchObject({ whole: 1, findings: [] })
+})
+
+describe('the summary of a network', () => {
+  const text = (nodes: readonly QueriedNode[]): string => wholeText(report(nodes), (part) => `${part * 100}%`)
+  const onlyFirstTo =
+    (seen: Partial<Sight>): Seeing =>
+    (from, to) =>
+      from === 1 && to === 2 ? seen : undefined
+
+  it('counts only pairs that were probed', () => {
+    const nodes = nodesOf(3, (from, to) => (to === 3 ? { reach: 'unknown' } : from === 1 ? { reach: 'silent' } : {}))
+    // Node 1 does not reach node 2; nodes 2 and 3 reach node 1, and node 3 reaches node 2.
+    expect(report(nodes).whole).toBe(0.75)
+    expect(
+      report(nodes).nodes.map(({ seenBy, reachedBy, sees, reaches }) => [seenBy, reachedBy, sees, reaches]),
+    ).toEqual([
+      [2, 2, 1, 0],
+      [2, 1, 1, 1],
+      [0, 0, 2, 2],
+    ])
+    expect(text(nodes)).toBe('75% of the pairs that were probed reach each other')
+  })
+
+  it.each<[string, Partial<Sight>, string]>([
+    ['reaches', {}, '100% of the pairs'],
+    ['does not reach', { reach: 'silent' }, '0% of the pairs'],
+    ['has not yet probed', { reach: 'unknown' }, 'no pair was probed yet'],
+  ])('needs only one node that %s another node', (_name, seen, begins) => {
+    const flanneld = { kind: 'closed', why: 'no process listens', clock: undefined } as const
+    const nodes = nodesOf(3, onlyFirstTo(seen), (number) => (number === 1 ? {} : flanneld))
+    expect(text(nodes).startsWith(begins)).toBe(true)
+    const idle = nodesOf(3, onlyFirstTo(seen))
+    expect(text(idle).startsWith(begins)).toBe(true)
+  })
+
+  it('says whether any pair was probed in a network without a matrix', () => {
+    const count = MOST_IN_MATRIX + 1
+    expect(text(nodesOf(count, () => undefined))).toBe('no pair was probed yet')
+    expect(text(nodesOf(count, onlyFirstTo({})))).toBe('100% of the pairs that were probed reach each other')
+    expect(report(nodesOf(MOST_IN_MATRIX, onlyFirstTo({}))).matrix).toHaveLength(MOST_IN_MATRIX)
+  })
+})
+
+it.each<[string | null, string | null, string | null]>([
+  ['host2', 'other', 'host2'],
+  [null, 'other', 'other'],
+  [null, null, null],
+])('a node with the name %s in its lease and the hostname %s has the name %s', (name, hostname, shown) => {
+  const nodes = nodesOf(2, all, (number) => (number === 2 ? { name, view: { hostname } } : {}))
+  expect(report(nodes).nodes[1]!.name).toBe(shown)
+})
+
+it('shows no name, version, state and clock of a nameless node that returns no view', () => {
+  const nodes = nodesOf(2, all, (number) => (number === 2 ? { ...silent(2), name: null } : {}))
+  const unknown = { name: null, version: null, state: null, trouble: null, mtu: null, clockAheadMs: null }
+  expect(report(nodes).nodes[1]).toMatchObject({ ...unknown, seenBy: 1, reachedBy: 1, sees: null, reaches: null })
+})
+
+it.each([
+  // The median is the right clock, in whatever order the nodes answer.
+  [
+    [0, 5_000, 0],
+    [0, 5_000, 0],
+  ],
+  [
+    [5_000, -3, 5_001, 4_999],
+    [1, -5_002, 2, 0],
+  ],
+  // Only the nodes that answered have a clock.
+  [
+    [undefined, undefined, undefined, 700, 710, 690],
+    [null, null, null, 0, 10, -10],
+  ],
+])('compares the clocks %j with their median: %j', (clocks, ahead) => {
+  const nodes = nodesOf(clocks.length, all, (number) => {
+    const aheadMs = clocks[number - 1]
+    return { clock: aheadMs === undefined ? undefined : { aheadMs, uncertainMs: 1 } }
+  })
+  expect(report(nodes).nodes.map(({ clockAheadMs }) => clockAheadMs)).toEqual(ahead)
+})
+
+it.each<[Partial<NetworkNode>, string, string]>([
+  [{}, 'good', 'working'],
+  [{ seenBy: 0, reachedBy: 0, sees: 0, reaches: 0 }, 'good', 'working'],
+  [{ reachedBy: 3 }, 'bad', 'working'],
+  [{ reaches: 3 }, 'bad', 'working'],
+  [{ reachedBy: 3, reaches: 3 }, 'bad', 'working'],
+  [{ state: 'impaired' }, 'bad', 'impaired'],
+  [{ state: 'starting', seenBy: 0, reachedBy: 0, sees: 0, reaches: 0 }, 'bad', 'starting'],
+  [{ state: null }, 'bad', '-'],
+  [{ answer: 'closed', state: null }, 'dim', 'no status'],
+  [{ answer: 'closed', state: null, reachedBy: 3 }, 'bad', 'no status'],
+  [{ answer: 'refused', state: null }, 'bad', 'refuses'],
+  [{ answer: 'junk', state: null }, 'bad', 'unreadable'],
+  [{ answer: 'silent', state: null }, 'bad', 'silent'],
+  [{ answer: 'silent', state: null, reachedBy: 0 }, 'bad', 'silent'],
+])('shows a node with %j as %s: %s', (known, tone, text) => {
+  const node = { ...report(nodesOf(5, all)).nodes[0]!, ...known }
+  expect(lookOf(node)).toEqual([tone, text])
+})
+
+it.each([
+  [null, 1472, 'dim', '?'],
+  [['unknown', null, null, null], 1472, 'dim', 'not probed'],
+  [['stored', null, null, null], 1472, 'bad', 'stored'],
+  [['silent', 1, 100, null], 1472, 'bad', 'silent'],
+  [['reached', null, null, null], 1472, 'good', 'reached'],
+  [['reached', 1, 0, 1472], 1472, 'good', '1 ms'],
+  [['reached', 1, 10, 1472], 1472, 'doubtful', '1 ms, 10% lost'],
+  [['reached', 1, 10, 1300], 1472, 'bad', '1 ms, 10% lost, 1300 B'],
+  [['reached', 1, 0, 1300], null, 'good', '1 ms'],
+] as const)('shows a cell %j with MTU %s as %s: %s', (cell, mtu, tone, text) => {
+  expect(cellLook(cell, mtu, (ms) => `${ms} ms`)).toEqual([tone, text])
 })
 
 it('has the same findings as docs/weft-network.md', () => {

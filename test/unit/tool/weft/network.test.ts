@@ -7,7 +7,7 @@ import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { createHealth, serveHealth, serveSocket, type NetworkQuery } from '../../../../src/report/health.ts'
 import type { QueriedNode } from '../../../../src/report/network-findings.ts'
-import { cellLook, networkReport, type NetworkReport } from '../../../../src/report/network-view.ts'
+import { networkReport, type NetworkReport } from '../../../../src/report/network-view.ts'
 import { networkText } from '../../../../src/tool/weft/network.ts'
 import { expectHarmless, HOSTILE } from '../../../support/hostile.ts'
 import { weft } from '../../../support/screen.ts'
@@ -87,20 +87,6 @@ it('shows the faults and the slowest pairs of many nodes', () => {
   expect(text).toContain('slowest host200 to host199 200 ms')
   expect(networkText(reportOf(200, 7), true, plain).split('\n').length).toBeGreaterThan(200)
   expect(networkText(reportOf(200), false, plain).split('\n').length).toBeLessThan(6)
-})
-
-it.each([
-  [null, 1472, 'dim', '?'],
-  [['unknown', null, null, null], 1472, 'dim', 'not probed'],
-  [['stored', null, null, null], 1472, 'bad', 'stored'],
-  [['silent', 1, 100, null], 1472, 'bad', 'silent'],
-  [['reached', null, null, null], 1472, 'good', 'reached'],
-  [['reached', 1, 0, 1472], 1472, 'good', '1 ms'],
-  [['reached', 1, 10, 1472], 1472, 'doubtful', '1 ms, 10% lost'],
-  [['reached', 1, 10, 1300], 1472, 'bad', '1 ms, 10% lost, 1300 B'],
-  [['reached', 1, 0, 1300], null, 'good', '1 ms'],
-] as const)('shows a cell %j with MTU %s as %s: %s', (cell, mtu, tone, text) => {
-  expect(cellLook(cell, mtu, (ms) => `${ms} ms`)).toEqual([tone, text])
 })
 
 describe('weft network', () => {
