@@ -192,7 +192,7 @@ interface Troubles {
 function troublesOf(queried: readonly QueriedNode[], nodes: readonly NetworkNode[], edges: readonly Edge[]): Troubles {
   // The nodes to which at least one other node can send packets. A node with another backend gets no packets from the
   // other nodes, so its silence does not show that it is dead.
-  const probed = new Set(edges.flatMap(({ to, sight: { reach } }) => (reach === 'stored' ? [] : [to])))
+  const probed = new Set(edges.filter(({ sight }) => sight.reach !== 'stored').map(({ to }) => to))
   const isOfOther = (place: number): boolean => queried[place]?.otherType !== undefined
   const isDead = ({ answer, reachedBy, seenBy }: NetworkNode, place: number): boolean =>
     answer === 'silent' && reachedBy === 0 && !isOfOther(place) && (probed.has(place) || seenBy === 0)
