@@ -29,7 +29,25 @@ describe('during a change of the backend', () => {
       `backend-differs: ${call(4)} publishes udp, alloc or a cloud backend`,
     ])
   })
+
+  it('still reports a node that probes the changed node in vain, because it has not read the new lease', () => {
+    const nodes = nodesOf(
+      4,
+      (from, to) => (to !== 4 ? {} : from === 1 ? { reach: 'silent', lossPercent: 100 } : { reach: 'stored' }),
+      (number) => (number === 4 ? { ...silent(4), otherType: 'vxlan' } : {}),
+    )
+    expect(found(nodes)).toEqual([
+      `pair-broken: host1 does not reach ${call(4)}`,
+      `backend-differs: ${call(4)} publishes vxlan`,
+    ])
+  })
 })
+
+/** The result of probes that a peer does not answer. */
+const unanswered = { reach: 'silent', roundTripMs: null, lossPercent: 100 } as const
+/** Lists the nodes with the numbers `from` to `to`, as findings name them. */
+const hosts = (from: number, to: number): string =>
+  Array.from({ length: to - from + 1 }, (_, at) => `host${from + at}`).join(', ')
 
 describe('finds', () => {
   it.each([3, 20, 200])('one dead node of %d once', (count) => {
@@ -136,6 +154,8 @@ describe('finds', () => {
     // All others differ, so this node's clock is wrong.
     [[0, 5_000, 5_010, 4_990], [`${call(1)}: 5.0 s behind the others`]],
     [[0, 0, 1_000], []],
+    // The query took so long that the difference may be 1,000 ms.
+    [[0, 0, 1_001], []],
     [[0, 0, 1_002], [`${call(3)}: 1.0 s ahead of the others`]],
   ])('the wrong ones of the clocks %j', (clocks, details) => {
     const nodes = nodesOf(clocks.length, all, (number) => ({ clock: { aheadMs: clocks[number - 1]!, uncertainMs: 1 } }))
@@ -159,6 +179,148 @@ describe('finds', () => {
       `node-narrow: host2 gets no more than 1300 bytes to ${call(3)}`,
     ])
   })
+})
+
+describe('a node that does not return its view', () => {
+  it('is dead if no other node probes it', () => {
+    const nodes = nodesOf(
+      2,
+      () => undefined,
+      (number) => (number === 2 ? silent(2) : {}),
+    )
+    expect(found(nodes)).toEqual([`node-dead: ${call(2)}`])
+  })
+
+  it('is not dead if the others cannot send packets to it, for example without its WireGuard key', () => {
+    const nodes = nodesOf(
+      4,
+      (_from, to) => (to === 2 ? { reach: 'stored', roundTripMs: null, lossPercent: null } : {}),
+      (number) => (number === 2 ? silent(2) : {}),
+    )
+    expect(found(nodes)).toEqual([`node-cut-off: ${call(2)}: is not reached by host1, host3, host4`])
+  })
+
+  it('has no second finding if broken pairs already explain its silence', () => {
+    const nodes = nodesOf(
+      6,
+      (from, to) => (from === 1 && to === 5 ? unanswered : {}),
+      (number) => (number === 4 || number === 5 ? silent(number) : {}),
+    )
+    expect(found(nodes)).toEqual([
+      `pair-broken: host1 does not reach ${call(5)}`,
+      `node-refuses: ${call(4)}: ${silent(4).why}`,
+    ])
+  })
+})
+
+describe('attributes broken pairs', () => {
+  /** Makes nodes of which each listed pair is broken in both directions, or in the first one only. */
+  const brokenIn = (count: number, pairs: readonly (readonly [number, number])[], isOneWay = false) =>
+    nodesOf(count, (from, to) =>
+      pairs.some(([a, b]) => (from === a && to === b) || (!isOneWay && from === b && to === a)) ? unanswered : {},
+    )
+
+  it('to a node if two of its pairs and at least a quarter of its probes are broken', () => {
+    const [toFirst, toSecond] = [
+      [1, 3],
+      [2, 3],
+    ] as const
+    // Node 3 has 8 results in a network of 5 nodes, and 10 in a network of 6.
+    expect(found(brokenIn(5, [toFirst, toSecond], true))).toEqual([
+      `node-cut-off: ${call(3)}: is not reached by host1, host2`,
+    ])
+    expect(found(brokenIn(6, [toFirst, toSecond], true))).toEqual([
+      `pair-broken: host1 does not reach ${call(3)}`,
+      `pair-broken: host2 does not reach ${call(3)}`,
+    ])
+  })
+
+  it('to the pair if a small network has only one broken pair', () => {
+    expect(found(brokenIn(3, [[1, 2]]))).toEqual([
+      `pair-broken: host1 does not reach ${call(2)}`,
+      `pair-broken: host2 does not reach ${call(1)}`,
+    ])
+  })
+
+  it('to the first of two nodes with equally many broken pairs', () => {
+    const chain = brokenIn(4, [
+      [1, 2],
+      [2, 3],
+      [3, 4],
+    ])
+    expect(found(chain)).toEqual([
+      `node-cut-off: ${call(2)}: does not reach host1, host3; is not reached by host1, host3`,
+      `pair-broken: host3 does not reach ${call(4)}`,
+      `pair-broken: host4 does not reach ${call(3)}`,
+    ])
+  })
+
+  it.each([
+    [5, []],
+    [7, ['pair-broken: and 2 more']],
+  ])('to %d pairs, of which it names five', (count, more) => {
+    const pairs = Array.from({ length: count }, (_, at) => [2 * at + 1, 2 * at + 2] as const)
+    const named = pairs.slice(0, 5).map(([from, to]) => `pair-broken: host${from} does not reach ${call(to)}`)
+    expect(found(brokenIn(14, pairs, true))).toEqual([...named, ...more])
+  })
+})
+
+describe('limits the length of the findings', () => {
+  it.each([
+    [6, hosts(2, 6)],
+    [7, `${hosts(2, 6)} and 1 more`],
+  ])('of %d nodes it names at most five in one finding', (count, names) => {
+    const closed = { kind: 'closed', why: 'no weftd serves a status there', clock: undefined } as const
+    expect(found(nodesOf(count, all, (number) => (number === 1 ? {} : closed)))).toEqual([`not-told: ${names}`])
+  })
+
+  it.each([
+    [20, undefined],
+    [23, 'node-impaired: and 3 more'],
+  ])('of %d impaired nodes it names 20', (count, more) => {
+    const view = { state: 'impaired', trouble: 'the data path is down' }
+    const lines = found(nodesOf(count, all, () => ({ view })))
+    expect(lines).toHaveLength(more === undefined ? 20 : 21)
+    expect(lines[19]).toContain(call(20))
+    expect(lines[20]).toBe(more)
+  })
+})
+
+it('reports a silent pair as broken only, not as lossy or narrow too', () => {
+  const last = { ...unanswered, passesBytes: 1300 }
+  const nodes = nodesOf(6, (from, to) => (from === 2 && to === 5 ? last : {}))
+  expect(found(nodes)).toEqual([`pair-broken: host2 does not reach ${call(5)}`])
+})
+
+it.each([
+  [19.9, []],
+  [20, [`node-lossy: host2 loses up to 20% of the probes to ${call(3)}`]],
+  [33.3, [`node-lossy: host2 loses up to 33% of the probes to ${call(3)}`]],
+])('a pair that loses %d%% of the probes has the findings %j', (lossPercent, lines) => {
+  expect(found(nodesOf(5, (from, to) => (from === 2 && to === 3 ? { lossPercent } : {})))).toEqual(lines)
+})
+
+it("reports an impaired node's own problem even if it also has broken pairs", () => {
+  const view = { state: 'impaired', trouble: 'its firewall rules' }
+  const nodes = nodesOf(
+    4,
+    (_from, to) => (to === 4 ? unanswered : {}),
+    (number) => (number === 2 ? { view } : {}),
+  )
+  expect(found(nodes)).toEqual([
+    `node-cut-off: ${call(4)}: is not reached by host1, host2, host3`,
+    `node-impaired: ${call(2)}: its firewall rules`,
+  ])
+})
+
+it('begins a difference with the value that most nodes have, and names nodes by their hostname if they publish no name', () => {
+  const old = { version: '0.2.0', mtu: 1400, config: { network: '10.4.0.0/14' }, hostname: 'old.example' }
+  const nodes = nodesOf(4, all, (number) => (number === 1 ? { name: null, view: old } : {}))
+  expect(found(nodes)).toEqual([
+    'config-differs: network: 10.5.0.0/16 on host2, host3, host4; 10.4.0.0/14 on old.example',
+    'version-differs: 1.0: host2, host3, host4; 0.2.0: old.example',
+    'mtu-differs: 1472: host2, host3, host4; 1400: old.example',
+  ])
 })
 
 it('has the same findings as docs/weft-network.md', () => {
