@@ -104,14 +104,14 @@ function flat(config: NonNullable<Status['config']>): Record<string, string> {
   // Convert the configuration to JSON and parse it again, because the conversion replaces its secrets by placeholders.
   const { backend, ...members } = JSON.parse(JSON.stringify(config)) as typeof config
   const textOf = (value: unknown): string =>
-    (typeof value === 'string' ? value : (JSON.stringify(value) ?? '')).slice(0, LONGEST)
+    (typeof value === 'string' ? value : JSON.stringify(value)).slice(0, LONGEST)
   const all = [
     ...Object.entries(members),
     ...Object.entries(backend).map(([name, value]) => [`backend.${name}`, value] as const),
   ]
   // Omit `backend.type`, because the member `backendType` has the same value, and is set even if the configuration
   // names no type.
-  const known = all.filter(([name, value]) => value !== null && value !== undefined && name !== 'backend.type')
+  const known = all.filter(([name, value]) => value !== null && name !== 'backend.type')
   return Object.fromEntries(
     known.slice(0, MOST_MEMBERS).map(([name, value]) => [name.slice(0, LONGEST), textOf(value)]),
   )
