@@ -56,11 +56,60 @@ it('a view has no lines of the log, nothing about store and lease, and no secret
   expect(text).toContain('"backend.PSK":"<hidden>"')
 })
 
+it.each([
+  [[{ by: 'peers', what: '1 peer does not answer' }], null],
+  [
+    [
+      { by: 'rules', what: 'iptables failed' },
+      { by: 'peers', what: '1 peer does not answer' },
+      { by: 'store', what: 'the store does not answer' },
+    ],
+    'iptables failed; the store does not answer',
+  ],
+] as const)('a node impaired by %j tells its peers its own problems: %s', (impairments, trouble) => {
+  const all = impairments.map(({ what }) => what).join('; ')
+  const status: Status = { ...soundStatus, state: 'impaired', impairments, trouble: all }
+  expect(viewOf(status, AT)).toMatchObject({ state: 'impaired', trouble })
+})
+
+describe('the configuration in a view', () => {
+  const configOf = (backend: Readonly<Record<string, unknown>>) =>
+    viewOf({ ...soundStatus, config: { ...soundStatus.config!, backend } }, AT).config
+
+  it('has the members that are set, and the type of the backend once', () => {
+    const backend = { type: 'vxlan', vni: 1, directrouting: true, gbp: false, port: null }
+    const { subnetMin, subnetMax } = soundStatus.config!
+    expect(configOf(backend)).toEqual({
+      network: '10.5.0.0/16',
+      subnetLength: '24',
+      subnetMin,
+      subnetMax,
+      backendType: 'udp',
+      'backend.vni': '1',
+      'backend.directrouting': 'true',
+      'backend.gbp': 'false',
+    })
+  })
+
+  it('has at most 64 members, and at most 300 characters of a name and a value', () => {
+    const long = 'x'.repeat(400)
+    const config = configOf({ [long]: 1, text: long, list: [long] })
+    expect(Object.keys(config).map((name) => name.length)).toContain(300)
+    expect(config['backend.text']).toBe('x'.repeat(300))
+    expect(config['backend.list']).toBe(`["${'x'.repeat(298)}`)
+    const many = configOf(Object.fromEntries(Array.from({ length: 100 }, (_, at) => [`k${at}`, at])))
+    expect(Object.keys(many)).toHaveLength(64)
+  })
+})
+
 it('a view prefers peers with problems if there are very many peers', () => {
   const list = Array.from({ length: MOST_SEEN + 5 }, (_, at) => peerWith(2, { lease: `k${at}` }))
   list[MOST_SEEN + 4] = peerWith(3, { state: 'programmed' })
   const { peers, seen } = viewOf(statusWith(list), AT)
   expect([peers, seen.length, seen[0]!.reach]).toEqual([MOST_SEEN + 5, MOST_SEEN, 'silent'])
+  // If all peers fit, they keep their order.
+  const fitting = viewOf(statusWith(list.slice(5)), AT)
+  expect([fitting.peers, fitting.seen[0]!.reach, fitting.seen.at(-1)!.reach]).toEqual([MOST_SEEN, 'reached', 'silent'])
 })
 
 it('the view of a waiting daemon has the reason', () => {
@@ -97,6 +146,24 @@ describe('the view of another node', () => {
     ['['.repeat(500_000), 'its view is not JSON'],
   ])('is refused as %.20s', (text, why) => expect(() => readView(text)).toThrow(why))
 
+  it.each([
+    ['0', 0],
+    ['0.4', 0.4],
+    ['1e999', null],
+    ['-0.1', null],
+    ['"1"', null],
+    ['null', null],
+  ])('has the number %s as %s', (text, number) => {
+    const seen = `[{"lease":"k","reach":"reached","roundTripMs":${text},"lossPercent":${text}}]`
+    const view = readView(`{"schema":1,"at":"${AT}","mtu":${text},"seen":${seen}}`)
+    expect([view.mtu, view.seen[0]!.roundTripMs, view.seen[0]!.lossPercent]).toEqual([number, number, number])
+  })
+
+  it.each<[unknown]>([[[]], ['text'], [7], [null]])('has no configuration and no peers if these are %j', (junk) => {
+    const view = reread({ schema: 1, at: AT, config: junk, seen: junk })
+    expect([view.config, view.seen, view.peers]).toEqual([{}, [], 0])
+  })
+
   it('is limited in every dimension', () => {
     const long = 'x'.repeat(60_000)
     const junk = {
@@ -112,6 +179,7 @@ describe('the view of another node', () => {
       config: {
         network: long,
         list: [1],
+        [long]: 'long',
         ...Object.fromEntries(Array.from({ length: 500 }, (_, at) => [`k${at}`, ''])),
       },
       seen: [
@@ -129,6 +197,7 @@ describe('the view of another node', () => {
     expect(view).toMatchObject({ version: '', hostname: 'x'.repeat(300), lease: null, state: '', trouble: null })
     expect(view).toMatchObject({ mtu: null, peers: 1, config: { network: 'x'.repeat(300), list: '' } })
     expect(Object.keys(view.config)).toHaveLength(64)
+    expect(view.config['x'.repeat(300)]).toBe('long')
     expect(view.seen).toEqual([
       { lease: 'k', reach: 'reached', roundTripMs: null, lossPercent: null, passesBytes: null },
     ])
