@@ -4,6 +4,7 @@ import fc from 'fast-check'
 import { expect, it } from 'vitest'
 import {
   createPeerEvents,
+  eventsReport,
   eventsText,
   MOST_EVENTS,
   parseEvents,
@@ -57,6 +58,34 @@ it('deletes the oldest event of the peer that has most, so that an unstable peer
   ])
   expect(list.slice(2).map(({ afterSeconds }) => afterSeconds)).toEqual([92, 93, 94, 95, 96, 97, 98, 99])
   expect(events.counts().silent).toBe(102)
+})
+
+it('deletes the oldest event of all if all peers have equally many', () => {
+  const events = createPeerEvents(3)
+  for (const peer of ['a', 'b', 'c', 'd']) events.add(event({ peer }))
+  expect(events.list().map(({ peer }) => peer)).toEqual(['b', 'c', 'd'])
+  // Events of an earlier process are older than all events of this process.
+  events.adopt([event({ peer: 'e' }), event({ peer: 'f' })])
+  expect(events.list().map(({ peer }) => peer)).toEqual(['b', 'c', 'd'])
+})
+
+it('takes at most the newest events of an earlier process', () => {
+  const events = createPeerEvents(3)
+  events.adopt(['a', 'a', 'b', 'b', 'b'].map((peer, at) => event({ peer, afterSeconds: at })))
+  expect(events.list().map(({ peer, afterSeconds }) => `${peer} ${afterSeconds}`)).toEqual(['b 2', 'b 3', 'b 4'])
+})
+
+it('the report has no events before there is a node', () => {
+  const at = '2026-11-23T03:00:00.000Z'
+  expect(eventsReport(at)).toEqual({ schema: 1, at, events: [] })
+  expect(eventsReport(at, [event()])).toEqual({ schema: 1, at, events: [event()] })
+})
+
+it('counts that a caller got earlier stay as they were', () => {
+  const events = createPeerEvents()
+  const before = events.counts()
+  events.add(event())
+  expect([before.silent, events.counts().silent]).toEqual([0, 1])
 })
 
 it('puts the events of an earlier process first, once, and does not count them', () => {
@@ -113,6 +142,37 @@ it('reads the valid lines of a truncated file and of one with junk', () => {
   expect(parseEvents(lines.map((line) => JSON.stringify(line)).join('\n'))).toEqual([event()])
 })
 
+it.each<[object, object]>([
+  [
+    { afterSeconds: 0, roundTripMs: 0.04 },
+    { afterSeconds: 0, roundTripMs: 0.04 },
+  ],
+  [
+    { afterSeconds: '3', bytes: true, usualMs: [7] },
+    { afterSeconds: null, bytes: null, usualMs: null },
+  ],
+  [{ movedFrom: 'x'.repeat(100) }, { movedFrom: 'x'.repeat(100) }],
+  [{ movedFrom: 'x'.repeat(101) }, { movedFrom: null }],
+  [{ movedFrom: ['192.0.2.9'] }, { movedFrom: null }],
+  [{ publicIp: '' }, { publicIp: '' }],
+])('reads an event with %j as %j', (written, read) => {
+  const line = JSON.stringify({ ...event(), ...written })
+  expect(parseEvents(`{"version":1}\n${line}\n`)).toEqual([{ ...event(), ...read }])
+})
+
+it('reads a number that is too large as unknown', () => {
+  const line = JSON.stringify(event()).replace('"bytes":null', '"bytes":1e999')
+  expect(parseEvents(`{"version":1}\n${line}\n`)).toEqual([event()])
+})
+
+it.each([{ at: undefined }, { peer: '' }, { peer: undefined }, { publicIp: undefined }, { what: null }, { family: 4 }])(
+  'skips an event with %j',
+  (differs) => {
+    const line = JSON.stringify({ ...event(), ...differs })
+    expect(parseEvents(`{"version":1}\n${line}\n`)).toEqual([])
+  },
+)
+
 it('does not read a file of another version or format', () => {
   for (const text of ['', '\n', '{}', 'junk', '{"version":2}\n', '\0\0\0', '[1]'])
     expect(() => parseEvents(text), text).toThrow('its version is')
@@ -153,4 +213,7 @@ it('an event is described in words', () => {
   expect(words({ what: 'usual', roundTripMs: 10, afterSeconds: 60 })).toBe(
     'round trip as usual again, 10 ms, after 60 s',
   )
+  const overIpv6 = (what: PeerEvent['what']): string => words({ what, family: 'ipv6', bytes: 1372, roundTripMs: 10 })
+  for (const what of ['silent', 'one-way', 'back', 'narrow', 'whole', 'slow', 'usual'] as const)
+    expect(overIpv6(what)).toContain(' over IPv6')
 })

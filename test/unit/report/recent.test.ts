@@ -27,6 +27,21 @@ it('ignores increases older than a minute, and compares with the newest possible
   expect(recent.until({ tx_drop_refused: 99 }, now + RECENT_MS)!.drops).toEqual({})
 })
 
+it('counts received and sent packets together, and unknown ones as none', () => {
+  const recent = createRecent()
+  recent.keep({ tx_packets: 10, rx_packets: 20 }, 1_000.2)
+  expect(recent.until({ tx_packets: 11, rx_packets: 25 }, 2_000.3)).toEqual({ seconds: 1, packets: 6, drops: {} })
+  expect(recent.until({ tx_packets: 11 }, 2_000)!.packets).toBe(1)
+  expect(recent.until({ rx_packets: 25 }, 2_000)!.packets).toBe(5)
+  expect(recent.until({}, 2_000)!.packets).toBe(0)
+})
+
+it('in the first minute, compares with the first record', () => {
+  const recent = createRecent()
+  for (let step = 0; step < 5; step++) recent.keep({ tx_packets: step }, step * STEP)
+  expect(recent.until({ tx_packets: 5 }, 5 * STEP)).toMatchObject({ seconds: 50, packets: 5 })
+})
+
 it('treats a counter that decreased as reset', () => {
   const recent = createRecent()
   recent.keep({ tx_drop_refused: 50 }, 0)
