@@ -28,8 +28,6 @@ process.chdir(root)
  */
 const PROSE = new Set(['options', 'report', 'report/page', 'tool/doctor', 'tool/measure', 'tool/weft'])
 const NATIVE = ['core', 'encap']
-/** For each file in src/ whose unit test has a different name, the path of the unit test. */
-const TESTS_OF = new Map([['src/report/network-findings.ts', 'test/unit/report/network-view.test.ts']])
 
 /**
  * Prints an error of the command line and ends this process with exit code 2.
@@ -83,7 +81,7 @@ const isOver = () => performance.now() >= endsAt
  * @param {string} area @param {string[]} own The area's files in src/.
  */
 function testsOf(area, own) {
-  const named = own.map((file) => TESTS_OF.get(file) ?? file.replace(/^src\/(.*)\.ts$/, 'test/unit/$1.test.ts'))
+  const named = own.map((file) => file.replace(/^src\/(.*)\.ts$/, 'test/unit/$1.test.ts'))
   if (named.every((file) => existsSync(file))) return [...new Set(named)]
   const tests = join('test/unit', area)
   return readdirSync(tests)
