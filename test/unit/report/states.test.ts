@@ -65,6 +65,10 @@ describe.each(STATES.map((state) => [nameOf(state), state] as const))('%s', (_na
       )
   })
 
+  it('its words begin with the name of the state', () => {
+    expect(reading.words.split(' ')[0]).toBe(state.state)
+  })
+
   it('a state names only findings that the doctor has', () => {
     for (const name of reading.findings) expect(FINDINGS).toHaveProperty(name)
     const facts: Facts = { ...sound, ...factsOf(state), status: { ...status, ...peersOf(state), ...partsOf(state) } }
