@@ -178,8 +178,7 @@ export function allOf(conditions: readonly Holds[]): Holds {
 }
 
 /** Returns the result of two conditions that must both hold. The type Match excludes false. */
-export const both = (one: Match, other: Match): Match =>
-  one === undefined || other === undefined ? undefined : one === true ? other : one
+export const both = (one: Match, other: Match): Match => (one === true || other === undefined ? other : one)
 
 /** Negates a condition if `isNot` is true. */
 export const negatedIf = (isNot: boolean, holds: Holds): Holds => (typeof holds === 'boolean' ? holds !== isNot : holds)
@@ -248,7 +247,7 @@ class Walk {
       for (const { matches, target } of outcomes(this.#packet)) {
         const applies = both(here, matches)
         if ('chain' in target) {
-          if (!this.#chains.has(target.chain)) continue
+          // A target that is no chain, such as LOG, has no rules.
           const found = this.through(target.chain, applies, depth + 1)
           if (matches === true && (found || target.to === 'goto')) return found
           if (found) this.possible.add(found.isAccepted)
@@ -345,7 +344,7 @@ export const isInterface = (name: string, pattern: string, wild: '+' | '*'): boo
  */
 export function isState({ state, mayBeUntracked = false }: FilteredPacket, states: readonly string[]): Holds {
   const names = states.map((each) => each.toLowerCase())
-  if (state !== undefined && names.includes(state)) return true
+  if (names.some((name) => name === state)) return true
   if (mayBeUntracked && names.includes('untracked')) return 'unread'
   // The packets of a sound connection are not invalid, and only a rule can make a packet untracked.
   const others = names.filter((name) => name !== 'invalid' && name !== 'untracked')
