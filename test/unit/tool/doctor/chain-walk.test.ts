@@ -3,6 +3,7 @@
 import { describe, expect, it } from 'vitest'
 import { parseAddress } from '../../../../src/net/address.ts'
 import {
+  allOf,
   hasFlags,
   isIcmp,
   isInterface,
@@ -130,7 +131,7 @@ describe('the verdict of chains', () => {
     expect(walk(['-P FORWARD DROP'])).toMatchObject({ ...dropped, by: '-P FORWARD DROP' })
     // In the table mangle, a listing without the chain FORWARD accepts all packets.
     expect(readListing('*mangle\nCOMMIT').walk(packet)).toContainEqual(
-      expect.objectContaining({ table: 'mangle', chain: 'POSTROUTING', ...accepted }),
+      expect.objectContaining({ table: 'mangle', chain: 'POSTROUTING', ...accepted, by: '' }),
     )
   })
 
@@ -169,6 +170,12 @@ describe('the verdict of chains', () => {
     [
       'a property that a calling chain asks for',
       ['-A FORWARD -p tcp -m tcp --dport 80 -j own', `-A own ${unread} -j DROP`],
+      withoutPort,
+      [],
+    ],
+    [
+      'a property that the called chain asks for',
+      [`-A FORWARD ${unread} -j own`, '-A own -p tcp -m tcp --dport 80 -j DROP'],
       withoutPort,
       [],
     ],
@@ -242,6 +249,17 @@ describe('a queue for a program', () => {
   })
 })
 
+it.each([
+  [[], true],
+  [[true, true], true],
+  [[true, 'unread'], 'unread'],
+  [['unread', undefined, true], undefined],
+  [[undefined, 'unread', false], false],
+  [[false, true], false],
+] as const)('a rule with the conditions %j matches: %s', (conditions, expected) =>
+  expect(allOf(conditions)).toBe(expected),
+)
+
 describe('a condition', () => {
   // The names are those of /etc/protocols of Debian and Alpine, and those of ip6tables and nft.
   it.each([
@@ -296,6 +314,8 @@ describe('a condition', () => {
     expect(isWithin(address, 'fd00:5::1-fd00:5::9')).toBe(true)
     expect(isWithin(address, 'fd00:5::8-fd00:5::9')).toBe(false)
     expect(isWithin(address, '0.0.0.0-255.255.255.255')).toBe(false)
+    for (const text of ['fd00:5::1-', '-fd00:5::9', 'fd00:5::1-x', 'fd00:5::/ffff::ffff'])
+      expect(isWithin(address, text)).toBeUndefined()
     expect(netIn('fd00:5::7')).toEqual({ address, prefixLength: 128 })
     expect(netIn('fd00:5::/33')).toMatchObject({ prefixLength: 33 })
     expect(netIn('10.5.1.2')).toMatchObject({ prefixLength: 32 })
