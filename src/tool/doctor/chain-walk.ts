@@ -333,8 +333,12 @@ const ICMP_TYPES: Readonly<Record<IcmpType, readonly string[]>> = {
   solicitation: ['nd-neighbor-solicit', 'neighbour-solicitation', 'neighbor-solicitation', '135'],
   advertisement: ['nd-neighbor-advert', 'neighbour-advertisement', 'neighbor-advertisement', '136'],
 }
+/**
+ * Returns true if a text names the type of an ICMP packet. The text may also have a code, such as `8/0`. The code of all
+ * these types is 0.
+ */
 export const isIcmp = ({ icmp = 'request' }: FilteredPacket, text: string): boolean =>
-  text === 'any' || ICMP_TYPES[icmp].includes(text)
+  text === 'any' || ICMP_TYPES[icmp].includes(text.replace(/\/0$/, ''))
 
 export const isInterface = (name: string, pattern: string, wild: '+' | '*'): boolean =>
   pattern.endsWith(wild) ? name.startsWith(pattern.slice(0, -1)) : name === pattern

@@ -308,9 +308,11 @@ function outcomeOf(words: readonly string[], packet: FilteredPacket): Outcome | 
         break
       case '--dport':
       case '--dports':
-        say(
-          packet.port === undefined ? undefined : value.split(',').some((range) => isInRange(packet.port ?? 0, range)),
-        )
+        say(isInRanges(packet.port, value))
+        break
+      case '--ports':
+        // The source port may be one of the ports too.
+        say(isInRanges(packet.port, value) || undefined)
         break
       case '--icmp-type':
       case '--icmpv6-type':
@@ -374,6 +376,10 @@ function isInLengths(text: string): Holds {
   const [from = 0, to = from] = text.split(':').map(Number)
   return isLengthIn(from, to)
 }
+
+/** Compares a port with ports and ranges such as `53,8000:9000`. */
+const isInRanges = (port: number | undefined, text: string): Holds =>
+  port === undefined ? undefined : text.split(',').some((range) => isInRange(port, range))
 
 const isInRange = (port: number, text: string): boolean => {
   const [from = 0, to = from] = text.split(':').map(Number)

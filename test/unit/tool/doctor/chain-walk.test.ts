@@ -284,8 +284,10 @@ describe('a condition', () => {
   ]
   it.each(icmp)('on the type of an ICMP %s is read', (type, texts) => {
     const others = icmp.filter(([each]) => each !== type).flatMap(([, words]) => words)
-    for (const text of ['any', ...texts]) expect(isIcmp({ ...packet, icmp: type }, text)).toBe(true)
-    for (const text of ['', '3/4', ...others]) expect(isIcmp({ ...packet, icmp: type }, text)).toBe(false)
+    for (const text of ['any', ...texts, `${texts.at(-1)}/0`])
+      expect(isIcmp({ ...packet, icmp: type }, text)).toBe(true)
+    for (const text of ['', '3/4', `${texts.at(-1)}/1`, ...others])
+      expect(isIcmp({ ...packet, icmp: type }, text)).toBe(false)
   })
   it('on the type of an ICMP packet means an echo request if the packet has no type', () => {
     expect(isIcmp(packet, 'echo-request')).toBe(true)

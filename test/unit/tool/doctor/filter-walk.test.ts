@@ -320,8 +320,10 @@ describe('a rule', () => {
   })
 
   it.each([
-    ['conditions on the first port', '-p tcp -m tcp --sport 53', []],
-    ['conditions on the first ports', '-p tcp -m multiport --sports 53,67', []],
+    ['a condition on the source port', '-p tcp -m tcp --sport 53', []],
+    ['a condition on source ports', '-p tcp -m multiport --sports 53,67', []],
+    ['a condition on either port', '-p tcp -m multiport --ports 135,139,445', []],
+    ['a condition on neither port', '-p tcp -m multiport ! --ports 135,139,445', []],
     ['a reverse path filter', '-m rpfilter --invert', undefined],
     ['a set', '-m set --match-set blocked src', ['-A FORWARD -m set --match-set blocked src -j DROP']],
   ])('with %s may match', (_what, condition, unjudged) => {
@@ -331,6 +333,8 @@ describe('a rule', () => {
   })
 
   it.each([
+    ['ports of which one is the destination', '-p tcp -m multiport --ports 25,8080', dropped],
+    ['packets with none of the ports', '-p tcp -m multiport ! --ports 25,8080', accepted],
     ['a range with the source', '-m iprange --src-range 10.5.1.1-10.5.1.9', dropped],
     ['a range without the source', '-m iprange --src-range 10.5.1.3-10.5.1.9', accepted],
     ['a range with the destination', '-m iprange --dst-range 10.5.2.2-10.5.2.9', dropped],

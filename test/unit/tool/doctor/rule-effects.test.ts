@@ -502,6 +502,10 @@ describe('the counted drops of common programs are not reported', () => {
       'a rule against a port',
       ['[9:9] -A FORWARD -p tcp -m tcp --dport 25 -j DROP', '[9:9] -A FORWARD -p tcp -m tcp --sport 25 -j DROP'],
     ],
+    [
+      'a rule against the ports of Windows, as source or as destination',
+      ['[9:9] -A FORWARD -p tcp -m multiport --ports 135,139,445 -j DROP'],
+    ],
     ['a filter of reverse paths', ['[9:9] -A FORWARD -m rpfilter --validmark --invert -j DROP']],
   ])('%s', (_, rules) => expect(found({ iptables: saved('filter', ...rules) })).toEqual([]))
 
