@@ -338,7 +338,7 @@ const ICMP_TYPES: Readonly<Record<IcmpType, readonly string[]>> = {
  * these types is 0.
  */
 export const isIcmp = ({ icmp = 'request' }: FilteredPacket, text: string): boolean =>
-  text === 'any' || ICMP_TYPES[icmp].includes(text.replace(/\/0$/, ''))
+  text === 'any' || ICMP_TYPES[icmp].some((type) => text === type || text === `${type}/0`)
 
 export const isInterface = (name: string, pattern: string, wild: '+' | '*'): boolean =>
   pattern.endsWith(wild) ? name.startsWith(pattern.slice(0, -1)) : name === pattern

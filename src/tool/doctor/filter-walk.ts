@@ -146,9 +146,9 @@ function chainsOf(table: string, lines: readonly string[], read: ReadQueues): Re
   for (const line of lines) {
     const [, packets, rule = ''] = /^(?:\[(\d+):\d+\] )?(.*)$/.exec(line) ?? []
     const [word = '', second = '', third = ''] = rule.split(' ')
-    // iptables-save prints a chain as `:NAME POLICY`. A chain that is not a built-in one has no policy, or the policy `-`.
+    // iptables-save prints a chain as `:NAME POLICY`, with the policy `-` if the chain is not a built-in one.
     const [chain, policy] = word.startsWith(':') ? [word.slice(1), second] : [second, third]
-    if (word === '-N' || word === '-P' || word.startsWith(':')) policies.set(chain, policy)
+    if (word === '-P' || word.startsWith(':')) policies.set(chain, policy)
     else if (word === '-A') {
       const words = wordsOf(rule)
       const queue = queueIn(words)
