@@ -716,3 +716,247 @@ it('names the setting that disables IPv6 on an interface to a peer', () => {
   }
   expect(stopsBy(['docker0'], here, there)).toEqual([])
 })
+
+/** Returns the steps about a packet, with the facts of `Question` that only some packets have. */
+const stepsOf = (
+  [source, destination]: readonly [string, string],
+  part: Partial<Parameters<typeof explain>[0]>,
+  facts: Partial<Facts> = {},
+): string[] =>
+  explain({
+    source: ipOf(source),
+    destination: ipOf(destination),
+    status: facts.status ?? status,
+    facts: { ...sound, ...facts },
+    route: undefined,
+    ...part,
+  }).map(({ step, passes, says: text }) => `${step} ${passes ?? '?'}: ${text}`)
+const only = (step: string, lines: readonly string[]): string[] => lines.filter((line) => line.startsWith(`${step} `))
+const withType = (backendType: string, part: Partial<Status> = {}): Partial<Facts> =>
+  withStatus({ config: { ...status.config!, backendType }, ...part })
+
+describe('a packet that the kernel refuses', () => {
+  const EXDEV = 'Invalid cross-device link'
+  it.each<[string, readonly [string, string], string, Partial<Facts>, string]>([
+    [
+      'has the reason of the kernel on the way out',
+      ['10.5.1.2', '10.5.2.2'],
+      'Permission denied',
+      {},
+      'route false: the kernel refuses it: Permission denied',
+    ],
+    [
+      'has the reason of the kernel on the way in',
+      ['10.5.2.2', '10.5.1.2'],
+      'No route to host',
+      {},
+      'route false: the kernel refuses it: No route to host',
+    ],
+    [
+      'is refused by rp_filter on the way in',
+      ['10.5.2.2', '10.5.1.2'],
+      EXDEV,
+      {},
+      'route false: the kernel drops it because of rp_filter: the route back to its source uses another interface',
+    ],
+    [
+      'is refused by rp_filter on the way out',
+      ['10.5.1.2', '10.5.2.2'],
+      EXDEV,
+      {},
+      'route false: the kernel drops it because of rp_filter: the route back to its source uses another interface',
+    ],
+  ])('%s', (_name, ends, refused, facts, line) => {
+    // weft explain then also looks up the route of a packet of the host itself, which may be right.
+    const route = by(ends[0] === '10.5.1.2' ? 'flannel0' : 'cni0')
+    for (const found of [undefined, route])
+      expect(only('route', stepsOf(ends, { refused, route: found }, facts))).toEqual([line])
+  })
+
+  it('is refused because of forwarding, which is the only reason that counts', () => {
+    const refused = 'No route to host'
+    const off = { isForwarding: false }
+    expect(only('route', stepsOf(['10.5.1.2', '10.5.2.2'], { refused, route: by('flannel0') }, off))).toEqual([
+      'route true: to flannel0',
+    ])
+    expect(only('route', stepsOf(['10.5.1.2', '10.5.2.2'], { refused }, off))).toEqual(['route false: there is none'])
+    expect(only('route', stepsOf(['10.5.2.2', '10.5.1.2'], { refused, route: by('cni0') }, off))).toEqual([
+      'route true: to cni0, a bridge of containers',
+    ])
+    const onOne = (...unforwarded: string[]) => [
+      ...only('route', stepsOf(['10.5.1.2', '10.5.2.2'], { refused, route: by('flannel0') }, { unforwarded })),
+      ...only('route', stepsOf(['10.5.2.2', '10.5.1.2'], { refused, route: by('cni0') }, { unforwarded })),
+    ]
+    const denied = 'route false: the kernel refuses it: No route to host'
+    expect(onOne()).toEqual([denied, denied])
+    expect(onOne('cni0')).toEqual(['route true: to flannel0', denied])
+    expect(onOne('flannel0')).toEqual([denied, 'route true: to cni0, a bridge of containers'])
+  })
+})
+
+describe('forwarding', () => {
+  const forwards = (ends: readonly [string, string], route: Route, facts: Partial<Facts>): string[] =>
+    only('forwarding', stepsOf(ends, { route }, facts))
+  const OUTWARD = [['10.5.1.2', '10.5.2.2'], by('flannel0')] as const
+  const INWARD = [['10.5.2.2', '10.5.1.2'], by('cni0')] as const
+
+  it('may be switched off on the interface on which the packets arrive', () => {
+    expect(forwards(...OUTWARD, { unforwarded: ['cni0'] })).toEqual([
+      'forwarding false: net.ipv4.conf.cni0.forwarding is 0',
+    ])
+    expect(forwards(...OUTWARD, { unforwarded: ['flannel0'] })).toEqual(['forwarding true: net.ipv4.ip_forward is 1'])
+    expect(forwards(...INWARD, { unforwarded: ['flannel0'] })).toEqual([
+      'forwarding false: net.ipv4.conf.flannel0.forwarding is 0',
+    ])
+    expect(forwards(...INWARD, { unforwarded: ['cni0'] })).toEqual(['forwarding true: net.ipv4.ip_forward is 1'])
+    const world = forwards(['10.5.1.2', '198.51.100.1'], by('eth0', '192.0.2.254'), { unforwarded: ['cni0'] })
+    expect(world).toEqual(['forwarding false: net.ipv4.conf.cni0.forwarding is 0'])
+  })
+
+  it('depends on the settings of the family', () => {
+    const six = (facts: Partial<Facts>) => forwards([HERE6, THERE6], by('flannel-v6.1'), { ...dual({}), ...facts })
+    const [on, off] = ['true', 'false'].map(
+      (is) => `forwarding ${is}: net.ipv6.conf.all.forwarding is ${is === 'true' ? 1 : 0}`,
+    )
+    expect(six({ isForwardingIpv6: false })).toEqual([off])
+    // The kernel did not report the setting.
+    expect(six({ isForwardingIpv6: undefined })).toEqual([on])
+    expect(six({ unforwarded: ['cni0'] })).toEqual([on])
+  })
+
+  it('may fail for new connections if the kernel can track no more', () => {
+    const full = { tracking: { entries: 65_536, limit: 65_536 } }
+    for (const [ends, route] of [OUTWARD, INWARD, [['10.5.1.2', '198.51.100.1'], by('eth0', '192.0.2.254')] as const])
+      expect(only('tracking', stepsOf(ends, { route }, full))).toEqual([
+        expect.stringMatching(
+          /^tracking \?: .*new connections: 65536 connections, and net\.netfilter\.nf_conntrack_max is 65536$/,
+        ),
+      ])
+    expect(
+      only('tracking', stepsOf(...[OUTWARD[0], { route: OUTWARD[1] }], { tracking: { entries: 9, limit: 65_536 } })),
+    ).toEqual([])
+    // The host's own packets are not forwarded.
+    expect(only('tracking', stepsOf(['192.0.2.1', '10.5.2.2'], { route: by('flannel0') }, full))).toEqual([])
+  })
+})
+
+describe('a route of another program to a container of this node', () => {
+  const led = (
+    routes: readonly Route[],
+    gateway: string | undefined,
+    ends: readonly [string, string] = ['192.0.2.1', '10.5.1.2'],
+  ): string[] => only('route', stepsOf(ends, { route: by('eth0', gateway) }, { routes }))
+  const says = (gateway: string) =>
+    `route false: to eth0 via ${gateway}, which is another host, instead of to a bridge of containers: another route has precedence`
+
+  it.each<[string, string, string]>([
+    ['to the subnet', '10.5.1.0/24', '192.0.2.9'],
+    ['to a part of the subnet', '10.5.1.0/25', '192.0.2.9'],
+    ['to the container', '10.5.1.2/32', '192.0.2.9'],
+  ])('%s is named', (_name, destination, gateway) => {
+    const routes = [routeTo('10.5.1.0/24', 'cni0'), routeTo(destination, 'eth0', gateway)]
+    for (const source of ['192.0.2.1', '10.5.1.3', '10.5.2.2', '198.51.100.1'])
+      expect(led(routes, gateway, [source, '10.5.1.2'])).toEqual([says(gateway)])
+  })
+
+  it.each<[string, readonly Route[], string | undefined]>([
+    ['a route without a gateway', [routeTo('10.5.1.0/24', 'eth0')], undefined],
+    ['a gateway that is a container of this node', [routeTo('10.5.1.0/25', 'cni0', '10.5.1.7')], '10.5.1.7'],
+    ['a default route', [routeTo('0.0.0.0/0', 'eth0', '192.0.2.254')], '192.0.2.254'],
+    ['a route to the whole network', [routeTo('10.5.0.0/16', 'eth0', '192.0.2.254')], '192.0.2.254'],
+    ['a route to other containers', [routeTo('10.5.1.128/25', 'eth0', '192.0.2.9')], '192.0.2.9'],
+    ['a route of another gateway', [routeTo('10.5.1.0/24', 'eth0', '192.0.2.8')], '192.0.2.9'],
+    ['no route', [], '192.0.2.9'],
+  ])('is not seen in %s', (_name, routes, gateway) => {
+    expect(led(routes, gateway)).toEqual([])
+    expect(led(routes, gateway, ['10.5.1.3', '10.5.1.2'])).toEqual([])
+  })
+
+  it('is named for IPv6', () => {
+    const routes = [routeTo('fd00:5:0:1::/64', 'eth0', '2001:db8::9')]
+    const route = by('eth0', '2001:db8::9')
+    expect(only('route', stepsOf([THERE6, HERE6], { route }, dual({ routes })))).toEqual([
+      expect.stringMatching(/^route false: to eth0 via 2001:db8::9, which is another host,/),
+    ])
+  })
+
+  it('ends the explanation', () => {
+    const routes = [routeTo('10.5.1.0/24', 'eth0', '192.0.2.9')]
+    const steps = stepsOf(['10.5.2.2', '10.5.1.2'], { route: by('eth0', '192.0.2.9') }, { routes })
+    expect(steps.at(-1)).toMatch(/^route false: to eth0 via 192\.0\.2\.9, which is another host/)
+    expect(steps.filter((line) => line.includes('bridge of containers has'))).toEqual([])
+  })
+})
+
+it('names the policy rule that selected the route', () => {
+  const byRule = '5270: from all lookup 52'
+  const about = (route: Route) => only('route', stepsOf(['10.5.1.2', '10.5.2.2'], { route, byRule }))
+  expect(about(by('ts0'))).toEqual([
+    'route false: to ts0 by the rule "5270: from all lookup 52" instead of flannel0: another route has precedence',
+  ])
+  expect(about(by('flannel0'))).toEqual(['route true: to flannel0 by the rule "5270: from all lookup 52"'])
+})
+
+describe('host-gw', () => {
+  const hostGw = withType('host-gw', {
+    dataPath: { ...path, engine: 'kernel', device: null, devices: { ipv4: null, ipv6: null } },
+  })
+  it.each<[string, Route, string]>([
+    ["the peer's host", by('eth0', '192.0.2.2'), 'route true: to eth0 via 192.0.2.2'],
+    [
+      'another gateway',
+      by('eth0', '192.0.2.254'),
+      'route false: to eth0 via 192.0.2.254 instead of via 192.0.2.2: another route has precedence',
+    ],
+    ['no gateway', by('eth0'), 'route false: to eth0 instead of via 192.0.2.2: another route has precedence'],
+  ])('routes packets through %s', (_name, route, line) => {
+    expect(only('route', stepsOf(['10.5.1.2', '10.5.2.2'], { route }, hostGw))).toEqual([line])
+  })
+})
+
+describe('the name of a node', () => {
+  it('is shown with the address, and shortened', () => {
+    const destination = (name: string) => says('10.5.1.2', '10.5.2.2', by('flannel0'), withPeer({ name }))[1]
+    expect(destination('host2')).toMatch(/ of the node host2 \(192\.0\.2\.2\)$/)
+    expect(destination('h'.repeat(300))).toMatch(/ of the node h{39}… \(192\.0\.2\.2\)$/)
+  })
+})
+
+it('names all addresses from which the datagrams of a peer may come', () => {
+  const udp = (peer: PeerStatus) =>
+    dual({
+      status: {
+        ...soundDual.status,
+        config: { ...soundDual.status.config, backendType: 'udp' },
+        dataPath: { ...soundDual.status.dataPath, engine: 'native' },
+        peers: countPeers([peer], 10),
+      },
+    })
+  const accepts = (peer: PeerStatus) =>
+    only('data path', stepsOf(['10.5.2.2', '10.5.1.2'], { route: by('cni0') }, udp(peer)))
+  expect(accepts(dualPeer())).toEqual([expect.stringContaining('comes from 192.0.2.2 or 2001:db8::2; with')])
+  expect(accepts({ ...dualPeer(), publicIpv6: null })).toEqual([expect.stringContaining('comes from 192.0.2.2; with')])
+  // An invalid lease shows its address as it is.
+  expect(accepts({ ...dualPeer(), publicIpv6: null, publicIp: 'x' })).toEqual([
+    expect.stringContaining('comes from x; with'),
+  ])
+})
+
+it('explains packets between addresses that no node has, and addresses outside the network', () => {
+  const steps = (...args: Parameters<typeof ask>) => ask(...args).map(({ step }) => step)
+  expect(steps('10.5.7.2', '198.51.100.1', by('eth0', '192.0.2.254'))).toContain('masquerade')
+  expect(says('198.51.100.1', '10.5.7.2', by('flannel0'))[2]).toMatch(
+    /^data path false: no node has this address: the sender gets ICMP/,
+  )
+})
+
+it('does not know where packets for an address without a node go if weftd does not carry them', () => {
+  const ipv4Alone = {
+    ...soundDual.status,
+    dataPath: { ...soundDual.status.dataPath, engine: 'native', families: ['ipv4'] as const },
+  }
+  for (const dataPath of [null, ipv4Alone.dataPath])
+    expect(
+      stepsOf([HERE6, 'fd00:5:0:9::2'], { route: by('eth0') }, dual({ status: { ...ipv4Alone, dataPath } })).at(-1),
+    ).toBe('data path false: no node has this address: the packet leaves through eth0, where no host answers')
+})
