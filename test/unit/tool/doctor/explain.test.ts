@@ -960,3 +960,312 @@ it('does not know where packets for an address without a node go if weftd does n
       stepsOf([HERE6, 'fd00:5:0:9::2'], { route: by('eth0') }, dual({ status: { ...ipv4Alone, dataPath } })).at(-1),
     ).toBe('data path false: no node has this address: the packet leaves through eth0, where no host answers')
 })
+
+const WORLD = by('eth0', '192.0.2.254')
+const REFUSED_OUT = { iptables: '-A FORWARD -i cni0 -j DROP' }
+
+describe('a packet that leaves the network', () => {
+  it.each<[string, string, Partial<Facts>, string]>([
+    ['from a container', '10.5.1.2', MASQ, "masquerade true: by weft's rules (--ip-masq)"],
+    ['from this host', '192.0.2.1', MASQ, 'masquerade true: not needed: the source is an address of this host'],
+    [
+      'from this host, without --ip-masq',
+      '192.0.2.1',
+      {},
+      'masquerade true: not needed: the source is an address of this host',
+    ],
+    ['from a container of a peer', '10.5.2.2', MASQ, "masquerade true: by weft's rules (--ip-masq)"],
+    [
+      'from a container of a peer, without --ip-masq',
+      '10.5.2.2',
+      {},
+      'masquerade ?: not by weft: the packet keeps its source 10.5.2.2',
+    ],
+  ])('%s is masqueraded only if that is necessary', (_name, source, facts, line) => {
+    expect(stepsOf([source, '198.51.100.1'], { route: WORLD }, facts).at(-1)!.startsWith(line)).toBe(true)
+  })
+
+  it('passes the firewall only if it is forwarded', () => {
+    const dropped = (source: string) =>
+      stepsOf([source, '198.51.100.1'], { route: WORLD }, { ...MASQ, ...REFUSED_OUT }).filter(
+        (line) => !line.includes(' true: '),
+      )
+    expect(dropped('10.5.1.2')).toEqual(['firewall false: FORWARD: dropped by -A FORWARD -i cni0 -j DROP'])
+    expect(dropped('192.0.2.1')).toEqual([])
+  })
+})
+
+describe('WireGuard', () => {
+  const sealed = (part: Partial<Facts> = {}, about: Partial<Status> = {}): Partial<Facts> => ({
+    ...withType('wireguard', about),
+    ...part,
+  })
+  const DEVICE = {
+    ...sound.links[0]!,
+    name: 'flannel-wg',
+    addresses: { ipv4: [linkAddress(ip('10.5.1.0'), 32)], ipv6: [] },
+  }
+  const masquerade = (source: string, facts: Partial<Facts>) =>
+    only('masquerade', stepsOf([source, '10.5.2.2'], { route: by('flannel0') }, facts))
+
+  it.each<[string, string, Partial<Facts>, string[]]>([
+    ['the address of the device', '10.5.1.0', sealed({ links: [...sound.links, DEVICE] }), []],
+    [
+      'the public address',
+      '192.0.2.1',
+      sealed(),
+      ['masquerade false: not by weft: the peer drops packets from 192.0.2.1, because'],
+    ],
+    [
+      'the public address of a node whose lease is not known yet',
+      '192.0.2.1',
+      sealed({}, { node: null }),
+      ['masquerade false: not by weft: the peer drops packets from 192.0.2.1, because'],
+    ],
+    [
+      'the public address, masqueraded',
+      '192.0.2.1',
+      sealed(MASQ),
+      ["masquerade true: by weft's rules (--ip-masq), so that"],
+    ],
+    [
+      'an address behind the host, masqueraded',
+      '172.31.0.7',
+      sealed(MASQ),
+      ["masquerade true: by weft's rules (--ip-masq), so that"],
+    ],
+    ['a container', '10.5.1.2', sealed(), []],
+    ['the public address with another backend', '192.0.2.1', {}, []],
+    ['the public address without a known backend', '192.0.2.1', withType('other'), []],
+  ])('requires a source of the subnet from %s', (_name, source, facts, expected) => {
+    expect(masquerade(source, facts).map((line, at) => line.slice(0, expected[at]?.length))).toEqual(expected)
+  })
+
+  it('drops packets of a node from an address outside its subnet', () => {
+    const incoming = (source: string, facts: Partial<Facts>) =>
+      only('data path', stepsOf([source, '10.5.1.2'], { route: by('cni0') }, facts))
+    const named = sealed({}, { peers: countPeers([{ ...soundPeer, name: 'host2' }], 10) })
+    expect(incoming('192.0.2.2', named)).toEqual([
+      expect.stringMatching(
+        /^data path false: dropped if the node host2 \(192\.0\.2\.2\) sends it, because with WireGuard/,
+      ),
+    ])
+    expect(incoming('192.0.2.2', { ...named, ...MASQ })).toEqual([
+      expect.stringMatching(/^data path \?: dropped if the node host2 \(192\.0\.2\.2\) sends it/),
+    ])
+    expect(incoming('198.51.100.7', sealed())).toEqual([
+      expect.stringMatching(/^data path true: accepted if it does not come through the tunnel/),
+    ])
+    expect(incoming('198.51.100.7', sealed({}, { peers: null }))).toEqual([
+      expect.stringMatching(/^data path true: accepted if it does not come through the tunnel/),
+    ])
+    // The sender is a container of the peer, as WireGuard proves.
+    expect(incoming('10.5.2.2', sealed())).toEqual([expect.stringMatching(/^data path true: accepted if its datagram/)])
+    expect(incoming('192.0.2.2', {})).toEqual([])
+    expect(incoming('192.0.2.2', withType('other'))).toEqual([])
+  })
+
+  it('knows the IPv6 address of a node', () => {
+    const facts = dual({
+      status: { ...soundDual.status, config: { ...soundDual.status.config, backendType: 'wireguard' } },
+    })
+    expect(only('data path', stepsOf(['2001:db8::2', HERE6], { route: by('cni0') }, facts))).toEqual([
+      expect.stringMatching(/^data path false: dropped if the node 2001:db8::2 sends it/),
+    ])
+  })
+})
+
+describe('a packet that comes in', () => {
+  it('for this host itself is not forwarded', () => {
+    const steps = stepsOf(
+      ['10.5.2.2', '192.0.2.1'],
+      { route: by('lo') },
+      { isForwarding: false, iptables: BAD_FORWARD },
+    )
+    expect(steps.map((line) => line.replace(/:.*/, ''))).toEqual([
+      'source true',
+      'destination true',
+      'firewall true',
+      'data path true',
+    ])
+  })
+
+  it.each<[string, Partial<Facts>, boolean]>([
+    ['weftd is stopped', withStatus({ dataPath: { ...path, open: false } }), false],
+    ['weftd has no data path', withStatus({ dataPath: null }), false],
+    ['weftd cannot use the lease of the peer', withPeer({ state: 'stored' }), false],
+    ['the peer does not answer', withPeer(silentSide), true],
+  ])('passes the data path or not if %s', (_name, facts, passes) => {
+    const lines = only('data path', stepsOf(['10.5.2.2', '10.5.1.2'], { route: by('cni0') }, facts))
+    expect(lines.map((line) => line.split(':')[0])).toEqual([`data path ${passes}`])
+  })
+
+  it('is accepted only from a port that the firewall lets in', () => {
+    const iptables = '-P INPUT DROP\n-P FORWARD ACCEPT\n-A INPUT -p udp -m udp --dport 8285 -j ACCEPT'
+    const incoming = (facts: Partial<Facts>) =>
+      only('firewall', stepsOf(['10.5.2.2', '10.5.1.2'], { route: by('cni0') }, facts))
+    expect(incoming({ iptables })).toEqual([
+      expect.stringMatching(/^firewall true: INPUT: accepted by -A INPUT -p udp/),
+      'firewall true: FORWARD: accepted by -P FORWARD ACCEPT',
+    ])
+    expect(incoming({ iptables: iptables.replace('8285', '8472') })).toEqual([
+      'firewall false: INPUT: dropped by -P INPUT DROP',
+      'firewall true: FORWARD: accepted by -P FORWARD ACCEPT',
+    ])
+  })
+
+  it('reaches a container only through a bridge', () => {
+    const last = (route: Route | undefined) => stepsOf(['10.5.2.2', '10.5.1.2'], { route }).at(-1)
+    expect(last(by('cni0'))).toBe('route true: to cni0, a bridge of containers')
+    for (const route of [by('cni0', '10.5.1.7'), by('flannel0'), undefined])
+      expect(last(route)).toBe('route false: no bridge of containers has 10.5.1.2')
+  })
+
+  it('is not expected from an address without a node', () => {
+    expect(stepsOf(['10.5.7.2', '10.5.1.2'], { route: by('cni0') }, withStatus({ dataPath: null })).slice(2)).toEqual([
+      'data path ?: no lease has its source address, so no node sends such a packet',
+    ])
+  })
+
+  it('over IPv6 comes from the IPv6 address of the peer', () => {
+    const native = { ...soundDual.status, dataPath: { ...soundDual.status.dataPath, engine: 'native' } }
+    const iptables = '-A INPUT -p udp -m udp --dport 8472 -j DROP'
+    const facts = dual({ status: native, iptables })
+    expect(stopped(THERE6, HERE6, by('cni0'), facts)).toEqual([])
+    expect(stopped(THERE6, HERE6, by('cni0'), { ...facts, ip6tables: iptables })).toEqual(['firewall'])
+    // This policy also drops neighbour discovery on the bridge.
+    expect(stopped(THERE6, HERE6, by('cni0'), { ...facts, ip6tables: BAD_INPUT })).toEqual(['firewall', 'bridge'])
+    expect(only('data path', stepsOf([THERE6, HERE6], { route: by('cni0') }, facts))).toEqual([
+      expect.stringContaining('comes from 2001:db8::2; with'),
+    ])
+  })
+})
+
+describe('the last step, about the answers of the peer', () => {
+  const last = (facts: Partial<Facts>, source = '10.5.1.2') =>
+    stepsOf([source, '10.5.2.2'], { route: by('flannel0') }, facts).at(-1)
+
+  it.each<[string, Partial<Facts>, RegExp]>([
+    ['answers', withPeer({}), /^peer true: .*, in 1 ms$/],
+    ['loses packets', withPeer({ lossPercent: 25 }), /^peer true: .*, in 1 ms, 25% lost$/],
+    ['does not answer', withPeer(silentSide), /^peer false: .* does not answer .*, 100% lost$/],
+    [
+      'was not probed',
+      withPeer({ state: 'programmed', lossPercent: null, roundTripMs: null }),
+      /^peer \?: its host was not probed$/,
+    ],
+    [
+      'sends without answering',
+      withPeer({ ...silentSide, heardSecondsAgo: 2, unansweredSeconds: 40 }),
+      /^peer \?: packets from its host arrive, .*, 100% lost: packets to it may be lost/,
+    ],
+    ['sent nothing for long', withPeer({ ...silentSide, heardSecondsAgo: 60, unansweredSeconds: 90 }), /^peer false: /],
+    [
+      'sends at least once in three intervals of the probes',
+      withStatus({
+        peers: countPeers([{ ...soundPeer, ...silentSide, heardSecondsAgo: 60, unansweredSeconds: 90 }], 30),
+      }),
+      /^peer \?: packets from its host arrive/,
+    ],
+    [
+      'loses packets, with host-gw',
+      { ...withType('host-gw', { peers: countPeers([{ ...soundPeer, lossPercent: 25 }], 10) }) },
+      /^peer \?: its host answers this host, in 1 ms, 25% lost; this does not show/,
+    ],
+    [
+      'does not answer, with host-gw',
+      { ...withType('host-gw', { peers: countPeers([{ ...soundPeer, ...silentSide }], 10) }) },
+      /^peer false: /,
+    ],
+  ])('if it %s', (_name, facts, line) => expect(last(facts)).toMatch(line))
+})
+
+it('leaves out what the firewall does to datagrams if it accepts them or if its rules are not known', () => {
+  for (const iptables of [
+    '-P OUTPUT ACCEPT\n-P FORWARD ACCEPT',
+    '-P OUTPUT ACCEPT\n-P FORWARD ACCEPT\n-A OUTPUT -m mark --mark 0x1 -j DROP',
+  ])
+    expect(only('firewall', stepsOf(['10.5.1.2', '10.5.2.2'], { route: by('flannel0') }, { iptables }))).toEqual([
+      'firewall true: FORWARD: accepted by -P FORWARD ACCEPT',
+    ])
+})
+
+it('judges the datagrams of IPv6 packets by the rules of the family of the endpoint', () => {
+  const udp = (endpoint: string): Partial<Facts> =>
+    dual({
+      status: {
+        ...soundDual.status,
+        config: { ...soundDual.status.config, backendType: 'udp' },
+        peers: countPeers([dualPeer({}, { endpoint })], 10),
+      },
+    })
+  const drop = (port: number) => `-P FORWARD ACCEPT\n-A OUTPUT -p udp -m udp --dport ${port} -j DROP`
+  const stops = (endpoint: string, facts: Partial<Facts>) =>
+    stopped(HERE6, THERE6, by('flannel-v6.1'), { ...udp(endpoint), ...facts })
+  const [outer4, outer6] = ['192.0.2.2:8285', '[2001:db8::2]:8285'] as const
+  expect(stops(outer4, { iptables: drop(8285) })).toEqual(['firewall'])
+  expect(stops(outer6, { iptables: drop(8285) })).toEqual([])
+  expect(stops(outer6, { ip6tables: drop(8285) })).toEqual(['firewall'])
+  expect(stops(outer4, { ip6tables: drop(8285) })).toEqual([])
+  const input = (endpoint: string, facts: Partial<Facts>) =>
+    stopped(THERE6, HERE6, by('cni0'), { ...udp(endpoint), ...facts })
+  expect(input(outer4, { iptables: BAD_INPUT })).toEqual(['firewall'])
+  expect(input(outer6, { iptables: BAD_INPUT })).toEqual([])
+})
+
+describe('between addresses of this host', () => {
+  const links = [...sound.links.filter(({ name }) => name !== 'cni0'), { ...sound.links[1]!, index: 7 }]
+  const drops = {
+    links,
+    nft: 'table bridge x {\n\tchain c {\n\t\ttype filter hook forward priority filter; policy accept;\n\t\tdrop\n\t}\n}\n',
+  }
+
+  it.each([
+    ['two containers', '10.5.1.2', '10.5.1.3', ['firewall']],
+    ['this host and a container', '192.0.2.1', '10.5.1.3', []],
+    ['a container and this host', '10.5.1.2', '192.0.2.1', []],
+    ['a container and the address of its bridge', '10.5.1.2', '10.5.1.1', []],
+  ])('only packets between containers pass the rules of the bridge: %s', (_name, source, destination, expected) => {
+    expect(stopped(source, destination, by('cni0'), drops)).toEqual(expected)
+  })
+})
+
+describe('a rule that drops neighbour discovery on the bridge of the containers', () => {
+  const ip6tables = '-P FORWARD ACCEPT\n-A INPUT -i cni0 -p ipv6-icmp -j DROP'
+  const bridgeSteps = (source: string, destination: string, device: string, part: Partial<Facts> = { ip6tables }) =>
+    only('bridge', stepsOf([source, destination], { route: by(device) }, dual(part))).map((line) => line.split(':')[0])
+
+  it('stops only IPv6 packets that pass the bridge', () => {
+    expect(bridgeSteps(HERE6, THERE6, 'flannel-v6.1')).toEqual(['bridge false'])
+    expect(bridgeSteps(THERE6, HERE6, 'cni0')).toEqual(['bridge false'])
+    expect(bridgeSteps(HERE6, '2001:db8:9::1', 'eth0')).toEqual(['bridge false'])
+    expect(bridgeSteps('2001:db8:9::1', HERE6, 'cni0')).toEqual(['bridge false'])
+    expect(bridgeSteps('2001:db8::1', THERE6, 'flannel-v6.1')).toEqual([])
+    expect(bridgeSteps('2001:db8::1', '2001:db8:9::1', 'eth0')).toEqual([])
+    expect(bridgeSteps(THERE6, '2001:db8:9::1', 'eth0')).toEqual([])
+    expect(bridgeSteps('10.5.1.2', '10.5.2.2', 'flannel.1')).toEqual([])
+    expect(bridgeSteps('10.5.2.2', '10.5.1.2', 'cni0')).toEqual([])
+  })
+})
+
+it('names a bridge without the address of the gateway only for packets of the same family', () => {
+  const port = {
+    ...sound.links[2]!,
+    index: 8,
+    name: 'veth1',
+    type: 'veth',
+    master: 7,
+    addresses: { ipv4: [], ipv6: [] },
+  }
+  const bridge = {
+    ...soundDual.links[1]!,
+    index: 7,
+    type: 'bridge',
+    addresses: { ipv4: [linkAddress(ip('10.5.1.77'), 24)], ipv6: soundDual.links[1]!.addresses.ipv6 },
+  }
+  const facts = dual({ links: [soundDual.links[0]!, bridge, port], gateways: [ip('10.5.1.1')] })
+  const gateway = (source: string, destination: string, device: string) =>
+    only('gateway', stepsOf([source, destination], { route: by(device) }, facts)).map((line) => line.split(':')[0])
+  expect(gateway('10.5.1.2', '10.5.2.2', 'flannel.1')).toEqual(['gateway false'])
+  expect(gateway(HERE6, THERE6, 'flannel-v6.1')).toEqual([])
+})
