@@ -1,13 +1,14 @@
 // explain.test.ts - the steps of packets between all kinds of addresses, and the faults that stop them.
 
 import { describe, expect, it } from 'vitest'
-import type { IpsecPolicy, Route } from '../../../../src/host/kernel.ts'
-import { parseAddress, type Address } from '../../../../src/net/address.ts'
+import type { IpsecPolicy, PolicyRule, Route } from '../../../../src/host/kernel.ts'
+import { parseAddress, type Address, type Family } from '../../../../src/net/address.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { countPeers, type PeerStatus, type Status } from '../../../../src/report/status.ts'
 import { directionOf, hasAnswer, isOnHost, sideOf } from '../../../../src/tool/doctor/explain-question.ts'
 import { explain } from '../../../../src/tool/doctor/explain.ts'
 import type { Facts } from '../../../../src/tool/doctor/facts.ts'
+import { routeQueries, type PeerQuery } from '../../../../src/tool/doctor/route-queries.ts'
 import {
   dualPeer,
   linkAddress,
@@ -19,6 +20,7 @@ import {
   soundPeer,
   soundStatus as status,
 } from '../../../support/facts.ts'
+import { policyRule } from '../../../support/kernel-routes.ts'
 
 const ip = (text: string): number => parseIpv4(text)!
 const ipOf = (text: string): Address => parseAddress(text)!
@@ -833,7 +835,7 @@ describe('forwarding', () => {
         ),
       ])
     expect(
-      only('tracking', stepsOf(...[OUTWARD[0], { route: OUTWARD[1] }], { tracking: { entries: 9, limit: 65_536 } })),
+      only('tracking', stepsOf(OUTWARD[0], { route: OUTWARD[1] }, { tracking: { entries: 9, limit: 65_536 } })),
     ).toEqual([])
     // The host's own packets are not forwarded.
     expect(only('tracking', stepsOf(['192.0.2.1', '10.5.2.2'], { route: by('flannel0') }, full))).toEqual([])
@@ -846,7 +848,7 @@ describe('a route of another program to a container of this node', () => {
     gateway: string | undefined,
     ends: readonly [string, string] = ['192.0.2.1', '10.5.1.2'],
   ): string[] => only('route', stepsOf(ends, { route: by('eth0', gateway) }, { routes }))
-  const says = (gateway: string) =>
+  const ledTo = (gateway: string) =>
     `route false: to eth0 via ${gateway}, which is another host, instead of to a bridge of containers: another route has precedence`
 
   it.each<[string, string, string]>([
@@ -856,7 +858,7 @@ describe('a route of another program to a container of this node', () => {
   ])('%s is named', (_name, destination, gateway) => {
     const routes = [routeTo('10.5.1.0/24', 'cni0'), routeTo(destination, 'eth0', gateway)]
     for (const source of ['192.0.2.1', '10.5.1.3', '10.5.2.2', '198.51.100.1'])
-      expect(led(routes, gateway, [source, '10.5.1.2'])).toEqual([says(gateway)])
+      expect(led(routes, gateway, [source, '10.5.1.2'])).toEqual([ledTo(gateway)])
   })
 
   it.each<[string, readonly Route[], string | undefined]>([
@@ -1268,4 +1270,63 @@ it('names a bridge without the address of the gateway only for packets of the sa
     only('gateway', stepsOf([source, destination], { route: by(device) }, facts)).map((line) => line.split(':')[0])
   expect(gateway('10.5.1.2', '10.5.2.2', 'flannel.1')).toEqual(['gateway false'])
   expect(gateway(HERE6, THERE6, 'flannel-v6.1')).toEqual([])
+})
+
+describe('a route by a mark or by a part of the packets', () => {
+  const queries = (rules: readonly PolicyRule[] = []) =>
+    routeQueries(soundDual.status, soundDual.links, [1], { ipv4: rules, ipv6: rules })
+  /** Returns the kernel's routes of a dual-stack host, on which the lookups that `isWrong` selects lead to ts0. */
+  const routes = (isWrong: (query: PeerQuery) => boolean, rules: readonly PolicyRule[] = []): Partial<Facts> => ({
+    kernelRoutes: {
+      answers: queries(rules).map((each) => {
+        const six = each.family === 'ipv6'
+        const device = each.direction === 'in' ? 'cni0' : six ? 'flannel-v6.1' : 'flannel.1'
+        const route = isWrong(each) ? { ...routeTo('', 'ts0'), table: 52 } : routeTo('', device)
+        return { ...each, answer: { route } }
+      }),
+      rules: { ipv4: rules, ipv6: rules },
+    },
+  })
+  const marks = '*mangle\n-A PREROUTING -i cni0 -j MARK --set-xmark 0x1/0xffffffff\nCOMMIT'
+  const wrong = (source: string, destination: string, device: string, facts: Partial<Facts>): string[] =>
+    only('route', stepsOf([source, destination], { route: by(device) }, dual(facts))).slice(1)
+
+  it('is named for packets of containers of its family', () => {
+    const markOf = (family: Family) => ({
+      ...routes((query) => query.family === family && query.query.mark === 1),
+      iptables: marks,
+      ip6tables: marks,
+    })
+    const named = (prefix: string) => [
+      expect.stringMatching(new RegExp(`^route false: ${prefix} .* goes to ts0.* because it has the mark 0x1`)),
+    ]
+    expect(wrong('10.5.1.2', '10.5.2.2', 'flannel.1', markOf('ipv4'))).toEqual(named('10\\.5\\.2\\.0/24'))
+    expect(wrong(HERE6, THERE6, 'flannel-v6.1', markOf('ipv6'))).toEqual(named('fd00:5:0:2::/64'))
+    expect(wrong('10.5.1.2', '10.5.2.2', 'flannel.1', markOf('ipv6'))).toEqual([])
+    expect(wrong(HERE6, THERE6, 'flannel-v6.1', markOf('ipv4'))).toEqual([])
+    // The rule does not mark packets of this host.
+    expect(wrong('192.0.2.1', '10.5.2.2', 'flannel.1', markOf('ipv4'))).toEqual([])
+    expect(wrong('10.5.2.2', '10.5.1.2', 'cni0', markOf('ipv4'))).toEqual([])
+  })
+
+  it('is named for each direction and family of a part of the packets', () => {
+    const rule = policyRule(90, { table: 52, part: { protocol: 17, dport: [53, 53] } })
+    const partOf = (family: Family, direction: PeerQuery['direction']) =>
+      routes(
+        (query) => query.family === family && query.direction === direction && query.query.part !== undefined,
+        [rule],
+      )
+    const named = (prefix: string) => [
+      expect.stringMatching(new RegExp(`^route \\?: ${prefix} .* goes to ts0.* for a part of the packets$`)),
+    ]
+    expect(wrong('10.5.1.2', '10.5.2.2', 'flannel.1', partOf('ipv4', 'out'))).toEqual(named('10\\.5\\.2\\.0/24'))
+    expect(wrong('10.5.2.2', '10.5.1.2', 'cni0', partOf('ipv4', 'out'))).toEqual([])
+    expect(wrong('10.5.2.2', '10.5.1.2', 'cni0', partOf('ipv4', 'in'))).toEqual(named('from 10\\.5\\.2\\.0/24'))
+    expect(wrong('10.5.1.2', '10.5.2.2', 'flannel.1', partOf('ipv4', 'in'))).toEqual([])
+    expect(wrong(HERE6, THERE6, 'flannel-v6.1', partOf('ipv6', 'out'))).toEqual(named('fd00:5:0:2::/64'))
+    expect(wrong(HERE6, THERE6, 'flannel-v6.1', partOf('ipv4', 'out'))).toEqual([])
+    expect(wrong('10.5.1.2', '10.5.2.2', 'flannel.1', partOf('ipv6', 'out'))).toEqual([])
+    expect(wrong('192.0.2.1', '10.5.2.2', 'flannel.1', partOf('ipv4', 'out'))).toEqual([])
+    expect(wrong('198.51.100.1', '10.5.1.2', 'cni0', partOf('ipv4', 'in'))).toEqual([])
+  })
 })
