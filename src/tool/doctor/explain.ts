@@ -14,7 +14,7 @@ import {
   type Address,
   type Family,
 } from '../../net/address.ts'
-import { kindOf } from '../../path/catalog.ts'
+import { kindOf, type Kind } from '../../path/catalog.ts'
 import { briefly, conditionOf, isSendingOnly, placeIn, type Status } from '../../report/status.ts'
 import { isCrossing } from './bridge-probes.ts'
 import { acrossBridge, divertedDatagram, entryOf, filtered, forwarded } from './explain-firewall.ts'
@@ -36,6 +36,7 @@ import {
   ownSides,
   sideIn,
   subnetText,
+  type OwnSide,
   type SeenSide,
 } from './sides.ts'
 import { checkTracking } from './tracking.ts'
@@ -54,14 +55,15 @@ export function explain(question: Question): readonly Step[] {
   const [from, to] = [sideOf(source, status, facts), sideOf(destination, status, facts)]
   const steps = [whoIs('source', source, from, status), whoIs('destination', destination, to, status)]
   const isLocal = (side: Side): boolean => side.kind === 'here' || side.kind === 'host'
-  const led = to.kind === 'here' ? ledAway(question) : undefined
-  if (isLocal(from) && isLocal(to) && led) return [...steps, led]
-  if (isLocal(from) && isLocal(to))
+  if (isLocal(from) && isLocal(to)) {
+    const led = ledAway(question)
+    if (led) return [...steps, led]
     return [
       ...steps,
       ...(from.kind === 'here' && to.kind === 'here' ? acrossBridge(question) : []),
       { step: 'way', passes: true, says: 'both addresses are on this host, so the packet uses no tunnel' },
     ]
+  }
   if (!isLocal(from) && !isLocal(to) && from.kind !== 'outside' && to.kind !== 'outside')
     return [
       ...steps,
@@ -82,7 +84,7 @@ export function explain(question: Question): readonly Step[] {
  * Returns undefined if the packet's route does not lead to another host.
  */
 function ledAway({ destination, status, facts, route }: Question): Step | undefined {
-  const { subnet } = status.node ? placeIn(status.node, familyOf(destination)) : { subnet: undefined }
+  const subnet = status.node ? placeIn(status.node, familyOf(destination)).subnet : undefined
   const gateway = route?.gateway === undefined ? undefined : parseAddress(route.gateway)
   if (!route || gateway === undefined || !subnet || netContains(subnet, gateway)) return undefined
   // True if the packet's route has a destination inside this node's subnet. A program or an operator added such a route
@@ -102,13 +104,12 @@ function whoIs(step: string, address: Address, side: Side, { node, config }: Sta
     node ? placeIn(node, family).subnet : undefined,
     config ? networksOf(config)[family] : undefined,
   ]
-  const ranges = network ? formatNet(network) : (config?.network ?? '')
   const said = {
-    here: `is in the subnet of this node, ${subnet ? formatNet(subnet) : ''}`,
+    here: `is in the subnet of this node, ${subnet && formatNet(subnet)}`,
     host: 'is an address of this host',
-    unassigned: `is in the network ${ranges}, but no node has a lease for it`,
+    unassigned: `is in the network ${network && formatNet(network)}, but no node has a lease for it`,
     outside: network
-      ? `is outside the network ${ranges}`
+      ? `is outside the network ${formatNet(network)}`
       : `is outside the network, which does not have ${FAMILY_NAMES[family]}`,
     peer: '',
   }[side.kind]
@@ -121,6 +122,9 @@ const nodeText = (side: SeenSide): string => {
   const { name } = side.peer
   return name ? `${briefly(name)} (${hostText(side)})` : hostText(side)
 }
+
+/** Returns the facts about the backend in the network configuration; undefined if weft does not know the backend. */
+const kindIn = ({ config }: Status): Kind | undefined => kindOf(config?.backendType ?? '')
 
 /** Returns true if weftd itself, and not the kernel, carries the packets of the family. */
 const isOurs = ({ dataPath }: Status, family: Family): boolean =>
@@ -152,7 +156,7 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
       ...forwarding(facts, family, entryOf(question, true)),
       ...forwarded(question, true),
     )
-  const isRouted = peer.way === 'direct' || kindOf(status.config?.backendType ?? '')?.probe === 'host'
+  const isRouted = peer.way === 'direct' || kindIn(status)?.probe === 'host'
   const isToHost = isRouted && route?.gateway !== undefined && parseAddress(route.gateway) === peer.publicIp
   const isRight = route !== undefined && (isOwnDevice(status, family, route.device) || isToHost)
   const by = question.byRule === undefined ? '' : ` by the rule "${question.byRule}"`
@@ -174,7 +178,7 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
         ? `${toText}${isRight ? '' : ` instead of ${wantedText(peer, status)}: ${whyNotRight}`}`
         : 'there is none'),
   })
-  if (from.kind === 'here') steps.push(...byMark(facts, peer), ...ofParts(facts, peer, 'out'))
+  if (from.kind === 'here') steps.push(...byMark(question, peer), ...ofParts(question, peer, 'out'))
   steps.push({
     step: 'data path',
     passes: dataPath?.open === true && peer.state !== 'stored',
@@ -190,7 +194,7 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
             : sentBy(dataPath.engine, peer),
   })
   steps.push(...withoutIpv6(facts, peer), ...acrossUnderlay(facts, peer, 'underlay'))
-  if (from.kind !== 'here') steps.push(...provenSource(question, from))
+  if (from.kind !== 'here') steps.push(...provenSource(question))
   if (dataPath?.mtu && conditionOf(peer) === 'narrow') {
     const most =
       peer.passesBytes === null
@@ -217,17 +221,19 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
   return steps
 }
 
+/** Returns the network and this node's subnet in a family; an empty list if this node lacks the family. */
+const sidesIn = (status: Status, wanted: Family): readonly OwnSide[] =>
+  ownSides(status).filter(({ family }) => family === wanted)
+
 /** Returns a step if the kernel routes the packets of containers to another place by a mark; else an empty list. */
-function byMark(facts: Facts, peer: SeenSide): readonly Step[] {
-  const sides = facts.status ? ownSides(facts.status).filter(({ family }) => family === peer.family) : []
-  const faults = sides.flatMap((side) => markedFault(peer, side, facts))
+function byMark({ facts, status }: Question, peer: SeenSide): readonly Step[] {
+  const faults = sidesIn(status, peer.family).flatMap((side) => markedFault(peer, side, facts))
   return faults.map(({ detail }) => ({ step: 'route', passes: false, says: detail }))
 }
 
 /** Returns the steps about wrong routes of a part of the packets; explain does not know the packet's protocol. */
-function ofParts(facts: Facts, peer: SeenSide, direction: 'out' | 'in'): readonly Step[] {
-  const sides = facts.status ? ownSides(facts.status).filter(({ family }) => family === peer.family) : []
-  const faults = sides.flatMap((side) => faultsOfParts(peer, side, direction, facts))
+function ofParts({ facts, status }: Question, peer: SeenSide, direction: 'out' | 'in'): readonly Step[] {
+  const faults = sidesIn(status, peer.family).flatMap((side) => faultsOfParts(peer, side, direction, facts))
   return faults.map(({ detail }) => ({ step: 'route', passes: undefined, says: detail }))
 }
 
@@ -285,9 +291,9 @@ function forwarding(facts: Facts, family: Family, entry: string | undefined): re
     family === 'ipv4'
       ? ['net.ipv4.ip_forward', isForwarding]
       : ['net.ipv6.conf.all.forwarding', isForwardingIpv6 !== false]
-  const isUnforwarded = family === 'ipv4' && entry !== undefined && unforwarded.includes(entry)
-  const step = isUnforwarded
-    ? { step: 'forwarding', passes: false, says: `${dotted(forwardingOf(entry))} is 0` }
+  const off = family === 'ipv4' ? unforwarded.find((device) => device === entry) : undefined
+  const step = off
+    ? { step: 'forwarding', passes: false, says: `${dotted(forwardingOf(off))} is 0` }
     : { step: 'forwarding', passes: is, says: `${name} is ${is ? 1 : 0}` }
   const full = checkTracking(facts).map(({ detail }) => ({
     step: 'tracking',
@@ -299,8 +305,7 @@ function forwarding(facts: Facts, family: Family, entry: string | undefined): re
 
 /** Returns the steps that show why packets do not pass between this host and its containers on their bridge. */
 function onBridge({ source, status, facts }: Question): Step[] {
-  const sides = ownSides(status).filter(({ family }) => family === familyOf(source))
-  return sides.flatMap((side) =>
+  return sidesIn(status, familyOf(source)).flatMap((side) =>
     undiscovered(side, facts).map(({ detail }) => ({
       step: 'bridge',
       passes: false,
@@ -313,8 +318,7 @@ function onBridge({ source, status, facts }: Question): Step[] {
 function atBridge(question: Question, from: Side): Step[] {
   const { source, status, facts } = question
   if (from.kind !== 'here') return []
-  const sides = ownSides(status).filter(({ family }) => family === familyOf(source))
-  const unaddressed = sides
+  const unaddressed = sidesIn(status, familyOf(source))
     .flatMap((side) => unaddressedBridges(side, facts))
     .map(({ detail }) => ({ step: 'gateway', passes: false, says: detail }))
   return [...unaddressed, ...onBridge(question)]
@@ -355,10 +359,10 @@ const isMasqueraded = (facts: Facts): boolean => facts.subnetEnv?.['FLANNEL_IPMA
  * Returns the steps for a packet whose source is outside this node's subnet. If the backend proves the sender
  * (WireGuard), peers accept only sources in the sender's subnet.
  */
-function provenSource({ source, status, facts }: Question, from: Side): Step[] {
-  if (!kindOf(status.config?.backendType ?? '')?.provesSender) return []
+function provenSource({ source, status, facts }: Question): Step[] {
+  if (!kindIn(status)?.provesSender) return []
   const node = status.node ? placeIn(status.node, familyOf(source)).subnet : undefined
-  if (from.kind === 'host' && node && netContains(node, source)) return []
+  if (node && netContains(node, source)) return []
   const address = formatAddress(source)
   if (isMasqueraded(facts))
     return [
@@ -441,8 +445,8 @@ function inward(question: Question, from: Side, to: Side): Step[] {
     steps.push(...withoutIpv6(facts, from.peer), ...acrossUnderlay(facts, from.peer, 'from underlay'))
     steps.push({ step: 'data path', passes: from.peer.state !== 'stored' && status.dataPath?.open === true, says })
   }
-  const sender = from.kind === 'outside' ? peerAt(source, status) : undefined
-  if (from.kind === 'outside' && kindOf(status.config?.backendType ?? '')?.provesSender)
+  if (from.kind === 'outside' && kindIn(status)?.provesSender) {
+    const sender = peerAt(source, status)
     steps.push({
       step: 'data path',
       passes: sender === undefined ? true : isMasqueraded(facts) ? undefined : false,
@@ -450,6 +454,7 @@ function inward(question: Question, from: Side, to: Side): Step[] {
         ? `dropped if the node ${nodeText(sender)} sends it, because with WireGuard a node may send only from its own subnet (counted as rx_drop_unknown_sender); with --ip-masq that node changes the source`
         : 'accepted if it does not come through the tunnel: with WireGuard a node may send only from its own subnet',
     })
+  }
   const packet = { source, destination, from: entryOf(question, false), to: route?.device }
   if (to.kind === 'host') return [...steps, ...byIpsec(facts, [{ direction: 'in', ...packet }])]
   steps.push(
@@ -472,6 +477,6 @@ function inward(question: Question, from: Side, to: Side): Step[] {
           ? `to ${route.device}, a bridge of containers`
           : `no bridge of containers has ${formatAddress(destination)}`,
   })
-  if (from.kind === 'peer') steps.push(...ofParts(facts, from.peer, 'in'))
+  if (from.kind === 'peer') steps.push(...ofParts(question, from.peer, 'in'))
   return steps
 }
