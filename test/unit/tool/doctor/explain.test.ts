@@ -2,12 +2,13 @@
 
 import { describe, expect, it } from 'vitest'
 import type { IpsecPolicy, PolicyRule, Route } from '../../../../src/host/kernel.ts'
-import { parseAddress, type Address, type Family } from '../../../../src/net/address.ts'
+import { parseAddress, parseNet, type Address, type Family } from '../../../../src/net/address.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { countPeers, type PeerStatus, type Status } from '../../../../src/report/status.ts'
 import { directionOf, hasAnswer, isOnHost, sideOf } from '../../../../src/tool/doctor/explain-question.ts'
 import { explain } from '../../../../src/tool/doctor/explain.ts'
 import type { Facts } from '../../../../src/tool/doctor/facts.ts'
+import type { IpsecFacts } from '../../../../src/tool/doctor/ipsec-facts.ts'
 import { routeQueries, type PeerQuery } from '../../../../src/tool/doctor/route-queries.ts'
 import {
   dualPeer,
@@ -20,7 +21,7 @@ import {
   soundPeer,
   soundStatus as status,
 } from '../../../support/facts.ts'
-import { policyRule } from '../../../support/kernel-routes.ts'
+import { policyRule, routesBy } from '../../../support/kernel-routes.ts'
 
 const ip = (text: string): number => parseIpv4(text)!
 const ipOf = (text: string): Address => parseAddress(text)!
@@ -258,6 +259,15 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
     withPeer({ way: 'direct', endpoint: '192.0.2.2' }),
     OUT,
     ['data path true: the kernel routes it to 192.0.2.2, without a tunnel'],
+  ],
+  [
+    'mtu',
+    withStatus({
+      dataPath: { ...path, mtu: null },
+      peers: countPeers([{ ...soundPeer, path: 'narrow', passesBytes: 1252 }], 10),
+    }),
+    OUT,
+    [],
   ],
   ['mtu', withStatus({ dataPath: { ...path, mtu: null } }), OUT, []],
   [
@@ -577,23 +587,18 @@ it('reports that with WireGuard a node may send only from its own subnet', () =>
   expect(stopped('192.0.2.2', '10.5.1.2', by('cni0'))).toEqual([])
 })
 
+/** Returns the facts of a host whose only IPsec policy blocks packets. */
+function ipsecPolicy(part: Partial<IpsecPolicy>, exempt: IpsecFacts['exempt'] = []): Partial<Facts> {
+  const all = { address: 0, prefixLength: 0 }
+  const none = { mark: undefined, interfaceId: 0, priority: 0, templates: [], protocol: 0, hasPorts: false }
+  const ends = { direction: 'fwd', family: 'ipv4', source: all, destination: all, deviceIndex: 0 } as const
+  const policies = [{ ...none, ...ends, isBlock: true, ...part }]
+  return { ipsec: { policies, states: [], blockedByDefault: [], hasKeyDaemon: true, exempt } }
+}
+
 describe('the IPsec policies of other programs', () => {
-  const policy = (direction: IpsecPolicy['direction'], part: Partial<IpsecPolicy> = {}): Partial<Facts> => {
-    const all = { address: 0, prefixLength: 0 }
-    const none = { mark: undefined, interfaceId: 0, priority: 0, templates: [], protocol: 0, hasPorts: false }
-    const one = {
-      ...none,
-      direction,
-      family: 'ipv4',
-      source: all,
-      destination: all,
-      deviceIndex: 0,
-      isBlock: true,
-    } as const
-    return {
-      ipsec: { policies: [{ ...one, ...part }], states: [], blockedByDefault: [], hasKeyDaemon: true, exempt: [] },
-    }
-  }
+  const policy = (direction: IpsecPolicy['direction'], part: Partial<IpsecPolicy> = {}): Partial<Facts> =>
+    ipsecPolicy({ direction, ...part })
   const own = { destination: { address: ip('10.5.1.0'), prefixLength: 24 } }
 
   it('stop packets of containers and of this host, in each direction', () => {
@@ -611,6 +616,39 @@ describe('the IPsec policies of other programs', () => {
     expect(stopped('10.5.1.2', '198.51.100.1', by('eth0', '192.0.2.254'), { ...MASQ, ...policy('fwd') })).toEqual([
       'policy',
     ])
+  })
+
+  it('stop the datagrams of packets that they do not concern', () => {
+    const host = { source: parseNet('192.0.2.1/32')!, protocol: 17 }
+    expect(stopped('10.5.1.2', '10.5.2.2', by('flannel0'), policy('out', host))).toEqual(['policy'])
+    expect(stopped('10.5.1.2', '10.5.2.2', by('flannel0'), policy('out', { ...host, protocol: 50 }))).toEqual([])
+    // The packets of this host itself, but not their datagrams.
+    const overlay = { destination: parseNet('10.5.2.0/24')! }
+    expect(stopped('192.0.2.1', '10.5.2.2', by('flannel0'), policy('out', overlay))).toEqual(['policy'])
+    expect(stopped('192.0.2.1', '198.51.100.1', by('eth0', '192.0.2.254'), policy('out', overlay))).toEqual([])
+  })
+
+  it('may be of one interface, and are not applied to packets of exempted interfaces', () => {
+    const links = sound.links.map((each, at) => ({ ...each, index: at + 2 }))
+    const device = { ...links[0]!, index: 9, name: 'flannel0', addresses: { ipv4: [], ipv6: [] } }
+    const through = (deviceIndex: number, source: string, destination: string, route: Route) =>
+      only(
+        'policy',
+        stepsOf([source, destination], { route }, { ...policy('fwd', { deviceIndex }), links: [...links, device] }),
+      )
+    expect(through(9, '10.5.1.2', '10.5.2.2', by('flannel0'))).toHaveLength(1)
+    expect(through(2, '10.5.1.2', '10.5.2.2', by('flannel0'))).toEqual([])
+    expect(through(3, '10.5.2.2', '10.5.1.2', by('cni0'))).toHaveLength(1)
+    expect(through(9, '10.5.2.2', '10.5.1.2', by('cni0'))).toEqual([])
+    expect(through(2, '10.5.1.2', '198.51.100.1', by('eth0', '192.0.2.254'))).toHaveLength(1)
+    const exempted = (name: string, source: string, destination: string, route: Route) => {
+      const exempt = [{ setting: 'disable_policy', family: 'ipv4', device: name }] as const
+      return only('policy', stepsOf([source, destination], { route }, ipsecPolicy({}, exempt)))
+    }
+    expect(exempted('cni0', '10.5.1.2', '10.5.2.2', by('flannel0'))).toEqual([])
+    expect(exempted('flannel0', '10.5.1.2', '10.5.2.2', by('flannel0'))).toHaveLength(1)
+    expect(exempted('flannel0', '10.5.2.2', '10.5.1.2', by('cni0'))).toEqual([])
+    expect(exempted('cni0', '10.5.2.2', '10.5.1.2', by('cni0'))).toHaveLength(1)
   })
 
   it('are named, and may get their keys later', () => {
@@ -710,9 +748,9 @@ it('names the setting that disables IPv6 on an interface to a peer', () => {
       route: routeTo('', source === here ? 'flannel-v6.1' : 'cni0'),
     })
       .filter(({ passes }) => passes === false)
-      .map(({ says: text }) => text)
+      .map(({ step, says: text }) => `${step}: ${text}`)
   for (const name of ['eth0', 'flannel-v6.1']) {
-    const setting = `net.ipv6.conf.${name.replace('.', '/')}.disable_ipv6 is 1`
+    const setting = `underlay: net.ipv6.conf.${name.replace('.', '/')}.disable_ipv6 is 1`
     expect(stopsBy([name], here, there)).toEqual([setting])
     expect(stopsBy([name], there, here)).toEqual([setting])
   }
@@ -777,7 +815,8 @@ describe('a packet that the kernel refuses', () => {
 
   it('is refused because of forwarding, which is the only reason that counts', () => {
     const refused = 'No route to host'
-    const off = { isForwarding: false }
+    // The step about the full table of connections does not stop all packets.
+    const off = { isForwarding: false, tracking: { entries: 65_536, limit: 65_536 } }
     expect(only('route', stepsOf(['10.5.1.2', '10.5.2.2'], { refused, route: by('flannel0') }, off))).toEqual([
       'route true: to flannel0',
     ])
@@ -913,6 +952,13 @@ describe('host-gw', () => {
     ['no gateway', by('eth0'), 'route false: to eth0 instead of via 192.0.2.2: another route has precedence'],
   ])('routes packets through %s', (_name, route, line) => {
     expect(only('route', stepsOf(['10.5.1.2', '10.5.2.2'], { route }, hostGw))).toEqual([line])
+  })
+
+  it('routes no packets without a route, and sends no datagrams', () => {
+    const steps = stepsOf(['10.5.1.2', '10.5.2.2'], { route: undefined }, hostGw)
+    expect(only('route', steps)).toEqual(['route false: there is none'])
+    const key = { direction: 'out', family: 'ipv4', source: parseNet('192.0.2.1/32')! } as const
+    expect(only('policy', stepsOf(['10.5.1.2', '10.5.2.2'], {}, { ...hostGw, ...ipsecPolicy(key) }))).toEqual([])
   })
 })
 
@@ -1123,6 +1169,12 @@ describe('a packet that comes in', () => {
       expect(last(route)).toBe('route false: no bridge of containers has 10.5.1.2')
   })
 
+  it('is accepted by the kernel if the data path of weftd is not known', () => {
+    expect(
+      only('data path', stepsOf(['10.5.2.2', '10.5.1.2'], { route: by('cni0') }, withStatus({ dataPath: null }))),
+    ).toEqual(['data path false: the kernel accepts it from any sender'])
+  })
+
   it('is not expected from an address without a node', () => {
     expect(stepsOf(['10.5.7.2', '10.5.1.2'], { route: by('cni0') }, withStatus({ dataPath: null })).slice(2)).toEqual([
       'data path ?: no lease has its source address, so no node sends such a packet',
@@ -1329,4 +1381,45 @@ describe('a route by a mark or by a part of the packets', () => {
     expect(wrong('192.0.2.1', '10.5.2.2', 'flannel.1', partOf('ipv4', 'out'))).toEqual([])
     expect(wrong('198.51.100.1', '10.5.1.2', 'cni0', partOf('ipv4', 'in'))).toEqual([])
   })
+})
+
+it('names rules that change the addresses of datagrams only for a silent peer', () => {
+  const nat = (rule: string): Partial<Facts> => ({ iptables: `*nat\n${rule}\nCOMMIT` })
+  const silent = { status: { ...status, peers: countPeers([{ ...soundPeer, ...silentSide }], 10) } }
+  const named = (source: string, destination: string, facts: Partial<Facts>) =>
+    stepsOf([source, destination], { route: by(source === '10.5.1.2' ? 'flannel0' : 'cni0') }, facts).filter((line) =>
+      line.includes("the backend's packets"),
+    )
+  const snat = nat('-A POSTROUTING -o eth0 -j SNAT --to-source 192.0.2.100')
+  const redirect = nat('-A PREROUTING -p udp -m udp --dport 8000:9000 -j REDIRECT --to-ports 443')
+  expect(named('10.5.1.2', '10.5.2.2', { ...silent, ...snat })).toEqual([
+    expect.stringMatching(/^firewall false: OUTPUT: /),
+  ])
+  expect(named('10.5.1.2', '10.5.2.2', snat)).toEqual([])
+  expect(named('10.5.2.2', '10.5.1.2', { ...silent, ...redirect })).toEqual([
+    expect.stringMatching(/^firewall false: INPUT: /),
+  ])
+  expect(named('10.5.2.2', '10.5.1.2', redirect)).toEqual([])
+})
+
+it('says that a wrong route to the host of a peer stops packets, unless the peer answers', () => {
+  const kernelRoutes = routesBy({ underlay: { device: 'tun7' }, 'from underlay': 'EXDEV' })
+  const silent = { status: { ...status, peers: countPeers([{ ...soundPeer, ...silentSide }], 10) } }
+  const underlay = (source: string, destination: string, facts: Partial<Facts>) =>
+    only(
+      'underlay',
+      stepsOf(
+        [source, destination],
+        { route: by(source === '10.5.1.2' ? 'flannel0' : 'cni0') },
+        { ...facts, kernelRoutes },
+      ),
+    )
+  expect(underlay('10.5.1.2', '10.5.2.2', silent)).toEqual([
+    expect.stringMatching(/^underlay false: packets to 192\.0\.2\.2 /),
+  ])
+  expect(underlay('10.5.2.2', '10.5.1.2', silent)).toEqual([
+    expect.stringMatching(/^underlay false: packets from 192\.0\.2\.2 /),
+  ])
+  expect(underlay('10.5.1.2', '10.5.2.2', {})).toEqual([])
+  expect(underlay('10.5.2.2', '10.5.1.2', {})).toEqual([])
 })
