@@ -85,6 +85,30 @@ it('does not know whether packets of containers arrive if no bridge of a family 
   })
 })
 
+it('does not judge the answers before weftd has a configuration and a lease', () => {
+  const bridgeAnswers = [answer(false, true)]
+  const judgedIn = (part: Partial<Status>) => checkCrossing({ ...sound, status: { ...hostGw, ...part }, bridgeAnswers })
+  expect(judgedIn({})).toHaveLength(1)
+  expect(judgedIn({ config: null })).toBeUndefined()
+  expect(judgedIn({ node: null })).toBeUndefined()
+  // The peers were lost, or left while weft doctor sent its probes.
+  expect(judgedIn({ peers: null })).toEqual([])
+  const another = { ...soundStatus.peers!.list[0]!, lease: '10.5.9.0-24' }
+  expect(judgedIn({ peers: countPeers([another], 10) })).toEqual([])
+})
+
+it('names each peer whose bridge does not answer, in its family', () => {
+  const status = withType(soundDual.status, 'host-gw')
+  const [probe] = bridgeProbes(status, soundDual.links)
+  const answers = (['ipv4', 'ipv6'] as const).map((family) => ({ ...probe!, ...answer(false, true, family) }))
+  const bridgeAnswers = answers.map((each) => ({ ...each, lease: probe!.lease }))
+  const details = (list: BridgeAnswer[]) =>
+    checkCrossing({ ...soundDual, status, bridgeAnswers: list })?.map(({ detail }) => detail)
+  expect(details(bridgeAnswers)).toEqual(['10.5.2.0/24 at 192.0.2.2:8472', 'fd00:5:0:2::/64 at [2001:db8::2]:8472'])
+  // IPv6 crosses the underlay, and IPv4 does not.
+  expect(details([bridgeAnswers[0]!, { ...bridgeAnswers[1]!, isBridgeAnswered: true }])).toHaveLength(1)
+})
+
 it('gathers the answers, and leaves out probes that this host cannot send', async () => {
   const kernel = new ModelKernel()
   Object.assign(kernel, { links: async () => sound.links })
