@@ -7,18 +7,16 @@ import type { Facts } from './facts.ts'
 import type { Finding } from './findings.ts'
 import { sideIn, sideText } from './sides.ts'
 
-/** Returns the probes of families in which no bridge answered, so that weft does not know whether packets cross. */
-function unansweredIn(bridgeAnswers: readonly BridgeAnswer[]): readonly BridgeAnswer[] {
-  const isAny = ({ isBridgeAnswered, isHostAnswered }: BridgeAnswer): boolean => isBridgeAnswered || isHostAnswered
-  return bridgeAnswers.filter(({ family }) => !bridgeAnswers.some((each) => each.family === family && isAny(each)))
-}
+/** Returns true if there is a family in which no bridge answered, so that weft does not know whether packets cross. */
+const isAnyUnanswered = (bridgeAnswers: readonly BridgeAnswer[]): boolean =>
+  bridgeAnswers.some(({ family }) => !bridgeAnswers.some((each) => each.family === family && each.isBridgeAnswered))
 
 export function checkCrossing({ status, bridgeAnswers = [] }: Facts): Finding[] | undefined {
   if (!status?.config || !status.node) return undefined
   if (!isCrossing(status) || status.peers?.list.length === 0) return []
   if (bridgeAnswers.length === 0) return undefined
   const dropped = bridgeAnswers.filter(({ isBridgeAnswered, isHostAnswered }) => isHostAnswered && !isBridgeAnswered)
-  if (dropped.length === 0 && unansweredIn(bridgeAnswers).length > 0) return undefined
+  if (dropped.length === 0 && isAnyUnanswered(bridgeAnswers)) return undefined
   return dropped.flatMap(({ lease, family }): Finding[] => {
     const peer = status.peers?.list.find((each) => each.lease === lease)
     return peer ? [{ name: 'source-unanswered', detail: sideText(sideIn(peer, family)) }] : []

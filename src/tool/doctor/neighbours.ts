@@ -12,10 +12,10 @@ import type { Finding } from './findings.ts'
 const FULL_SHARE = 0.9
 
 export function checkNeighbours({ neighbours, status }: Facts): Finding[] | undefined {
-  const known = (neighbours ?? []).filter(({ thresholds }) => thresholds !== undefined)
+  const known = (neighbours ?? []).flatMap(({ thresholds, ...table }) => (thresholds ? [{ ...table, thresholds }] : []))
   if (known.length === 0) return undefined
   return known.flatMap(({ family, entries, thresholds }): Finding[] => {
-    const [, soft = 0, hard = 0] = thresholds ?? []
+    const [, soft, hard] = thresholds
     const name = `net.${family}.neigh.default.gc_thresh`
     const peers = status?.peers?.stored ?? 0
     const wanted = 2 ** Math.ceil(Math.log2(Math.max(2 * hard, 2 * (entries + peers))))

@@ -90,8 +90,8 @@ export function isOwnDevice(
   device: string,
 ): boolean {
   if (device === dataPath?.device || device === dataPath?.devices[family]) return true
-  const devices = family === 'ipv6' ? (kindOf(config?.backendType ?? '')?.devices ?? []) : []
-  return devices.some(([, pattern]) => isNamedBy(pattern, device))
+  const kind = family === 'ipv6' ? kindOf(config?.backendType ?? '') : undefined
+  return kind?.devices.some(([, pattern]) => isNamedBy(pattern, device)) === true
 }
 
 export interface SeenSide extends PeerSide {
