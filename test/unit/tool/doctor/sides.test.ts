@@ -99,6 +99,14 @@ describe('the device of the data path', () => {
     expect(owns(dual, 'ipv6', 'flannel.1', 'flannel-v6.1', 'eth0')).toEqual(['flannel.1', 'flannel-v6.1'])
   })
 
+  it('has its name before weftd knows the families, or if the configuration is not known', () => {
+    const unknown = { ...soundStatus.dataPath!, devices: { ipv4: null, ipv6: null } }
+    expect(owns({ dataPath: unknown, config: null }, 'ipv4', 'flannel0', 'flannel1')).toEqual(['flannel0'])
+    expect(owns({ dataPath: dual.dataPath, config: null }, 'ipv6', 'flannel-v6.1', 'flannel-v6.2')).toEqual([
+      'flannel-v6.1',
+    ])
+  })
+
   it('has a name of the backend if the status names none for IPv6', () => {
     const ipv4Alone = { ...dual, dataPath: { ...dual.dataPath, devices: { ipv4: 'flannel.1', ipv6: null } } }
     expect(owns(ipv4Alone, 'ipv6', 'flannel-v6.7', 'flannel.7', 'flannel-wg-v6', 'cni0')).toEqual([
