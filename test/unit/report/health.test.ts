@@ -250,11 +250,13 @@ describe('access', () => {
     expect(codeOf(await answerTo(server.port, get('/healthz', 'Host: x'), '127.0.0.1'))).toBe(200)
   })
 
-  it('to the status does not open the health checks at more addresses if the status is not served', async () => {
-    // weftd does not take ::0 for the status address ::, so it must not listen at all addresses either.
+  it.each([
+    ['192.0.2.9', ['127.0.0.1']], // this host does not have the address, so the status is not served
+    ['::0', ['::0']], // the unspecified address, so one socket serves both
+  ])('to the status with --status-ip %s listens at %j', async (statusIp, at) => {
     const listen = vi.spyOn(Server.prototype, 'listen')
-    servers.push(await serveHealth({ ip: '127.0.0.1', port: 0, statusIp: '::0' }, known(), silent))
-    expect(listen.mock.calls.map((call: readonly unknown[]) => call[1])).toEqual(['127.0.0.1'])
+    servers.push(await serveHealth({ ip: '127.0.0.1', port: 0, statusIp }, known(), silent))
+    expect(listen.mock.calls.map((call: readonly unknown[]) => call[1])).toEqual(at)
     listen.mockRestore()
   })
 
