@@ -34,7 +34,10 @@ export interface NetworkReport {
   readonly tookMs: number
   /** The number of nodes in the network. In a very large network weftd queries only some of these nodes. */
   readonly size: number
-  /** The fraction, from 0 to 1, of the probed pairs of nodes that reach each other. */
+  /**
+   * The fraction, from 0 to 1, of the known pairs of nodes that reach each other. A pair is known if its first node
+   * probed the second node, or lacks the second node in its data path, for example because of another backend.
+   */
   readonly whole: number
   readonly nodes: readonly NetworkNode[]
   /**
@@ -47,8 +50,8 @@ export interface NetworkReport {
 }
 
 /**
- * Says which fraction of the probed pairs of nodes reach each other. Nodes with different backends do not probe each
- * other, so their pairs do not count.
+ * Says which fraction of the known pairs of nodes (`whole`) reach each other. If no pair was probed, for example while
+ * all nodes start, the fraction is left out, because it would say little.
  */
 export const wholeText = (
   { nodes, matrix, whole }: Pick<NetworkReport, 'nodes' | 'matrix' | 'whole'>,
@@ -56,7 +59,7 @@ export const wholeText = (
 ): string =>
   nodes.some(({ seenBy }) => seenBy > 0) &&
   (matrix === null || matrix.some((row) => row?.some((cell) => cell?.[0] === 'reached' || cell?.[0] === 'silent')))
-    ? `${percent(whole)} of the pairs that were probed reach each other`
+    ? `${percent(whole)} of the pairs whose state is known reach each other`
     : 'no pair was probed yet'
 
 /**

@@ -39,7 +39,7 @@ it('the network is healthy with a single node and without probes', () => {
   // Nodes with different backends do not probe each other.
   const apart = report(nodesOf(2, () => ({ reach: 'stored' })))
   expect(text(apart)).toBe('no pair was probed yet')
-  expect(text(report(nodesOf(2, all)))).toBe('100% of the pairs that were probed reach each other')
+  expect(text(report(nodesOf(2, all)))).toBe('100% of the pairs whose state is known reach each other')
 })
 
 it('has no matrix for too many nodes, and ignores views of unknown nodes', () => {
@@ -71,7 +71,13 @@ describe('the summary of a network', () => {
       [2, 1, 1, 1],
       [0, 0, 2, 2],
     ])
-    expect(text(nodes)).toBe('75% of the pairs that were probed reach each other')
+    expect(text(nodes)).toBe('75% of the pairs whose state is known reach each other')
+  })
+
+  it('counts the pairs with different backends as not reached', () => {
+    const nodes = nodesOf(4, (from, to) => (from < 3 === to < 3 ? {} : { reach: 'stored' }))
+    expect(report(nodes).whole).toBeCloseTo(1 / 3)
+    expect(text(nodes)).toMatch(/^33.* of the pairs whose state is known/)
   })
 
   it.each<[string, Partial<Sight>, string]>([
@@ -89,7 +95,7 @@ describe('the summary of a network', () => {
   it('says whether any pair was probed in a network without a matrix', () => {
     const count = MOST_IN_MATRIX + 1
     expect(text(nodesOf(count, () => undefined))).toBe('no pair was probed yet')
-    expect(text(nodesOf(count, onlyThirdTo({})))).toBe('100% of the pairs that were probed reach each other')
+    expect(text(nodesOf(count, onlyThirdTo({})))).toBe('100% of the pairs whose state is known reach each other')
     expect(report(nodesOf(MOST_IN_MATRIX, onlyThirdTo({}))).matrix).toHaveLength(MOST_IN_MATRIX)
   })
 })

@@ -60,7 +60,7 @@ const plain = (_tone: unknown, text: string): string => text
 it('shows a matrix of few nodes', () => {
   expect(networkText(reportOf(3, 2), false, plain)).toBe(
     [
-      '3 nodes, 2 reported their state within 31 ms: 50% of the pairs that were probed reach each other',
+      '3 nodes, 2 reported their state within 31 ms: 50% of the pairs whose state is known reach each other',
       '',
       'failure: a node answers neither status queries nor the probes of any other node',
       '    host2 (10.5.2.0/24 at 192.0.2.2): 0 of 2 nodes reach it',
