@@ -57,6 +57,104 @@ it.each<[string, Partial<Facts>, Record<string, RegExp>]>([
   for (const [check, why] of Object.entries(found)) expect(why, check).not.toBe('')
 })
 
+const NO_STATUS = { status: undefined, store: undefined, storeAheadMs: undefined }
+const withPath = (part: Partial<NonNullable<Status['dataPath']>>): Partial<Facts> =>
+  withStatus({ dataPath: { ...status.dataPath!, ...part } })
+const hostGw = { ...status.config!, backendType: 'host-gw' }
+const unanswered = { lease: '10.5.2.0-24', family: 'ipv4', to: 1, fromBridge: 2, fromHost: 3 } as const
+
+it.each<[string, Partial<Facts>, Record<string, RegExp>]>([
+  [
+    'weftd does not answer, and left no status',
+    { ...NO_STATUS, silence: 'no socket' },
+    {
+      families: /^weftd does not answer \(no socket\), and/,
+      store: /^weftd does not answer \(no socket\), and/,
+      leases: /^weftd does not answer \(no socket\), and/,
+      mtu: /^weftd does not answer \(no socket\), and/,
+      crossing: /^weftd does not answer \(no socket\), and/,
+      handshakes: /^only a running weftd knows this, and it does not answer$/,
+      drops: /^only a running weftd knows this, and it does not answer$/,
+      clock: /^the store does not report its time, and there is no lease .*`timedatectl`/,
+      config: /needs the store flags or variables of weftd$/,
+    },
+  ],
+  [
+    'weftd left a status, but does not answer',
+    { ...withStatus({ dataPath: { ...status.dataPath!, open: false } }), silence: 'no socket', store: undefined },
+    {
+      store: /^only a running weftd knows this/,
+      peers: /^weftd does not carry packets, so peers cannot be probed$/,
+      drops: /^only a running weftd knows this/,
+    },
+  ],
+  [
+    'weftd has no lease yet',
+    withStatus({ node: null, lease: null, peers: null }),
+    { firewall: /^weftd has no lease yet$/, containers: /^weftd has no lease yet$/, mtu: /^weftd has no lease yet$/ },
+  ],
+  [
+    'the subnet of the node is not an address',
+    withStatus({ node: { ...status.node!, subnet: 'of tomorrow' } }),
+    { routes: /^the network of this node cannot be read$/, containers: /^the network of this node cannot be read$/ },
+  ],
+  [
+    'something else carries the packets',
+    withPath({ engine: 'none' }),
+    { routes: /^something other than weft carries the packets of this backend$/ },
+  ],
+  [
+    'the data path is not open',
+    withPath({ open: false }),
+    { routes: /^the data path is not open$/, containers: /^the data path is not open$/ },
+  ],
+  ['there is no data path', withStatus({ dataPath: null }), { routes: /^the data path is not open$/ }],
+  [
+    'weftd does not know its peers yet',
+    withStatus({ peers: null, config: hostGw }),
+    {
+      leases: /^weftd does not know its peers yet$/,
+      peers: /^weftd does not know its peers yet$/,
+      handshakes: /^weftd does not know its peers yet$/,
+      crossing: /^weftd does not know its peers yet$/,
+    },
+  ],
+  ['the data path has no MTU', withPath({ mtu: null }), { mtu: /^the data path has no MTU yet$/ }],
+  ['weftd started a moment ago', withPath({ recent: null }), { drops: /^weftd has counted for too short a time$/ }],
+  [
+    'the limits of neighbours belong to another network namespace',
+    { neighbours: [{ family: 'ipv4', entries: 7, thresholds: undefined }] },
+    { neighbours: /gc_thresh3 cannot be seen in this network namespace/ },
+  ],
+  [
+    'the store answers with an error',
+    { store: { problem: 'etcd: connection refused' } },
+    { config: /^etcd: connection refused$/ },
+  ],
+  [
+    'weft doctor has no access to the store',
+    { ...NO_STATUS, whyStoreUnknown: 'no lease directory given' },
+    { config: /^no lease directory given$/ },
+  ],
+  [
+    'this host has no bridge of containers',
+    withStatus({ config: hostGw }),
+    { crossing: /^the bridges of peers were not probed: this node has no bridge of containers/ },
+  ],
+  [
+    'no bridge of a peer answered',
+    {
+      ...withStatus({ config: hostGw }),
+      bridgeAnswers: [{ ...unanswered, isBridgeAnswered: false, isHostAnswered: false }],
+    },
+    { crossing: /^no bridge of a peer answers the bridge of this node or this host/ },
+  ],
+])('names the fact that each check lacks if %s', (_name, part, expected) =>
+  expect(whys(part)).toMatchObject(
+    Object.fromEntries(Object.entries(expected).map(([check, why]) => [check, expect.stringMatching(why)])),
+  ),
+)
+
 it('gives each check a reason of its own for each missing fact', () => {
   const nothing: Partial<Facts> = {
     status: undefined,
@@ -76,7 +174,7 @@ it('gives each check a reason of its own for each missing fact', () => {
   ]
   for (const part of missing)
     for (const [check, why] of Object.entries(whys(part)))
-      expect(why, check).not.toMatch(/^$|does not tell what it takes/)
+      expect(why, check).not.toMatch(/^$|does not report the facts/)
   expect(CHECKS.map(({ name }) => name)).toContain('neighbours')
 })
 
