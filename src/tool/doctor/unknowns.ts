@@ -1,5 +1,6 @@
 // unknowns.ts - explains why weft doctor could not run a check. Pure.
 
+import { kindOf } from '../../path/catalog.ts'
 import type { Facts } from './facts.ts'
 import { ownSides } from './sides.ts'
 
@@ -15,6 +16,10 @@ const withoutNode: Reason = ({ status, silence, isForbidden }) => {
 const withoutDaemon: Reason = ({ silence }) =>
   silence === undefined ? undefined : 'only a running weftd knows this, and it does not answer'
 const withoutPeers: Reason = ({ status }) => (status?.peers ? undefined : 'weftd does not know its peers yet')
+const withoutRoutes: Reason = ({ status }) => {
+  const type = status?.config?.backendType ?? ''
+  return kindOf(type)?.routes === 'none' ? `the backend ${type} makes no routes to other nodes` : undefined
+}
 const withoutPath: Reason = ({ status }) => (status?.dataPath?.open === true ? undefined : 'the data path is not open')
 
 /**
@@ -30,6 +35,7 @@ const REASONS: Readonly<Record<string, readonly Reason[]>> = {
     withoutNode,
     ({ status }) =>
       status?.dataPath?.engine === 'none' ? 'something other than weft carries the packets of this backend' : undefined,
+    withoutRoutes,
     withoutPath,
   ],
   neighbours: [

@@ -104,6 +104,14 @@ it.each<[string, Partial<Facts>, Record<string, RegExp>]>([
     { routes: /^something other than weft carries the packets of this backend$/ },
   ],
   [
+    'the backend makes no routes',
+    withStatus({
+      config: { ...status.config!, backendType: 'ipsec' },
+      dataPath: { ...status.dataPath!, engine: 'kernel', device: null, devices: { ipv4: null, ipv6: null } },
+    }),
+    { routes: /^the backend ipsec makes no routes to other nodes$/ },
+  ],
+  [
     'the data path is not open',
     withPath({ open: false }),
     { routes: /^the data path is not open$/, containers: /^the data path is not open$/ },
