@@ -210,14 +210,15 @@ export function checkContainers(facts: Facts): Finding[] | undefined {
     return says === firstAddressOf(subnet) || isOmitted ? [] : [{ family, subnet, says }]
   })
   const [first] = unlike
+  const fileMtu = subnetEnv?.['FLANNEL_MTU'] ?? ''
   const wrong =
     subnetEnv === undefined
       ? `${daemon.subnetFile} does not exist`
       : first
         ? `${daemon.subnetFile} says ${first.says === '' ? (first.family === 'ipv4' ? 'no subnet' : 'no IPv6 subnet') : first.says}, but this node has ${formatNet(first.subnet)}`
-        : subnetEnv['FLANNEL_MTU'] === String(dataPath.mtu)
+        : fileMtu === String(dataPath.mtu)
           ? undefined
-          : `${daemon.subnetFile} says MTU ${subnetEnv['FLANNEL_MTU']}, but the data path has ${dataPath.mtu}`
+          : `${daemon.subnetFile} says ${fileMtu === '' ? 'no MTU' : `MTU ${fileMtu}`}${dataPath.mtu === null ? '' : `, but the data path has ${dataPath.mtu}`}`
   return [
     ...(wrong === undefined ? [] : [{ name: 'subnet-env-wrong', detail: wrong } as const]),
     ...each(

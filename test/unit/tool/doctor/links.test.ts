@@ -412,6 +412,15 @@ describe('containers', () => {
     expect(containers({ ...withStatus({ dataPath: closed }), silence: 'no socket' })).toEqual([])
   })
 
+  it('of a dead weftd start with a wrong MTU if subnet.env has none', () => {
+    const dead = { ...withStatus({ dataPath: { ...closed, mtu: null } }), silence: 'no socket' }
+    const { FLANNEL_MTU: _none, ...subnetEnv } = sound.subnetEnv!
+    expect(containers({ ...dead, subnetEnv })).toEqual(['subnet-env-wrong: /run/flannel/subnet.env says no MTU'])
+    expect(containers({ ...dead, subnetEnv: { ...subnetEnv, FLANNEL_MTU: 'x' } })).toEqual([
+      'subnet-env-wrong: /run/flannel/subnet.env says MTU x',
+    ])
+  })
+
   const kubernetes = (part: Status = status): Partial<Facts> => ({
     status: { ...part, store: { ...part.store, name: 'kubernetes' } },
   })
@@ -484,6 +493,9 @@ describe('containers', () => {
       `subnet-env-wrong: ${at} says 10.5.9.1/24, but this node has 10.5.1.0/24`,
     ])
     expect(says({ FLANNEL_MTU: '1450' })).toEqual([`subnet-env-wrong: ${at} says MTU 1450, but the data path has 1430`])
+    expect(says({ FLANNEL_MTU: undefined })).toEqual([
+      `subnet-env-wrong: ${at} says no MTU, but the data path has 1430`,
+    ])
     expect(lines(checkContainers({ ...soundIpv6, subnetEnv: { FLANNEL_MTU: '1430' } }))).toEqual([
       `subnet-env-wrong: ${at} says no IPv6 subnet, but this node has fd00:5:0:1::/64`,
     ])
