@@ -59,9 +59,12 @@ function overlapping(family: Family, nodes: readonly Place[]): Finding[] {
       return net ? [{ net, host: publicIp === undefined ? node.publicIp : formatAddress(publicIp) }] : []
     })
     .toSorted((a, b) => compareAddresses(a.net.address, b.net.address) || a.net.prefixLength - b.net.prefixLength)
-  const across = sorted.slice(1).flatMap((one, at) => {
-    const before = sorted[at]
-    return before && netContains(before.net, one.net.address) ? [[before, one] as const] : []
+  // The widest of the subnets that contain the present address. Two subnets either nest or have no common address.
+  let widest = sorted[0]
+  const across = sorted.slice(1).flatMap((one) => {
+    if (widest && netContains(widest.net, one.net.address)) return [[widest, one] as const]
+    widest = one
+    return []
   })
   return each(
     'subnet-twice',

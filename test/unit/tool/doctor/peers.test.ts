@@ -69,6 +69,14 @@ describe('the leases', () => {
       ['10.5.7.0/24 of 192.0.2.2 and 10.5.7.0/24 of 192.0.2.3'],
     ],
     [
+      'of two peers are in the subnet of a third, which begins before both',
+      [{ subnet: '10.5.8.0/22' }, { subnet: '10.5.8.0/24' }, { subnet: '10.5.9.0/24' }, { subnet: '10.5.12.0/24' }],
+      [
+        '10.5.8.0/22 of 192.0.2.2 and 10.5.8.0/24 of 192.0.2.3',
+        '10.5.8.0/22 of 192.0.2.2 and 10.5.9.0/24 of 192.0.2.4',
+      ],
+    ],
+    [
       'contain that of this node',
       [{ subnet: '10.5.0.0/23' }],
       ['10.5.0.0/23 of 192.0.2.2 and 10.5.1.0/24 of 192.0.2.1'],
