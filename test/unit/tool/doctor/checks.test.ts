@@ -1690,3 +1690,404 @@ describe('a status without some of its parts', () => {
     expect(look('mtu', { links: [eth0, { ...two, name: 'my-cni' }] })).toEqual([])
   })
 })
+
+describe('each check alone', () => {
+  const look = (check: string, part: Partial<Facts>) =>
+    diagnose({ ...sound, ...part })
+      .find((one) => one.check === check)
+      ?.findings?.map(({ name, detail }) => (detail === '' ? name : `${name}: ${detail}`))
+  const path = status.dataPath!
+  const withPath = (part: Partial<NonNullable<Status['dataPath']>>): Partial<Facts> =>
+    withStatus({ dataPath: { ...path, ...part } })
+  const withStore = (part: Partial<Status['store']>): Partial<Facts> =>
+    withStatus({ store: { ...status.store, ...part } })
+
+  it.each<[string, Partial<Facts>, string[]]>([
+    ['this user may not ask weftd', { isRoot: false, isForbidden: true, silence: 'EACCES' }, ['not-root']],
+    [
+      'weftd is dead, and left no data path',
+      { silence: 'no socket', ...withStatus({ dataPath: null }) },
+      ['daemon-silent: no socket'],
+    ],
+    [
+      'weftd is dead, and something else carries the packets',
+      { silence: 'no socket', ...withPath({ engine: 'none' }) },
+      ['daemon-silent: no socket'],
+    ],
+    [
+      'weftd is dead, and it is not known what carried the packets',
+      { silence: 'no socket', ...withPath({ engine: null }) },
+      ['daemon-silent: no socket'],
+    ],
+    [
+      'weftd is dead, and no eBPF program carried packets',
+      { silence: 'no socket', ...withPath({ fastPath: OFF }) },
+      ['daemon-silent: no socket', 'daemon-silent: the packets of this node are not forwarded'],
+    ],
+    ['nothing is known of weftd', { silence: '', status: undefined, unit: '' }, ['daemon-silent']],
+    [
+      'the data path is down, and a thread hangs',
+      withStatus({
+        trouble: 'no device',
+        dataPath: { ...path, open: false, threads: [{ name: 'a', hungSeconds: 9 }] },
+      }),
+      ['data-path-down: no device'],
+    ],
+    ['the data path does not exist yet', withStatus({ dataPath: null }), []],
+    [
+      'weftd is impaired by rules, a bypass and peers',
+      withStatus({
+        impairments: [
+          { by: 'bypass', what: 'unencrypted' },
+          { by: 'peers', what: 'silent' },
+          { by: 'rules', what: 'iptables' },
+        ],
+      }),
+      ['rules-failing: iptables', 'path-bypassed: unencrypted'],
+    ],
+    ['the eBPF programs run', withPath({ fastPath: { ...OFF, isActive: true } }), []],
+    ['the eBPF programs do not run', withPath({ fastPath: OFF }), ['fast-path-off: VerifySource is "off"']],
+    [
+      'the eBPF programs do not run without a reason',
+      withPath({ fastPath: { ...OFF, reason: null } }),
+      ['fast-path-off'],
+    ],
+    [
+      'a cloud lacks the route of this node, and its table is nearly full',
+      counting({ route_missing: 1, table_routes: 48, table_limit: 50 }),
+      ['route-unpublished', 'route-table-full: 48 of 50 routes'],
+    ],
+    ['the cloud has the route', counting({ route_missing: 0, table_limit: 0, peers_without_keys: 0 }), []],
+    ['charon has no key for one peer', counting({ peers_without_keys: 1 }), ['peers-without-keys: 1 peers']],
+    [
+      'it starts as a user',
+      { isRoot: false, ...withStatus({ state: 'forwarding', trouble: 'etcd: refused' }) },
+      ['not-root', 'daemon-as-known: etcd: refused'],
+    ],
+    [
+      'weftd leaves',
+      withStatus({ state: 'leaving', trouble: 'a successor takes over' }),
+      ['daemon-leaves: a successor takes over'],
+    ],
+  ])('daemon: %s', (_name, part, expected) => expect(look('daemon', part)).toEqual(expected))
+
+  it.each<[string, Partial<Facts>, string[]]>([
+    ['all is well', {}, []],
+    ['a capability is missing, but an earlier weftd opened the device', { lacksNetAdmin: true }, []],
+    ['a capability is missing', { lacksNetAdmin: true, ...withPath({ open: false }) }, ['capability-missing']],
+    [
+      'a capability and the device are missing',
+      { lacksNetAdmin: true, tunProblem: 'ENOENT', status: undefined },
+      ['capability-missing', 'tun-missing: ENOENT'],
+    ],
+    [
+      'a capability is missing, but the kernel carries the packets',
+      { lacksNetAdmin: true, ...withPath({ engine: 'kernel', open: false }) },
+      [],
+    ],
+    [
+      'a capability is missing, but nothing carries packets',
+      { lacksNetAdmin: true, ...withPath({ engine: 'none', open: false }) },
+      [],
+    ],
+    ['the device cannot be opened for another reason', { tunProblem: 'EIO' }, ['tun-missing: EIO']],
+  ])('tun: %s', (_name, part, expected) => expect(look('tun', part)).toEqual(expected))
+
+  const dualStatus = soundDual.status
+  const dual = (part: Partial<NonNullable<Status['dataPath']>>, facts: Partial<Facts> = {}): Partial<Facts> => ({
+    ...soundDual,
+    status: { ...dualStatus, dataPath: { ...dualStatus.dataPath, ...part } },
+    ...facts,
+  })
+  it.each<[string, Partial<Facts>, string[]]>([
+    ['a dual-stack network', dual({}), []],
+    ['IPv6 is not carried', dual({ families: ['ipv4'] }), ['family-not-carried: fd00:5::/48']],
+    ['IPv6 is not carried yet', dual({ families: ['ipv4'], open: false }), []],
+    ['IPv4 is down', dual({ lacking: { ipv4: 'no device', ipv6: null } }), ['family-down: IPv4: no device']],
+    [
+      'both addresses are gone',
+      dual({ addressGone: { ipv4: 'a', ipv6: 'b' } }),
+      ['address-gone: IPv4: a', 'address-gone: IPv6: b'],
+    ],
+    [
+      'the address is gone, in a network of one family',
+      withPath({ addressGone: { ipv4: 'a', ipv6: null } }),
+      ['address-gone: IPv4: a'],
+    ],
+    ['a family is down that the network does not have', withPath({ lacking: { ipv4: null, ipv6: 'no device' } }), []],
+    [
+      'no default route of IPv6',
+      { ...soundDual, defaultRoutes: { ipv4: true, ipv6: false } },
+      ['no-default-route: IPv6'],
+    ],
+    ['no default route of IPv4', { ...soundDual, defaultRoutes: { ipv4: false } }, ['no-default-route: IPv4']],
+    ['routes that were not read', { ...soundDual, defaultRoutes: {} }, []],
+    ['no default route, in a network of one family', { defaultRoutes: { ipv4: false } }, []],
+  ])('families: %s', (_name, part, expected) => expect(look('families', part)).toEqual(expected))
+
+  it('families: only the interface that lost its address has the remedy of IPv6', () => {
+    const fixes = (externalInterface: string | null, ...withoutIpv6: string[]) =>
+      diagnose({
+        ...sound,
+        ...dual({ addressGone: { ipv4: 'a', ipv6: 'b' } }, { withoutIpv6 }),
+        status: {
+          ...dualStatus,
+          node: { ...dualStatus.node, externalInterface },
+          dataPath: { ...dualStatus.dataPath, addressGone: { ipv4: 'a', ipv6: 'b' } },
+        },
+      })
+        .flatMap(({ findings = [] }) => findings)
+        .flatMap(({ name, detail, fix }) => (name === 'address-gone' ? [`${detail}: ${fix}`] : []))
+    const first = 'first remove the fault that `ipv6-disabled` names'
+    expect(fixes('eth0', 'eth0')).toEqual(['IPv4: a: undefined', `IPv6: b: ${first}`])
+    expect(fixes('eth0', 'flannel-v6.1')).toEqual(['IPv4: a: undefined', 'IPv6: b: undefined'])
+  })
+
+  it.each<[string, Partial<Facts>, string[]]>([
+    ['the kernel forwards nothing', { isForwarding: false }, ['forwarding-off']],
+    ['the configuration is not known', { isForwarding: false, ...withStatus({ config: null }) }, ['forwarding-off']],
+    ['there is no status', { isForwarding: false, status: undefined }, ['forwarding-off']],
+    ['the network has IPv6 alone', { ...soundIpv6, isForwarding: false }, []],
+    ['IPv6 is not forwarded', { ...soundDual, isForwardingIpv6: false }, ['forwarding-off-ipv6']],
+    [
+      'bridges bypass iptables in Kubernetes',
+      { ...withStore({ name: 'kubernetes' }), bridgeFilter: '0' },
+      ['bridge-filter-off'],
+    ],
+    ['bridges pass iptables in Kubernetes', { ...withStore({ name: 'kubernetes' }), bridgeFilter: '1' }, []],
+    ['bridges bypass iptables without Kubernetes', { bridgeFilter: '0' }, []],
+    [
+      'two interfaces do not forward',
+      { unforwarded: ['cni0', 'docker0'] },
+      [
+        'interface-forwarding-off: net.ipv4.conf.cni0.forwarding is 0',
+        'interface-forwarding-off: net.ipv4.conf.docker0.forwarding is 0',
+      ],
+    ],
+    [
+      '95 percent of the connections are in use',
+      { tracking: { entries: 950, limit: 1000 } },
+      ['tracking-full: 950 connections, and net.netfilter.nf_conntrack_max is 1000'],
+    ],
+    ['94 percent of the connections are in use', { tracking: { entries: 949, limit: 1000 } }, []],
+  ])('forwarding: %s', (_name, part, expected) => expect(look('forwarding', part)).toEqual(expected))
+
+  const dead = { silence: 'no socket' }
+  it.each<[string, Partial<Facts>, string[] | undefined]>([
+    ['a dead weftd, and a store that was not asked', { ...dead, store: undefined }, undefined],
+    ['a dead weftd, and a store that answers', { ...dead, store: {} }, []],
+    [
+      'a dead weftd, and a store that is away',
+      { ...dead, store: { problem: 'etcd: refused' } },
+      ['store-away: etcd: refused'],
+    ],
+    [
+      'a dead weftd, and no configuration',
+      { ...dead, store: { invalid: 'none defined' } },
+      ['config-missing: none defined'],
+    ],
+    [
+      'a dead weftd, and a store that is away, whatever its last status said',
+      { ...dead, ...withStore({ reachable: false, held: 3, comparedSecondsAgo: 999 }), store: {} },
+      [],
+    ],
+    [
+      'no lease, and no configuration',
+      { ...withStatus({ node: null }), store: { invalid: 'none defined' } },
+      ['config-missing: none defined'],
+    ],
+    ['no lease', withStatus({ node: null }), undefined],
+    ['no status', { status: undefined, store: {} }, undefined],
+    [
+      'a store that is away for weftd',
+      withStore({ reachable: false, held: 2 }),
+      ['store-away: etcd: http://192.0.2.9:2379 /n'],
+    ],
+    [
+      'a store that is up to date after 180 s, but holds peers back',
+      withStore({ comparedSecondsAgo: 180, held: 2 }),
+      ['peers-held: 2 peers'],
+    ],
+    [
+      'peers that are held back, and no configuration',
+      withStore({ held: 1, configGone: true }),
+      ['peers-held: 1 peers', 'config-missing: etcd: http://192.0.2.9:2379 /n'],
+    ],
+    [
+      'an invalid configuration, which weftd ignores',
+      { ...withStore({ configGone: true }), store: { invalid: 'not JSON' } },
+      ['config-missing: not JSON'],
+    ],
+    [
+      'an invalid configuration, of which weftd does not know yet',
+      { store: { invalid: 'not JSON' } },
+      ['config-missing: not JSON'],
+    ],
+  ])('store: %s', (_name, part, expected) => expect(look('store', part)).toEqual(expected))
+
+  const other = { ...status.config!, backendType: 'vxlan' }
+  const says = 'but the configuration in the store says'
+  it.each<[string, Partial<Facts>, string[] | undefined]>([
+    ['a store that was not asked', { store: undefined }, undefined],
+    ['a store that is away', { store: { problem: 'etcd: refused' } }, undefined],
+    [
+      'a store that is away, although weftd compared',
+      { ...withStore({ configDiffers: true }), store: { problem: 'etcd: refused' } },
+      [expect.stringContaining('an earlier configuration than the one in the store') as unknown as string],
+    ],
+    ['a configuration that is gone', withStore({ configDiffers: true, configGone: true }), []],
+    ['a dead weftd, which compared before', { ...dead, ...withStore({ configDiffers: true }) }, []],
+    ['the same configuration', { store: { config: status.config } }, []],
+    ['no status', { status: undefined, store: { config: status.config } }, []],
+    [
+      'another backend',
+      { store: { config: other } },
+      [
+        `config-differs: this node runs udp, ${says} vxlan`,
+        `config-differs: 10.5.2.0/24 at 192.0.2.2 runs udp, alloc or a cloud backend, ${says} vxlan`,
+      ],
+    ],
+    [
+      'another backend, which this node uses at its next start',
+      { ...dead, ...withPeers(), store: { config: other } },
+      [],
+    ],
+    [
+      'another network',
+      { store: { config: { ...status.config!, network: '10.6.0.0/16' } } },
+      [`config-differs: this node has the network 10.5.0.0/16, ${says} udp`],
+    ],
+    [
+      'another network of IPv6',
+      { ...withDual(), store: { config: { ...dualStatus.config, ipv6Network: 'fd00:6::/48' } } },
+      [`config-differs: this node has the network 10.5.0.0/16 and fd00:5::/48, ${says} vxlan`],
+    ],
+    [
+      'another value of an option',
+      { store: { config: { ...status.config!, backend: { Port: 9000 } } } },
+      [`config-differs: this node runs udp with other options, ${says} udp`],
+    ],
+    [
+      'another value of an option, which weftd found too',
+      { ...withStore({ configDiffers: true }), store: { config: { ...status.config!, backend: { Port: 9000 } } } },
+      [`config-differs: this node runs udp with other options, ${says} udp`],
+    ],
+    [
+      'a backend that this weft does not know, and peers with another',
+      { store: { config: { ...status.config!, backendType: 'of-tomorrow' } } },
+      [`config-differs: this node runs udp, ${says} of-tomorrow`],
+    ],
+    ['peers that are not known', { ...withStatus({ peers: null }), store: { config: status.config } }, []],
+    [
+      'a peer of another backend',
+      { ...withPeers({ type: 'host-gw' }), store: { config: status.config } },
+      [`config-differs: 10.5.2.0/24 at 192.0.2.2 runs host-gw, ${says} udp`],
+    ],
+  ])('config: %s', (_name, part, expected) => expect(look('config', part)).toEqual(expected))
+
+  it.each<[string, Partial<Facts>, string[] | undefined]>([
+    ['the store does not report its time, and the lease is renewed', { storeAheadMs: undefined }, []],
+    ['the store reports its time, and there is no lease', withStatus({ lease: null }), []],
+    ['neither is known', { storeAheadMs: undefined, ...withStatus({ lease: null }) }, undefined],
+    ['the lease of a dead weftd is not compared', { ...dead, storeAheadMs: undefined }, undefined],
+    ['nothing of weftd is known', { status: undefined, storeAheadMs: undefined }, undefined],
+    [
+      'the clock of this host and the lease disagree, but the store is right',
+      { storeAheadMs: 90_400, now: NOW - 7_200_000 },
+      ["clock-off: 90 s behind the store's"],
+    ],
+  ])('clock: %s', (_name, part, expected) => expect(look('clock', part)).toEqual(expected))
+
+  it.each<[string, Partial<Facts>, string[] | undefined]>([
+    ['weftd is dead', { ...losing({ tx_drop_too_big: 99 }), ...dead }, undefined],
+    ['weftd has counted for too short a time', withPath({ recent: null }), undefined],
+    ['there is no status', { status: undefined }, undefined],
+    [
+      'a queue is full, for which UDP would not be joined',
+      withPath({ features: ['tun-uso'], recent: { seconds: 60, packets: 18, drops: { tx_drop_queue_full: 99 } } }),
+      ['packets-dropped: tx_drop_queue_full: 99 in the last 60 s'],
+    ],
+    ['unknown hosts send, with etcd', losing({ rx_drop_unknown_sender: 40 }), []],
+    [
+      'unknown hosts send, with a directory',
+      { status: { ...losing({ rx_drop_unknown_sender: 40 }).status!, store: { ...status.store, name: 'directory' } } },
+      ['unknown-senders: rx_drop_unknown_sender: 40 in the last 64 s'],
+    ],
+    [
+      'a peer of WireGuard sends from another subnet, with a directory',
+      {
+        status: {
+          ...losing({ rx_drop_unknown_sender: 40 }).status!,
+          store: { ...status.store, name: 'directory' },
+          config: { ...status.config!, backendType: 'wireguard' },
+        },
+      },
+      ['source-outside: rx_drop_unknown_sender: 40 in the last 64 s'],
+    ],
+    ['the configuration is gone', { status: { ...losing({ rx_drop_unknown_sender: 40 }).status!, config: null } }, []],
+    [
+      'the kernel refuses packets',
+      losing({ tx_drop_refused: 99 }),
+      ['packets-dropped: tx_drop_refused: 99 in the last 64 s'],
+    ],
+  ])('drops: %s', (_name, part, expected) => expect(look('drops', part)).toEqual(expected))
+
+  it('firewall: reports policies and programs although no rules can be read', () => {
+    const unread = { iptables: undefined, nft: undefined }
+    expect(look('firewall', unread)).toBeUndefined()
+    expect(look('firewall', { ...unread, ipsec: blocking })).toEqual([expect.stringMatching(/^ipsec-blocked: /)])
+    const programs = [{ device: 'eth0', what: 'an XDP program' }]
+    expect(look('firewall', { ...unread, programs, ...withPeers({ lossPercent: 30 }) })).toEqual([
+      'program-on-path: eth0: an XDP program',
+    ])
+  })
+
+  it.each<[string, Partial<Facts>]>([
+    ['a foreign route', { routes: [...sound.routes, route('10.5.2.0/24', 'eth1')] }],
+    ['a policy rule', { kernelRoutes: routesBy({ host: { device: 'ts0', table: 52 } }) }],
+    ['a route that the kernel refuses', { kernelRoutes: routesBy({ host: 'EACCES' }) }],
+    [
+      'a rule that drops what this host sends',
+      { iptables: '-P OUTPUT ACCEPT\n-A OUTPUT -p udp -m udp --dport 8285 -j DROP' },
+    ],
+    ['a policy of IPsec', { ipsec: { ...blocking, policies: [blockPolicy('out', '192.0.2.1/32', '192.0.2.2/32')] } }],
+    ['a kernel that refuses packets', losing({ tx_drop_refused: 99 })],
+    ['', {}],
+    ['a full queue', losing({ tx_drop_queue_full: 99 })],
+    ['a missing route', { routes: [] }],
+    ['a rule that drops what arrives', { iptables: '-P INPUT ACCEPT\n-A INPUT -p udp -m udp --dport 8285 -j DROP' }],
+  ])('peers: the firewall of a peer is not blamed if this host has %s', (name, part) => {
+    const silentPeer = { ...peer, ...silentSide, heardSecondsAgo: 3, unansweredSeconds: 20 }
+    const facts = { ...part, status: { ...(part.status ?? status), peers: countPeers([silentPeer], 10) } }
+    const text = look('peers', { ...facts, answers: new Map() })?.find((line) => line.startsWith('peer-silent')) ?? ''
+    expect(text).toMatch(/^peer-silent: .*packets from it arrive/)
+    const isOwnFault = !['', 'a full queue', 'a missing route', 'a rule that drops what arrives'].includes(name)
+    expect(text.includes('check the firewall on its host first')).toBe(!isOwnFault)
+  })
+
+  it.each<[string, Partial<Status>, string[]]>([
+    ['the address is gone', { dataPath: { ...path, addressGone: { ipv4: 'gone', ipv6: null } } }, ['address-gone']],
+    ['the lease has ended', { lease: { ...status.lease!, expiresAt: '2026-11-21T09:00:00Z' } }, ['clock-off']],
+    ['another host has the address', { node: { ...status.node!, twin: 'b' } }, ['address-twice']],
+    [
+      'packets are dropped',
+      { dataPath: { ...path, recent: { seconds: 60, packets: 18, drops: { tx_drop_too_big: 99 } } } },
+      ['packets-dropped'],
+    ],
+    ['long packets are lost', { peers: countPeers([{ ...peer, ...narrow }], 10) }, ['path-mtu']],
+    [
+      'a key is invalid',
+      { peers: countPeers([{ ...peer, ...silentSide, session: { ...noKeys, failure: 'bad-key' } }], 10) },
+      ['peer-silent', 'key-unusable'],
+    ],
+    [
+      'weft cannot probe',
+      { peers: countPeers([{ ...peer, state: 'programmed', lossPercent: null }], null) },
+      ['peers-unasked'],
+    ],
+    ['the configuration is unknown', { config: null }, []],
+    ['weftd needs no rights of this host', { dataPath: { ...path, open: false } }, ['data-path-down']],
+  ])('the status page finds it too: %s', (_name, part, expected) =>
+    expect(diagnoseStatus({ ...status, ...part }).map(({ name }) => name)).toEqual(expected),
+  )
+})
