@@ -70,6 +70,44 @@ describe('the cause of silence over one family', () => {
       'port-dropped',
     ],
     ['the route, because packets pass it first', { ...silent, iptables: PORT, routes: [] }, side, 'no-route'],
+    [
+      'the route to its host, because the tunnel of all packets needs it',
+      { ...silent, iptables: PORT, routes: [], kernelRoutes: wrongWay },
+      side,
+      'underlay-route',
+    ],
+    [
+      'not a route that only marked packets take, which a rule may mark',
+      {
+        ...silent,
+        iptables: '*mangle\n-A PREROUTING -m set --match-set some src -j MARK --set-xmark 0x1/0xffffffff\nCOMMIT',
+        kernelRoutes: routesBy({ marked: { device: 'eth0', gateway: '192.0.2.9', table: 100 } }),
+      },
+      side,
+      undefined,
+    ],
+    [
+      'nothing with host-gw, which sends no datagrams',
+      {
+        ...silent,
+        status: {
+          ...silent.status,
+          config: { ...silent.status.config!, backendType: 'host-gw' },
+          dataPath: { ...soundStatus.dataPath!, engine: 'kernel', device: null, devices: { ipv4: null, ipv6: null } },
+        },
+        routes: [route('10.5.2.0/24', 'eth0', '192.0.2.2')],
+        iptables: PORT,
+        ipsec: {
+          policies: [blockPolicy('out', '192.0.2.1/32', '192.0.2.2/32')],
+          states: [],
+          blockedByDefault: [],
+          hasKeyDaemon: true,
+          exempt: [],
+        },
+      },
+      side,
+      undefined,
+    ],
     ['nothing, without a status', { ...silent, status: undefined, iptables: PORT }, side, undefined],
     [
       'nothing, without a data path',
@@ -110,9 +148,6 @@ describe('the cause of silence over one family', () => {
     expect(causeOf(side, { ...silent, kernelRoutes: { answers: [{ ...query!, answer }], rules: {} } })).toBe(
       'route-refused',
     )
-    // A route for marked packets alone does not stop the probes.
-    const marked = routesBy({ marked: { device: 'eth0', gateway: '192.0.2.9', table: 100 } })
-    expect(causeOf(side, { ...silent, kernelRoutes: marked })).toBeUndefined()
   })
 
   it('is not a route if the subnet in the lease of the peer is unreadable', () => {

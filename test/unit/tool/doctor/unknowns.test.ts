@@ -80,6 +80,11 @@ it.each<[string, Partial<Facts>, Record<string, RegExp>]>([
     },
   ],
   [
+    'weftd did not answer for an unknown reason',
+    { ...NO_STATUS, silence: '' },
+    { leases: /^weftd does not answer, and no earlier weftd left a status$/ },
+  ],
+  [
     'weftd left a status, but does not answer',
     { ...withStatus({ dataPath: { ...status.dataPath!, open: false } }), silence: 'no socket', store: undefined },
     {
@@ -115,6 +120,21 @@ it.each<[string, Partial<Facts>, Record<string, RegExp>]>([
     'the data path is not open',
     withPath({ open: false }),
     { routes: /^the data path is not open$/, containers: /^the data path is not open$/ },
+  ],
+  [
+    'the data path of a backend that this weft does not know is not open',
+    {
+      ...withStatus({
+        config: { ...status.config!, backendType: 'of-tomorrow' },
+        dataPath: { ...status.dataPath!, open: false },
+      }),
+    },
+    { routes: /^the data path is not open$/ },
+  ],
+  [
+    'an older weftd does not report what carries the packets',
+    withPath({ engine: null }),
+    { routes: /^weftd does not report the facts that this check needs$/ },
   ],
   ['there is no data path', withStatus({ dataPath: null }), { routes: /^the data path is not open$/ }],
   [
