@@ -17,7 +17,7 @@ function outerIpv6(status: Status): string | undefined {
 /** Lists the interfaces of the network on which a setting of the kernel disables IPv6 (net.ipv6.conf.*.disable_ipv6). */
 export function checkIpv6Off(facts: Facts): Finding[] {
   const { status, withoutIpv6 = [] } = facts
-  if (!status || withoutIpv6.length === 0) return []
+  if (!status) return []
   const side = ownSides(status).find(({ family }) => family === 'ipv6')
   const off = (name: string | null | undefined, then: string): Finding[] => {
     if (!name || !withoutIpv6.includes(name)) return []
