@@ -331,6 +331,12 @@ describe('the bridges without an address', () => {
     ['the bridge is of virtual machines', bridge('cni0', [], {}, 'tun'), gateway, []],
     ['the bridge has no ports', [device('cni0', [], { index: 9, type: 'bridge' })], gateway, []],
     ['the interface is no bridge', bridge('cni0', [], { type: 'macvlan' }), gateway, []],
+    [
+      'the containers are at another bridge',
+      [device('cni0', [], { index: 9, type: 'bridge' }), ...bridge('docker0', ['172.17.0.1/16'])],
+      gateway,
+      [],
+    ],
   ])('are found by the gateway of containers: %s', (_name, links, part, expected) =>
     expect(missing(links, part)).toEqual(expected.map((line) => `bridge-unaddressed: ${line}`)),
   )
@@ -354,6 +360,12 @@ describe('the bridges without an address', () => {
       route('10.5.1.0/24', ''),
     ])
       expect(routed(other), other.destination).toHaveLength(1)
+    // The first subnet of the network begins at the same address as the network.
+    const first = { ...side4, subnet: parseNet('10.5.0.0/24')! }
+    const links = [eth0, ...bridge('cni0', [])]
+    const toAll = { ...sound, ...gateways('10.5.0.1'), links, routes: [route('10.5.0.0/16', 'eth0')] }
+    expect(unaddressedBridges(first, toAll)).toHaveLength(1)
+    expect(unaddressedBridges(first, { ...toAll, routes: [route('10.5.0.0/24', 'eth0')] })).toEqual([])
   })
 
   it('get the address of the remedy, with the length of the subnet', () => {
@@ -367,6 +379,12 @@ describe('the bridges without an address', () => {
       expect.stringMatching(/^bridge-unaddressed: give .* `ip address add fd00:5:0:1::1\/64 dev cni0`/),
     ])
     const off = { ...of6, withoutIpv6: ['cni0'] }
+    const [{ detail } = { detail: '' }] = unaddressedBridges(side6, {
+      ...soundDual,
+      ...off,
+      links: bridge('cni0', ['10.5.1.1/24']),
+    })
+    expect(detail).toBe(`net.ipv6.conf.cni0.disable_ipv6 is 1: cni0 does not have the address fd00:5:0:1::1, ${used}`)
     expect(fixes(bridge('cni0', ['10.5.1.1/24']), soundDual, off, side6)).toEqual([
       expect.stringMatching(/^ipv6-disabled: run `sysctl -w net\.ipv6\.conf\.cni0\.disable_ipv6=0`, .*; then give /),
     ])
@@ -398,6 +416,10 @@ describe('containers', () => {
   const containers = (part: Partial<Facts>, from: Facts = sound) => lines(checkContainers({ ...from, ...part }))
   const withStatus = (part: Partial<Status>): Partial<Facts> => ({ status: { ...status, ...part } })
   const closed = { ...status.dataPath!, open: false }
+
+  it('need the file subnet.env', () => {
+    expect(containers({ subnetEnv: undefined })).toEqual(['subnet-env-wrong: /run/flannel/subnet.env does not exist'])
+  })
 
   it('cannot be checked without a subnet and a data path', () => {
     for (const part of [
