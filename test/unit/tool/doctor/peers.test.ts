@@ -106,6 +106,15 @@ describe('the leases', () => {
     ])
   })
 
+  it('of a network of IPv6 alone are compared by their addresses', () => {
+    const of6 = (publicIpv6: string) => {
+      const list = [{ ...peerOfIpv6(), publicIpv6, publicIp: publicIpv6 }]
+      return lines(checkLeases({ ...soundIpv6, status: { ...soundIpv6.status!, peers: countPeers(list, 10) } }))
+    }
+    expect(of6('2001:db8::2')).toEqual([])
+    expect(of6('2001:db8::1')).toEqual(['address-twice: 2001:db8::1, which fd00:5:0:2::/64 publishes too'])
+  })
+
   it('do not have an address twice if it is unreadable or missing', () => {
     expect(leases([{ publicIp: 'x' }], { publicIp: 'x' })).toEqual([])
     expect(leases([{ publicIp: '192.0.2.1' }], { twin: 'b' })).toEqual([
@@ -239,6 +248,14 @@ describe('the peers', () => {
       true,
     ],
     [
+      'no configuration to compare the type with, although charon lacks keys',
+      withPeers([numbered(2, { state: 'stored', type: 'udp' })], {
+        config: null,
+        dataPath: { ...path, counters: { peers_without_keys: 1 } },
+      }),
+      true,
+    ],
+    [
       'no place, although charon has all keys',
       withPeers([numbered(2, { state: 'stored', type: 'udp' })], {
         dataPath: { ...path, counters: { peers_without_keys: 0 } },
@@ -255,6 +272,11 @@ describe('the peers', () => {
       look({ ...soundDual, status: kernel, routes, answers: new Map() })?.map(({ name }) => name)
     expect(names(soundDual.routes)).toEqual(['peer-unusable'])
     expect(names(soundDual.routes.filter(({ destination }) => destination !== '10.5.2.0/24'))).toEqual([])
+    // Without a subnet of its own weft doctor checks no routes.
+    const node = { ...soundDual.status.node, subnet: 'x', ipv6Subnet: null }
+    expect(look({ ...soundDual, status: { ...kernel, node }, routes: [] })?.map(({ name }) => name)).toEqual([
+      'peer-unusable',
+    ])
     // With udp there is one route for all peers, so a missing route does not explain a missing peer.
     const udp = withPeers([numbered(2, { state: 'stored' })])
     expect(look({ ...udp, routes: [] })?.map(({ name }) => name)).toEqual(['peer-unusable'])
@@ -340,6 +362,8 @@ describe('a silent peer', () => {
         /see `probes-dropped`; its host is up and refuses UDP port 8285.*, FIX run `weft doctor` on/,
       ),
     ])
+    const [half] = checkPeers({ ...withDual(dualPeer(silentSide, {})), iptables: drop }, false) ?? []
+    expect(half?.detail).toMatch(/: over IPv4 it does not answer$/)
     // The status page has no rules of this host.
     const [page] = checkPeers(facts, false) ?? []
     expect(page?.detail).toMatch(/: its last packet came 7 min ago$/)
@@ -403,13 +427,23 @@ describe('a silent peer', () => {
       `accept packets of 10.5.0.0/16 ${ends}, in the firewalls of both hosts and of the network`,
     ],
     [
+      'udp before weftd has a data path',
+      { ...withType('udp'), status: { ...withType('udp').status!, dataPath: null } },
+      `accept UDP port 8285 ${ends}, both ways and from any source port, in the firewalls`,
+    ],
+    [
+      'an unknown configuration',
+      { ...withType('udp'), status: { ...withType('udp').status!, config: null } },
+      `accept packets of the network ${ends}, in the firewalls`,
+    ],
+    [
       'an unreadable address',
       withType('udp', {}, { publicIp: 'x' }),
       'accept UDP port 8285, both ways and from any source port, in the firewalls',
     ],
   ])('has a remedy that names what the firewalls must accept: %s', (_name, facts, words) => {
     expect(fixes(facts)).toEqual([expect.stringContaining(`check that weftd runs there; ${words}`)])
-    expect(fixes(facts)[0]).not.toMatch(/NAT|undefined/)
+    expect(fixes(facts)[0]).toMatch(/ of both hosts and of the network$/)
   })
 
   it('has the remedy for NAT with WireGuard, whose keepalive keeps the mapping of a NAT', () => {
