@@ -1840,6 +1840,7 @@ describe('each check alone', () => {
         .flatMap(({ name, detail, fix }) => (name === 'address-gone' ? [`${detail}: ${fix}`] : []))
     const first = 'first remove the fault that `ipv6-disabled` names'
     expect(fixes('eth0', 'eth0')).toEqual(['IPv4: a: undefined', `IPv6: b: ${first}`])
+    expect(fixes('eth0', 'flannel-v6.1', 'eth0')).toEqual(['IPv4: a: undefined', `IPv6: b: ${first}`])
     expect(fixes('eth0', 'flannel-v6.1')).toEqual(['IPv4: a: undefined', 'IPv6: b: undefined'])
   })
 
@@ -1938,6 +1939,11 @@ describe('each check alone', () => {
     ['a configuration that is gone', withStore({ configDiffers: true, configGone: true }), []],
     ['a dead weftd, which compared before', { ...dead, ...withStore({ configDiffers: true }) }, []],
     ['the same configuration', { store: { config: status.config } }, []],
+    [
+      'the same configuration apart from a secret, which weftd found',
+      { ...withStore({ configDiffers: true }), store: { config: status.config } },
+      [expect.stringContaining('in a value that is not shown, such as a PSK') as unknown as string],
+    ],
     ['no status', { status: undefined, store: { config: status.config } }, []],
     [
       'another backend',
@@ -2032,6 +2038,14 @@ describe('each check alone', () => {
     ],
   ])('drops: %s', (_name, part, expected) => expect(look('drops', part)).toEqual(expected))
 
+  it('routes: a wrong route of the main table is reported once', () => {
+    const kernelRoutes = routesBy({ host: { device: 'eth1' } })
+    expect(look('routes', { kernelRoutes })).toEqual(['foreign-route: 10.5.2.0/24 goes to eth1'])
+    const routes = [...sound.routes, route('10.5.2.0/24', 'eth1')]
+    expect(look('routes', { kernelRoutes, routes })).toEqual(['foreign-route: 10.5.2.0/24 goes to eth1'])
+    expect(look('routes', { kernelRoutes, routes: [] })).toEqual(['no-route: 10.5.0.0/16'])
+  })
+
   it('firewall: reports policies and programs although no rules can be read', () => {
     const unread = { iptables: undefined, nft: undefined }
     expect(look('firewall', unread)).toBeUndefined()
@@ -2063,6 +2077,16 @@ describe('each check alone', () => {
     expect(text).toMatch(/^peer-silent: .*packets from it arrive/)
     const isOwnFault = !['', 'a full queue', 'a missing route', 'a rule that drops what arrives'].includes(name)
     expect(text.includes('check the firewall on its host first')).toBe(!isOwnFault)
+  })
+
+  it('peers: the firewall of a peer is not blamed if the route to the host of another peer is wrong', () => {
+    const kernelRoutes = routesBy({ underlay: { device: 'tun7' } })
+    const second = { lease: '10.5.3.0-24', subnet: '10.5.3.0/24', publicIp: '192.0.2.3', endpoint: '192.0.2.3:8285' }
+    const sending = { ...silentSide, heardSecondsAgo: 3, unansweredSeconds: 20 }
+    const facts = withPeers({ ...silentSide }, { ...sending, ...second })
+    const said = (part: Partial<Facts>) => look('peers', { ...facts, ...part })?.[1]
+    expect(said({ kernelRoutes })).toMatch(/^peer-silent: 10\.5\.3\.0.*or its firewall drops the echo requests$/)
+    expect(said({})).toMatch(/^peer-silent: 10\.5\.3\.0.*: check the firewall on its host first$/)
   })
 
   it.each<[string, Partial<Status>, string[]]>([

@@ -37,6 +37,7 @@ const bridge = { family: 'ipv4', lease: soundPeer.lease, to: 1, fromBridge: 2, f
 it.each<[string, Facts, boolean]>([
   ['nothing is lost', withPeers(soundPeer), false],
   ['there is no status', { ...withPeers(), status: undefined }, false],
+  ['the peers are not known yet', { ...withPeers(), status: { ...soundStatus, peers: null } }, false],
   ['a peer loses a few probes', withPeers({ ...soundPeer, lossPercent: 19 }), false],
   ['a peer loses many probes', withPeers({ ...soundPeer, lossPercent: 20 }), true],
   ['the loss is not known', withPeers({ ...soundPeer, lossPercent: null }), false],

@@ -98,7 +98,7 @@ describe('the cause of silence over one family', () => {
         routes: [route('10.5.2.0/24', 'eth0', '192.0.2.2')],
         iptables: PORT,
         ipsec: {
-          policies: [blockPolicy('out', '192.0.2.1/32', '192.0.2.2/32')],
+          policies: [blockPolicy('out', '0.0.0.0/0', '0.0.0.0/0')],
           states: [],
           blockedByDefault: [],
           hasKeyDaemon: true,

@@ -94,6 +94,11 @@ it.each<[string, Partial<Facts>, Record<string, RegExp>]>([
     },
   ],
   [
+    'weftd left a status, and the store lets nobody in',
+    { silence: 'no socket', store: undefined, whyStoreUnknown: 'etcd: no TLS connection' },
+    { store: /^etcd: no TLS connection$/, config: /^etcd: no TLS connection$/ },
+  ],
+  [
     'weftd has no lease yet',
     withStatus({ node: null, lease: null, peers: null }),
     { firewall: /^weftd has no lease yet$/, containers: /^weftd has no lease yet$/, mtu: /^weftd has no lease yet$/ },
