@@ -53,7 +53,8 @@ it('each family is probed only if this host and the peer have addresses of the f
   ])
 })
 
-it('nothing is probed without a lease, a configuration or peers', () => {
+it('nothing is probed with a tunnel, or without a lease, a configuration or peers', () => {
+  expect(probes(soundStatus)).toEqual([])
   expect(probes({ ...hostGw, node: null })).toEqual([])
   expect(probes({ ...hostGw, config: null })).toEqual([])
   expect(probes({ ...hostGw, peers: null })).toEqual([])

@@ -149,6 +149,15 @@ describe('the MTU', () => {
     expect(dual(['ipv4'], 1479)).toEqual([expect.stringContaining("plus the tunnel's headers are 1480")])
   })
 
+  it.each(['host-gw', 'of-tomorrow'])('needs no room for headers with the backend %s', (backendType) => {
+    const { config, dataPath } = soundDual.status
+    const facts = {
+      status: { ...soundDual.status, config: { ...config, backendType }, dataPath: { ...dataPath, mtu: 1500 } },
+      links: [eth0],
+    }
+    expect(mtu(facts, soundDual)).toEqual([])
+  })
+
   it('shrank only if weftd started with a larger one', () => {
     expect(mtu(withPath({ mtuAtStart: 1472 }))).toEqual([])
     expect(mtu(withPath({ mtuAtStart: 1400 }))).toEqual([])

@@ -38,6 +38,12 @@ describe('the cause of silence over one family', () => {
     ['nothing', silent, side, undefined],
     ['the address of this host, which is gone', withPath(dual, { addressGone: gone6 }), side6, 'address-gone'],
     ['not the address of the other family', withPath(dual, { addressGone: gone4 }), side6, undefined],
+    [
+      'the setting that disables IPv6',
+      { ...withPath(dual, { addressGone: gone6 }), withoutIpv6: ['eth0'] },
+      side6,
+      'ipv6-disabled',
+    ],
     ['the address of IPv4, which is gone', withPath(dual, { addressGone: gone4 }), side4, 'address-gone'],
     ['a family that is down', withPath(dual, { lacking: { ipv4: null, ipv6: 'no device' } }), side6, 'family-down'],
     [
