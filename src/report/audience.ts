@@ -32,7 +32,10 @@ export interface Refusal {
 }
 
 /** Returns true for the unspecified address, with which a socket listens at all addresses. */
-const isAny = (address: string): boolean => [0, 0n].includes(keyOf(address) ?? 1)
+const isAny = (address: string): boolean => {
+  const key = keyOf(address)
+  return key === 0 || key === 0n
+}
 
 /**
  * Returns why an HTTP request may not read the full status; undefined if it may. weftd serves the full status at
