@@ -31,7 +31,7 @@ export interface Refusal {
   readonly why: string
 }
 
-/** Returns true for the unspecified address, with which a socket listens at all addresses. */
+/** Returns true for `0.0.0.0` and `::`. A socket that is bound to one of them listens at all addresses. */
 const isAny = (address: string): boolean => {
   const key = keyOf(address)
   return key === 0 || key === 0n

@@ -150,7 +150,7 @@ export class Hour {
     return arrays.reduce((sum, { byteLength }) => sum + byteLength, 0)
   }
 
-  /** Returns the memory of one peer's series of one value: a ring buffer of PEER_STEPS codes. */
+  /** Returns the codes of one value of the peer that has the slot: a ring buffer of PEER_STEPS codes. */
   #seriesOf(slot: number, value: number): Uint16Array {
     const start = ((slot % BLOCK) * PEER.length + value) * PEER_STEPS
     return this.#blocks[Math.floor(slot / BLOCK)]?.subarray(start, start + PEER_STEPS) ?? new Uint16Array(0)

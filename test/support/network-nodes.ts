@@ -7,7 +7,7 @@ import type { NodeView, Sight } from '../../src/report/view.ts'
 export const AT = '2026-11-22T10:00:00.000Z'
 export const lease = (number: number): string => `10.5.${number}.0-24`
 
-/** Returns the result of node `from`'s probes of node `to`; undefined for none. */
+/** Returns the result of node `from`'s probes of node `to`; undefined if node `from` does not probe node `to`. */
 export type Seeing = (from: number, to: number) => Partial<Sight> | undefined
 export const all: Seeing = () => ({})
 

@@ -247,7 +247,7 @@ class Walk {
       for (const { matches, target } of outcomes(this.#packet)) {
         const applies = both(here, matches)
         if ('chain' in target) {
-          // A target that is no chain, such as LOG, has no rules.
+          // A target that is not a chain, such as LOG, has no rules, so the packet continues.
           const found = this.through(target.chain, applies, depth + 1)
           if (matches === true && (found || target.to === 'goto')) return found
           if (found) this.possible.add(found.isAccepted)

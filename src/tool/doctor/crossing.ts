@@ -7,7 +7,7 @@ import type { Facts } from './facts.ts'
 import type { Finding } from './findings.ts'
 import { sideIn, sideText } from './sides.ts'
 
-/** Returns true if there is a family in which no bridge answered, so that weft does not know whether packets cross. */
+/** Returns true if no bridge answered in one of the families, so weft does not know whether packets are dropped. */
 const isAnyUnanswered = (bridgeAnswers: readonly BridgeAnswer[]): boolean =>
   bridgeAnswers.some(({ family }) => !bridgeAnswers.some((each) => each.family === family && each.isBridgeAnswered))
 

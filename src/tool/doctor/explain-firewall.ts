@@ -12,7 +12,7 @@ import { bridgeOf, networksOf } from './sides.ts'
 
 /** Returns the steps of a packet through the firewall: first the rules of iptables, then the chains of nftables. */
 export function filtered(facts: Facts, given: FilteredPacket): Step[] {
-  // The kernel takes each datagram of vxlan for the first packet of a connection, so none of them is an answer.
+  // The kernel treats each datagram of vxlan as the first packet of a connection, so no datagram of vxlan is an answer.
   const packet: FilteredPacket = given.isOneWay ? { ...given, state: 'new' } : given
   const family = familyOf(packet.source)
   const rules = readRules(facts, family)

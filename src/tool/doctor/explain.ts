@@ -123,7 +123,7 @@ const nodeText = (side: SeenSide): string => {
   return name ? `${briefly(name)} (${hostText(side)})` : hostText(side)
 }
 
-/** Returns the facts about the backend in the network configuration; undefined if weft does not know the backend. */
+/** Returns the properties of the configured backend; undefined if this version of weft does not know the backend. */
 const kindIn = ({ config }: Status): Kind | undefined => kindOf(config?.backendType ?? '')
 
 /** Returns true if weftd itself, and not the kernel, carries the packets of the family. */

@@ -311,7 +311,7 @@ function outcomeOf(words: readonly string[], packet: FilteredPacket): Outcome | 
         say(isInRanges(packet.port, value))
         break
       case '--ports':
-        // The source port may be one of the ports too.
+        // The rule also matches if the source port, which weft does not know, is one of these ports.
         say(isInRanges(packet.port, value) || undefined)
         break
       case '--icmp-type':
@@ -377,7 +377,7 @@ function isInLengths(text: string): Holds {
   return isLengthIn(from, to)
 }
 
-/** Compares a port with ports and ranges such as `53,8000:9000`. */
+/** Returns true if a list such as `53,8000:9000` contains the port; undefined if weft does not know the port. */
 const isInRanges = (port: number | undefined, text: string): Holds =>
   port === undefined ? undefined : text.split(',').some((range) => isInRange(port, range))
 

@@ -39,8 +39,9 @@ export function checkKernelRoutes(facts: Facts, isReported: boolean): readonly F
 }
 
 /**
- * Returns the wrong routes by which the probes of a peer are lost. This host itself sends the probes, so the routes of the
- * packets of containers do not count. Strict reverse path filtering rejects the answers as well.
+ * Returns the wrong routes by which the probes of a peer are lost. This host itself sends the probes, so routes of the
+ * packets of containers do not count. A lookup of an incoming packet counts if strict reverse path filtering rejects
+ * the packet, because the filter then also rejects the answers to the probes.
  */
 export function faultsOfProbes(peer: SeenSide, facts: Facts): readonly Finding[] {
   const { status } = facts
@@ -88,9 +89,8 @@ function faultsOf(
 }
 
 /**
- * Returns true if the kernel forwards the packets of a lookup. If forwarding is switched off in the kernel, or for the
- * packets that arrive on one interface, another check reports that, and only the packets that this host itself sends are
- * examined.
+ * Returns true if the kernel forwards the packets of a lookup. Another check reports that forwarding is switched off,
+ * for all packets or for one interface. This check then examines only the packets that this host itself sends.
  */
 function isForwarded({ query: { iif } }: AnsweredQuery, { family }: OwnSide, facts: Facts): boolean {
   if (family === 'ipv6') return facts.isForwardingIpv6 !== false
@@ -156,7 +156,7 @@ export function markedFault(peer: SeenSide, side: OwnSide, facts: Facts): readon
 
 /**
  * Returns true if the packets from a container of this node to the peer perhaps have the mark of a lookup, or if the
- * lookup has no mark. Returns false if the mark of the packets is certain, because `markedFault` judges their route. A
+ * lookup has no mark. Returns false if the firewall certainly sets a mark, because `markedFault` judges that route. A
  * transparent proxy marks the packets of its own connections, and routes them to this host itself, so such a route is
  * right.
  */
@@ -248,7 +248,7 @@ function isOfPart(rule: RulePart, to: Address, part: PacketPart = {}): boolean {
   )
 }
 
-/** Returns true if a route is in one of the tables that the kernel uses without rules of a program. */
+/** Returns true if a route is in the table main or local, which the kernel consults by default. */
 const isUsual = ({ table }: Route): boolean => table === MAIN_TABLE || table === LOCAL_TABLE
 
 /**
@@ -267,12 +267,13 @@ function routeText(route: Route, rule: PolicyRule | undefined): string {
 /**
  * Describes why the kernel refuses the packets. The kernel answers with EINVAL for a blackhole (net/ipv4/fib_semantics.c,
  * fib_props), and for packets that arrive with a source address of this host (net/ipv4/fib_frontend.c,
- * fib_validate_source), which the kernel refuses with all protocols and ports.
+ * fib_validate_source). The second cause applies to all protocols and ports, so it does not explain that the kernel
+ * refuses only a part of the packets.
  */
 function refusalText({ refused, errno }: { refused: string; errno: string }, { part, from }: RouteQuery): string {
   if (errno !== 'EINVAL') return refused
   const isBlackhole = part !== undefined || from === undefined
-  return `a blackhole drops the packets${isBlackhole ? '' : ', or this host has their source address too'}`
+  return `a blackhole drops the packets${isBlackhole ? '' : ', or this host also has their source address'}`
 }
 
 const REFUSING = new Set(['prohibit', 'unreachable', 'blackhole'])

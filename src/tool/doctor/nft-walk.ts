@@ -100,7 +100,8 @@ const isDormant = (table: string): boolean => /\n\tflags [^\n]*dormant/.test(tab
 const isOfBridge = ({ name }: BaseChain): boolean => name.startsWith('bridge ')
 
 /**
- * Returns true if the chains of an nftables table may see the packet. `isOnTheWay` decides about the chains of bridges.
+ * Returns true if the chains of an nftables table may see the packet. Returns true for each table of the family bridge,
+ * because `isOnTheWay` checks the chains of bridges.
  */
 function isSeen(table: string, { source, protocol, bridged }: FilteredPacket): boolean {
   const family = table.split(' ')[0] ?? ''

@@ -59,7 +59,7 @@ function overlapping(family: Family, nodes: readonly Place[]): Finding[] {
       return net ? [{ net, host: publicIp === undefined ? node.publicIp : formatAddress(publicIp) }] : []
     })
     .toSorted((a, b) => compareAddresses(a.net.address, b.net.address) || a.net.prefixLength - b.net.prefixLength)
-  // The widest of the subnets that contain the present address. Two subnets either nest or have no common address.
+  // The widest subnet that contains the current address. Two subnets are either nested or disjoint.
   let widest = sorted[0]
   const across = sorted.slice(1).flatMap((one) => {
     if (widest && netContains(widest.net, one.net.address)) return [[widest, one] as const]

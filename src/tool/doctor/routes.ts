@@ -14,7 +14,7 @@ import { isOwnDevice, ownSides, sideIn, type OwnSide } from './sides.ts'
  */
 const USUAL_METRIC: Readonly<Record<Family, number>> = { ipv4: 0, ipv6: 1024 }
 
-/** Returns the backend of a node; undefined if the node has no configuration, or if only newer versions of weft know it. */
+/** Returns the backend of a node; undefined if the node has no configuration or this weft does not know the backend. */
 const kindIn = ({ config }: Status): Kind | undefined => (config ? kindOf(config.backendType) : undefined)
 
 /**

@@ -59,7 +59,7 @@ it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
     'packets to a (10.5.2.0/24), b (10.5.2.0/24), c (10.5.2.0/24) and 2 more are lost',
   ],
   [
-    'as many as one line names',
+    'as many peers as one line names',
     [byPeers],
     ['a', 'b', 'c'].map((name) => peer(name, silent)),
     'packets to a (10.5.2.0/24), b (10.5.2.0/24), c (10.5.2.0/24) are lost',
@@ -71,19 +71,19 @@ it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
     'packets to a (10.5.2.0/24) are lost',
   ],
   [
-    'a peer that the data path lacks, whose packets arrive',
+    'a peer whose packets arrive, but which is missing from the data path',
     [byPeers],
     [peer('a', { state: 'stored', type: 'vxlan', heardSecondsAgo: 3, unansweredSeconds: 9 })],
     'packets to a (10.5.2.0/24) are lost',
   ],
   [
-    'a peer of which the data path lacks one family and the other is silent, whose packets arrive',
+    'a peer whose packets arrive, with one family missing from the data path and the other family silent',
     [byPeers],
     [{ ...dualPeer({ state: 'stored' }, silentSide), name: 'a', heardSecondsAgo: 3, unansweredSeconds: 9 }],
     'packets to a (10.5.2.0/24) are lost',
   ],
   [
-    'a peer that is narrow, whose packets arrive since an earlier outage',
+    'a peer that only short packets reach, although its own packets arrive',
     [byPeers],
     [peer('a', { ...narrow, heardSecondsAgo: 3, unansweredSeconds: 9 })],
     'long packets to a (10.5.2.0/24) are lost, short ones pass',
@@ -123,7 +123,7 @@ it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
     'no packets reach other hosts over IPv6',
   ],
   [
-    'what an older page does not know',
+    'a problem that an older page does not know',
     [{ by: 'host', what: 'something of tomorrow' }],
     [],
     'packets of containers do not leave this host, new containers do not start, or another host gets packets for this host',
@@ -136,11 +136,11 @@ it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
   ],
 ])('%s', (_name, impairments, list, words) => expect(said(impairments, ...list)).toBe(words))
 
-it('does not know which peers packets do not reach before it knows the peers', () => {
+it('names no peers before weftd knows the peers', () => {
   expect(packetsText({ state: 'impaired', impairments: [byPeers], peers: null })).toBe(ofUnknownPeers)
 })
 
-it('a peer sends packets if one arrived within three intervals between its probes', () => {
+it('a silent peer counts as sending if a packet arrived within three probe intervals', () => {
   const peers = countPeers([peer('a', { ...silent, heardSecondsAgo: 50, unansweredSeconds: 90 })], 20)
   expect(packetsText({ state: 'impaired', impairments: [byPeers], peers })).toMatch(/^packets to a .* may be lost/)
 })
@@ -154,7 +154,7 @@ it.each([
   ['vxlan', ['vxlan', 'vxlan', 'wireguard'], 'c (10.5.2.0/24) runs wireguard'],
   ['udp', ['', '', ''], undefined],
   ['one of tomorrow', ['one of tomorrow', 'vxlan', 'vxlan'], 'b (10.5.2.0/24), c (10.5.2.0/24) run vxlan'],
-])('a node with the backend %s says which peers have another one: %j', (backendType, types, words) => {
+])('a node with the backend %s names the peers with another backend: %j', (backendType, types, words) => {
   const peers = countPeers(
     types.map((type, at) => peer('abc'.charAt(at), { state: 'stored', type })),
     10,

@@ -102,7 +102,7 @@ it('the history is reported with its steps, with or without a peer', () => {
   expect(historyReport(hour, at, '').peer).toBeNull()
 })
 
-it('a peer keeps its own values beside a thousand others', () => {
+it('each of a thousand peers has its own values', () => {
   const hour = new Hour()
   const numbers = Array.from({ length: MOST_PEERS }, (_, at) => at)
   for (const step of [0, 1])
@@ -114,11 +114,11 @@ it('a peer keeps its own values beside a thousand others', () => {
   expect(kept).toEqual(numbers)
 })
 
-it('a peer gets the memory of a peer that has left, also if a peer without memory has left', () => {
+it('a new peer gets the memory of a peer that left, even if a peer without memory left too', () => {
   const hour = new Hour()
   const samples = (numbers: readonly number[]) => new Map(numbers.map((at) => [String(at), peerSample(at)] as const))
   const numbers = Array.from({ length: MOST_PEERS + 2 }, (_, at) => at)
-  hour.addPeers(samples(numbers.slice(0, -1)), 0) // the last of them has no memory
+  hour.addPeers(samples(numbers.slice(0, -1)), 0) // the last peer gets no memory
   const gone = new Set([0, MOST_PEERS])
   hour.addPeers(samples(numbers.filter((at) => !gone.has(at))), PEER_STEP_MS)
   expect(hour.peer(String(MOST_PEERS + 1))?.roundTripMs.at(-1)).toBeCloseTo(MOST_PEERS + 1, 0)
@@ -130,13 +130,13 @@ it.each([
   ['zero', 0, 0],
   ['small', 0.01, 0.01],
   ['above the highest limit of a code', Infinity, 5.342e17],
-])('a value of a peer that is %s', (_what, value, known) => {
+])('reads back a value that is %s', (_what, value, known) => {
   const hour = new Hour()
   hour.addPeers(new Map([['a', peerSample(value)]]), 0)
   expect(hour.peer('a')!.roundTripMs.at(-1)).toBe(known)
 })
 
-it('a step of a peer that was missed is unknown', () => {
+it('the values of a peer are unknown for steps that weftd missed', () => {
   const hour = new Hour()
   for (let step = 0; step < 45; step++) hour.addPeers(new Map([['a', peerSample(step)]]), step * PEER_STEP_MS)
   hour.addPeers(new Map([['a', peerSample(0)]]), 48 * PEER_STEP_MS)

@@ -1,4 +1,4 @@
-// network-findings.test.ts - the findings about a network, with each cause once.
+// network-findings.test.ts - the findings about a network, which name each cause once.
 
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -103,7 +103,7 @@ describe('finds', () => {
     expect(report(nodes).matrix!.map((row) => row === null)).toEqual([false, true, true, true, true, false])
   })
 
-  it('a differing member whose name every JavaScript object has', () => {
+  it('a different member with the name of a property of all JavaScript objects', () => {
     const nodes = nodesOf(3, all, (number) => (number === 3 ? { view: { config: { constructor: 'x' } } } : {}))
     expect(found(nodes)).toContain('config-differs: constructor: none on host1, host2; x on host3')
   })
@@ -157,7 +157,7 @@ describe('finds', () => {
     // The query took so long that the difference may be 1,000 ms.
     [[0, 0, 1_001], []],
     [[0, 0, 1_002], [`${call(3)}: 1.0 s ahead of the others`]],
-  ])('the wrong ones of the clocks %j', (clocks, details) => {
+  ])('the wrong clocks among %j', (clocks, details) => {
     const nodes = nodesOf(clocks.length, all, (number) => ({ clock: { aheadMs: clocks[number - 1]!, uncertainMs: 1 } }))
     expect(found(nodes)).toEqual(details.map((detail) => `clock-off: ${detail}`))
   })
@@ -200,7 +200,7 @@ describe('a node that does not return its view', () => {
     expect(found(nodes)).toEqual([`node-cut-off: ${call(2)}: is not reached by host1, host3, host4`])
   })
 
-  it('has no second finding if broken pairs already explain its silence', () => {
+  it('has no finding of its own if the findings about broken pairs explain why it is silent', () => {
     const nodes = nodesOf(
       6,
       (from, to) => (from === 1 && to === 5 ? unanswered : {}),
@@ -258,7 +258,7 @@ describe('attributes broken pairs', () => {
   it.each([
     [5, []],
     [7, ['pair-broken: and 2 more']],
-  ])('to %d pairs, of which it names five', (count, more) => {
+  ])('to the pairs, and names at most five of %d', (count, more) => {
     const pairs = Array.from({ length: count }, (_, at) => [2 * at + 1, 2 * at + 2] as const)
     const named = pairs.slice(0, 5).map(([from, to]) => `pair-broken: host${from} does not reach ${call(to)}`)
     expect(found(brokenIn(14, pairs, true))).toEqual([...named, ...more])
@@ -269,7 +269,7 @@ describe('limits the length of the findings', () => {
   it.each([
     [6, hosts(2, 6)],
     [7, `${hosts(2, 6)} and 1 more`],
-  ])('of %d nodes it names at most five in one finding', (count, names) => {
+  ])('with %d nodes names at most five nodes in one finding', (count, names) => {
     const closed = { kind: 'closed', why: 'no weftd serves a status there', clock: undefined } as const
     expect(found(nodesOf(count, all, (number) => (number === 1 ? {} : closed)))).toEqual([`not-told: ${names}`])
   })
@@ -277,7 +277,7 @@ describe('limits the length of the findings', () => {
   it.each([
     [20, undefined],
     [23, 'node-impaired: and 3 more'],
-  ])('of %d impaired nodes it names 20', (count, more) => {
+  ])('names 20 of %d impaired nodes', (count, more) => {
     const view = { state: 'impaired', trouble: 'the data path is down' }
     const lines = found(nodesOf(count, all, () => ({ view })))
     expect(lines).toHaveLength(more === undefined ? 20 : 21)

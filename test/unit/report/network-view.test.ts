@@ -60,7 +60,7 @@ describe('the summary of a network', () => {
     (from, to) =>
       from === 3 && to === 2 ? seen : undefined
 
-  it('counts only pairs that were probed', () => {
+  it('counts only pairs whose state is known', () => {
     const nodes = nodesOf(3, (from, to) => (to === 3 ? { reach: 'unknown' } : from === 1 ? { reach: 'silent' } : {}))
     // Node 1 does not reach node 2; nodes 2 and 3 reach node 1, and node 3 reaches node 2.
     expect(report(nodes).whole).toBe(0.75)
@@ -84,7 +84,7 @@ describe('the summary of a network', () => {
     ['reaches', {}, '100% of the pairs'],
     ['does not reach', { reach: 'silent' }, '0% of the pairs'],
     ['has not yet probed', { reach: 'unknown' }, 'no pair was probed yet'],
-  ])('needs only one node that %s another node', (_name, seen, begins) => {
+  ])('is right if the only result is of a node that %s another node', (_name, seen, begins) => {
     const flanneld = { kind: 'closed', why: 'no process listens', clock: undefined } as const
     const nodes = nodesOf(3, onlyThirdTo(seen), (number) => (number === 3 ? {} : flanneld))
     expect(text(nodes).startsWith(begins)).toBe(true)
@@ -92,7 +92,7 @@ describe('the summary of a network', () => {
     expect(text(idle).startsWith(begins)).toBe(true)
   })
 
-  it('says whether any pair was probed in a network without a matrix', () => {
+  it('says whether a pair was probed, even in a network too large for a matrix', () => {
     const count = MOST_IN_MATRIX + 1
     expect(text(nodesOf(count, () => undefined))).toBe('no pair was probed yet')
     expect(text(nodesOf(count, onlyThirdTo({})))).toBe('100% of the pairs whose state is known reach each other')
@@ -109,7 +109,7 @@ it.each<[string | null, string | null, string | null]>([
   expect(report(nodes).nodes[1]!.name).toBe(shown)
 })
 
-it('shows no name, version, state and clock of a nameless node that returns no view', () => {
+it('shows no name, version, state or clock of a node that has no name and returns no view', () => {
   const nodes = nodesOf(2, all, (number) => (number === 2 ? { ...silent(2), name: null } : {}))
   const unknown = { name: null, version: null, state: null, trouble: null, mtu: null, clockAheadMs: null }
   expect(report(nodes).nodes[1]).toMatchObject({ ...unknown, seenBy: 1, reachedBy: 1, sees: null, reaches: null })

@@ -60,7 +60,7 @@ it('deletes the oldest event of the peer that has most, so that an unstable peer
   expect(events.counts().silent).toBe(102)
 })
 
-it('deletes the oldest event of all if all peers have equally many', () => {
+it('deletes the oldest of all events if all peers have equally many events', () => {
   const events = createPeerEvents(3)
   for (const peer of ['a', 'b', 'c', 'd']) events.add(event({ peer }))
   expect(events.list().map(({ peer }) => peer)).toEqual(['b', 'c', 'd'])
@@ -69,7 +69,7 @@ it('deletes the oldest event of all if all peers have equally many', () => {
   expect(events.list().map(({ peer }) => peer)).toEqual(['b', 'c', 'd'])
 })
 
-it('takes at most the newest events of an earlier process', () => {
+it('keeps only the newest events of an earlier process if there are too many', () => {
   const events = createPeerEvents(3)
   events.adopt(['a', 'a', 'b', 'b', 'b'].map((peer, at) => event({ peer, afterSeconds: at })))
   expect(events.list().map(({ peer, afterSeconds }) => `${peer} ${afterSeconds}`)).toEqual(['b 2', 'b 3', 'b 4'])
@@ -81,7 +81,7 @@ it('the report has no events before there is a node', () => {
   expect(eventsReport(at, [event()])).toEqual({ schema: 1, at, events: [event()] })
 })
 
-it('counts that a caller got earlier stay as they were', () => {
+it('does not change counts that it returned earlier', () => {
   const events = createPeerEvents()
   const before = events.counts()
   events.add(event())

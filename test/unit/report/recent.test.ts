@@ -27,7 +27,7 @@ it('ignores increases older than a minute, and compares with the newest possible
   expect(recent.until({ tx_drop_refused: 99 }, now + RECENT_MS)!.drops).toEqual({})
 })
 
-it('counts received and sent packets together, and unknown ones as none', () => {
+it('adds received and sent packets, and counts an unknown number as 0', () => {
   const recent = createRecent()
   recent.keep({ tx_packets: 10, rx_packets: 20 }, 1_000.2)
   expect(recent.until({ tx_packets: 11, rx_packets: 25 }, 2_000.3)).toEqual({ seconds: 1, packets: 6, drops: {} })

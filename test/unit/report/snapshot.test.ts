@@ -115,7 +115,7 @@ it.each<[string, Partial<Snapshot>, string | undefined, string]>([
     `impaired by its peers: ${OF_ALL}`,
   ],
   [
-    'whose only peer is not reached by long packets',
+    'whose only peer long packets do not reach',
     { peers: 1, narrow: 1 },
     'long packets do not reach the only peer',
     `impaired by its peers: ${OF_ALL.replace('2 peers', '1 peer')}`,
@@ -147,14 +147,14 @@ it('gives the reason why a family is not carried only to readers of the full sta
   expect(isReadyNow({ ...well, gone })).toBe(true)
 })
 
-it('is working or impaired, with the reasons only if impaired', () => {
+it('the state is working without reasons, or impaired with reasons', () => {
   expect(stateOf(well)).toEqual({ state: 'working', impairments: [] })
   const pastPath = [{ what: 'a route bypasses the data path', why: 'its packets are not encrypted' }]
   const what = 'a route bypasses the data path: its packets are not encrypted'
   expect(stateOf({ ...well, pastPath })).toEqual({ state: 'impaired', impairments: [{ by: 'bypass', what }] })
 })
 
-it('reaches a store that it has not compared with for three minutes after it began to follow the store', () => {
+it('counts a store as reached for three minutes after weftd began to follow it, without a comparison', () => {
   const reached = (differs: Partial<Snapshot>) => isReached({ ...well, comparedAt: undefined, ...differs })
   expect([200_000, 20_000, 19_001, 19_000].map((followedSince) => reached({ followedSince }))).toEqual([
     true,

@@ -65,7 +65,7 @@ describe.each(STATES.map((state) => [nameOf(state), state] as const))('%s', (_na
       )
   })
 
-  it('its words begin with the name of the state', () => {
+  it('the description of a state begins with its name', () => {
     expect(reading.words.split(' ')[0]).toBe(state.state)
   })
 

@@ -164,7 +164,7 @@ it('the status of a waiting daemon has only its store and the reason', () => {
   })
 })
 
-it('does not repeat the word for the state as its reason', () => {
+it('shows no reason if the reason is the name of the state', () => {
   expect(startingReport('etcd', beginningWith('starting')).summary).toBe('starting')
 })
 
@@ -232,7 +232,7 @@ describe('the families of a peer', () => {
     expect([six, only].map(sidesOf)).toEqual([{ ipv6: six }, { ipv6: only }])
     expect(conditionText(six, wordOf)).toBe('answering')
   })
-  it('are the IPv4 family if the peer has no family and a subnet that this version cannot read', () => {
+  it('are IPv4 alone if the peer names no families, and this version cannot read its subnet', () => {
     const strange = { ...peer('stored'), subnet: '10.5.2.0/24 via tomorrow' }
     expect(sidesOf(strange)).toEqual({ ipv4: strange })
   })
@@ -274,7 +274,7 @@ describe('a silent peer', () => {
   ] as const)('counts as sending only: %s, probed every %s s, if it %s', (is, probeSeconds, _what, part) => {
     expect(isSendingOnly({ ...sending, ...part }, probeSeconds)).toBe(is)
   })
-  it('does not count as sending only if its packets may be of the family that answers', () => {
+  it('does not count as "sending only" if the family that answers may have sent the packets', () => {
     const heard = { heardSecondsAgo: 3, unansweredSeconds: 90 }
     expect(isSendingOnly({ ...dualPeer({}, silentSide), ...heard }, 10)).toBe(false)
     expect(isSendingOnly({ ...dualPeer(silentSide, silentSide), ...heard }, 10)).toBe(true)

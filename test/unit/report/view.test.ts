@@ -76,7 +76,7 @@ describe('the configuration in a view', () => {
   const configOf = (backend: Readonly<Record<string, unknown>>) =>
     viewOf({ ...soundStatus, config: { ...soundStatus.config!, backend } }, AT).config
 
-  it('has the members that are set, and the type of the backend once', () => {
+  it('has only members with a value, and has the type of the backend once', () => {
     const backend = { type: 'vxlan', vni: 1, directrouting: true, gbp: false, port: null }
     const { subnetMin, subnetMax } = soundStatus.config!
     expect(configOf(backend)).toEqual({

@@ -1,4 +1,4 @@
-// bridge-probes.test.ts - which bridges of containers weft doctor probes, and from which addresses.
+// bridge-probes.test.ts - weft doctor chooses the bridges of containers that it probes, and the source addresses.
 
 import { expect, it } from 'vitest'
 import { formatAddress } from '../../../../src/net/address.ts'
@@ -15,7 +15,7 @@ const probes = (status: Status, links = sound.links): string[] =>
       `${lease}: ${[addresses.fromBridge, addresses.fromHost, addresses.to].map(formatAddress).join(' ')}`,
   )
 
-it('only backends without a tunnel need the probes', () => {
+it('weft doctor probes bridges only for backends without a tunnel', () => {
   const crossing = Object.keys(KINDS).filter((type) =>
     isCrossing({ config: { ...soundStatus.config!, backendType: type } }),
   )
@@ -53,14 +53,14 @@ it('each family is probed only if this host and the peer have addresses of the f
   ])
 })
 
-it('nothing is probed with a tunnel, or without a lease, a configuration or peers', () => {
+it('weft doctor probes no bridge if there is a tunnel, or no lease, no configuration or no peer', () => {
   expect(probes(soundStatus)).toEqual([])
   expect(probes({ ...hostGw, node: null })).toEqual([])
   expect(probes({ ...hostGw, config: null })).toEqual([])
   expect(probes({ ...hostGw, peers: null })).toEqual([])
 })
 
-it('four peers are probed, first those that answer, in the order of the leases', () => {
+it('weft doctor probes four peers, first the answering peers, in the order of the leases', () => {
   const numbers = [9, 8, 7, 6, 5, 4]
   const list = numbers.map((number) => ({
     ...soundPeer,

@@ -68,12 +68,12 @@ describe('the verdict of chains', () => {
     ['a rule that may drop after one that accepts', ['-A FORWARD -j ACCEPT', `-A FORWARD ${unread} -j DROP`], accepted],
     ['a rule that may drop after a return', ['-A FORWARD -j RETURN', `-A FORWARD ${unread} -j DROP`], accepted],
     [
-      'a rule that may drop in a chain that returned',
+      'a rule that may drop, after a return in a called chain',
       ['-A FORWARD -j own', '-A own -j RETURN', `-A own ${unread} -j DROP`],
       accepted,
     ],
     [
-      'a return that may end the chain of the policy',
+      'a return that may lead to the policy',
       ['-P FORWARD DROP', `-A FORWARD ${unread} -j RETURN`, '-A FORWARD -j ACCEPT'],
       perhaps(true),
     ],
@@ -92,34 +92,42 @@ describe('the verdict of chains', () => {
       [`-A FORWARD ${unread} -j own`, `-A own ${unread} -j DROP`],
       perhaps(true),
     ],
-    ['a chain that may be called and says nothing', [`-A FORWARD ${unread} -j own`, '-A own -p udp -j DROP'], accepted],
     [
-      'a chain that may be gone to and says nothing',
+      'a chain that may be called and has no verdict',
+      [`-A FORWARD ${unread} -j own`, '-A own -p udp -j DROP'],
+      accepted,
+    ],
+    [
+      'a chain that a goto may reach and that has no verdict',
       [`-A FORWARD ${unread} -g own`, '-A own -p udp -j DROP', '-A FORWARD -j DROP'],
       perhaps(false),
     ],
     [
-      'a chain that may be gone to and drops',
+      'a chain that a goto may reach and that drops',
       [`-A FORWARD ${unread} -g own`, '-A own -j DROP', '-A FORWARD -j DROP'],
       dropped,
     ],
     [
-      'a chain that may be gone to and accepts',
+      'a chain that a goto may reach and that accepts',
       [`-A FORWARD ${unread} -g own`, '-A own -j ACCEPT', '-A FORWARD -j DROP'],
       perhaps(false),
     ],
     [
-      'a chain that is gone to and says nothing',
+      'a chain that a goto reaches and that has no verdict',
       ['-A FORWARD -g own', '-A own -p udp -j DROP', '-A FORWARD -j DROP'],
       accepted,
     ],
     [
-      'a chain that is called and says nothing',
+      'a chain that is called and has no verdict',
       ['-A FORWARD -j own', '-A own -p udp -j DROP', '-A FORWARD -j DROP'],
       dropped,
     ],
-    ['a chain without rules that is gone to', ['-N own', '-A FORWARD -g own', '-A FORWARD -j DROP'], accepted],
-    ['a target that is no chain and only logs', ['-A FORWARD -j NFLOG --nflog-group 1', '-A FORWARD -j DROP'], dropped],
+    ['a chain without rules that a goto reaches', ['-N own', '-A FORWARD -g own', '-A FORWARD -j DROP'], accepted],
+    [
+      'a target that is not a chain and only logs',
+      ['-A FORWARD -j NFLOG --nflog-group 1', '-A FORWARD -j DROP'],
+      dropped,
+    ],
     [
       'a goto within a called chain',
       ['-A FORWARD -j a', '-A a -g b', '-A a -j DROP', '-A b -p udp -j DROP', '-A FORWARD -j ACCEPT'],
@@ -129,7 +137,7 @@ describe('the verdict of chains', () => {
 
   it('is that of the policy if the chain has no rules', () => {
     expect(walk(['-P FORWARD DROP'])).toMatchObject({ ...dropped, by: '-P FORWARD DROP' })
-    // In the table mangle, a listing without the chain FORWARD accepts all packets.
+    // An empty table mangle accepts all packets, for example in the chain POSTROUTING.
     expect(readListing('*mangle\nCOMMIT').walk(packet)).toContainEqual(
       expect.objectContaining({ table: 'mangle', chain: 'POSTROUTING', ...accepted, by: '' }),
     )
@@ -140,7 +148,7 @@ describe('the verdict of chains', () => {
     ...Array.from({ length: depth - 1 }, (_, at) => `-A c${at + 1} -j c${at + 2}`),
     `-A c${depth} -j DROP`,
   ]
-  it('is certain with 512 chains within each other, and not with 513', () => {
+  it('is certain for 512 nested calls of chains, and uncertain for 513', () => {
     expect(walk(calls(512))).toMatchObject(dropped)
     expect(walk(calls(513))).toMatchObject(perhaps(true))
   })
@@ -153,7 +161,12 @@ describe('the verdict of chains', () => {
       [`-A FORWARD ${unread} -j DROP`],
     ],
     ['a property that the packet lacks', ['-A FORWARD -p tcp -m tcp --dport 80 -j DROP'], withoutPort, []],
-    ['both', [`-A FORWARD -p tcp -m tcp --dport 80 ${unread} -j DROP`], withoutPort, []],
+    [
+      'a condition that weft cannot evaluate and a property that the packet lacks',
+      [`-A FORWARD -p tcp -m tcp --dport 80 ${unread} -j DROP`],
+      withoutPort,
+      [],
+    ],
     ['no condition', ['-A FORWARD -j DROP'], packet, []],
     [
       'a condition of the calling chain',
@@ -168,32 +181,32 @@ describe('the verdict of chains', () => {
       [`-A own ${unread} -j DROP`],
     ],
     [
-      'a property that a calling chain asks for',
+      'a property that the calling chain compares and the packet lacks',
       ['-A FORWARD -p tcp -m tcp --dport 80 -j own', `-A own ${unread} -j DROP`],
       withoutPort,
       [],
     ],
     [
-      'a property that the called chain asks for',
+      'a property that the called chain compares and the packet lacks',
       [`-A FORWARD ${unread} -j own`, '-A own -p tcp -m tcp --dport 80 -j DROP'],
       withoutPort,
       [],
     ],
-    ['a return before it', [`-A FORWARD ${unread} -j RETURN`, '-A FORWARD -j DROP'], packet, ['-A FORWARD -j DROP']],
+    ['an earlier return', [`-A FORWARD ${unread} -j RETURN`, '-A FORWARD -j DROP'], packet, ['-A FORWARD -j DROP']],
     [
-      'a jump without return before it',
+      'an earlier goto',
       [`-A FORWARD ${unread} -g own`, '-A own -p udp -j ACCEPT', '-A FORWARD -j DROP'],
       packet,
       ['-A FORWARD -j DROP'],
     ],
     [
-      'a return for a port before it',
+      'an earlier return for a port',
       ['-A FORWARD -p tcp -m tcp --dport 80 -j RETURN', `-A FORWARD ${unread} -j DROP`],
       withoutPort,
       [],
     ],
-    ['only packets that it accepts', [`-A FORWARD ${unread} -j ACCEPT`], packet, []],
-  ])('is unjudged if a drop depends on %s', (_what, rules, part, unjudged) => {
+    ['no condition, because only a rule that accepts has one', [`-A FORWARD ${unread} -j ACCEPT`], packet, []],
+  ])('lists the unjudged rules if a drop depends on %s', (_what, rules, part, unjudged) => {
     expect(walk(rules, part).unjudged.map(({ by }) => by)).toEqual(unjudged)
   })
 
@@ -212,7 +225,7 @@ describe('the verdict of chains', () => {
       [false, true],
     ],
     ['of a chain that is called twice', ['-A FORWARD -j own', '-A FORWARD -j own', `-A own ${mark}`], [true]],
-  ])('has the changes of the packet: %s', (_what, rules, certain) => {
+  ])('reports a change of the packet as certain or possible: %s', (_what, rules, certain) => {
     const { effects } = walk(rules)
     expect(effects.map(({ isCertain }) => isCertain)).toEqual(certain)
     expect(effects.every(({ by }) => by.endsWith(mark))).toBe(true)
@@ -233,13 +246,13 @@ describe('a queue for a program', () => {
     expect(isUnread(queue, new Set(read))).toBe(expected),
   )
 
-  it('drops no packet for certain if weft cannot tell who reads it, or if packets pass without a reader', () => {
+  it('does not certainly drop packets if weft does not know its readers, or if packets pass without a reader', () => {
     expect(isUnread(queue, undefined)).toBe(false)
     expect(isUnread({ ...queue, numbers: undefined }, new Set())).toBe(false)
     expect(isUnread({ ...queue, isBypassed: true }, new Set())).toBe(false)
   })
 
-  it('has a program that may accept or drop each packet', () => {
+  it('may accept or drop each packet if a program reads the queue', () => {
     const outcomes = queueOutcomes(queue, new Set([5]), 'unread')
     expect(outcomes).toEqual([
       { matches: undefined, target: { to: 'drop' } },
@@ -270,7 +283,7 @@ describe('a condition', () => {
     ['ipencap', 'ipip', 'ip-in-ip', '4', 'ipencap'],
     ['esp', 'ipv6-crypt', '50', 'esp'],
     ['ah', 'ah'],
-  ])('on the protocol %s is read', (protocol, ...texts) => {
+  ])('matches the protocol %s', (protocol, ...texts) => {
     const all = ['6', '17', '1', '58', '4', '50', '51', '', 'icmpv6', 'ipip', 'ip-in-ip', 'ipv6-crypt', 'tcp', 'udp']
     for (const text of texts) expect(isProtocol(protocol, text)).toBe(true)
     for (const text of all.filter((each) => !texts.includes(each))) expect(isProtocol(protocol, text)).toBe(false)
@@ -282,14 +295,14 @@ describe('a condition', () => {
     ['solicitation', ['nd-neighbor-solicit', 'neighbour-solicitation', 'neighbor-solicitation', '135']],
     ['advertisement', ['nd-neighbor-advert', 'neighbour-advertisement', 'neighbor-advertisement', '136']],
   ]
-  it.each(icmp)('on the type of an ICMP %s is read', (type, texts) => {
+  it.each(icmp)('matches the type of an ICMP %s', (type, texts) => {
     const others = icmp.filter(([each]) => each !== type).flatMap(([, words]) => words)
     for (const text of ['any', ...texts, `${texts.at(-1)}/0`])
       expect(isIcmp({ ...packet, icmp: type }, text)).toBe(true)
     for (const text of ['', '3/4', `${texts.at(-1)}/1`, ...others])
       expect(isIcmp({ ...packet, icmp: type }, text)).toBe(false)
   })
-  it('on the type of an ICMP packet means an echo request if the packet has no type', () => {
+  it('matches a packet without an ICMP type as an echo request', () => {
     expect(isIcmp(packet, 'echo-request')).toBe(true)
     expect(isIcmp(packet, 'echo-reply')).toBe(false)
   })
@@ -310,8 +323,8 @@ describe('a condition', () => {
     ['10.5.1.0-', undefined],
     ['-10.5.1.9', undefined],
     ['host', undefined],
-  ])('on an address is read: %s', (text, expected) => expect(isWithin(packet.source, text)).toBe(expected))
-  it('on an IPv6 address is read', () => {
+  ])('compares an IPv4 address with %s: %s', (text, expected) => expect(isWithin(packet.source, text)).toBe(expected))
+  it('compares IPv6 addresses', () => {
     const address = parseAddress('fd00:5::7')!
     expect(isWithin(address, 'fd00:5::1-fd00:5::9')).toBe(true)
     expect(isWithin(address, 'fd00:5::8-fd00:5::9')).toBe(false)
@@ -354,7 +367,7 @@ describe('a condition', () => {
   ] as const)('on the state of a packet that is %s: %j: %s', (state, states, expected) => {
     expect(isState(inState(state), states)).toBe(expected)
   })
-  it('on the state may hold for a packet that a rule may exempt from connection tracking', () => {
+  it('on the state untracked may hold if a rule may exempt the packet from connection tracking', () => {
     const exempt = { ...packet, mayBeUntracked: true }
     expect(isState(exempt, ['UNTRACKED'])).toBe('unread')
     expect(isState(exempt, ['NEW', 'UNTRACKED'])).toBe(true)
@@ -377,7 +390,7 @@ describe('a condition', () => {
     expect(isOfType({ ...packet, chain }, end, [type])).toBe(expected)
     expect(isOfType({ ...packet, chain }, end, ['PROHIBIT', type])).toBe(expected)
   })
-  it('on the type of an IPv6 multicast address is read', () => {
+  it('matches the type of an IPv6 multicast address', () => {
     for (const chain of ['INPUT', 'OUTPUT'] as const) {
       expect(isOfType({ ...multicast, chain }, 'destination', ['MULTICAST'])).toBe(true)
       expect(isOfType({ ...multicast, chain }, 'destination', ['LOCAL'])).toBe(false)
@@ -411,13 +424,13 @@ describe('a condition', () => {
   ])('on the TCP flags %s, of which %s is set: %s', (mask, wanted, expected) => {
     expect(hasFlags(packet, mask.split(','), wanted.split(','))).toBe(expected)
   })
-  it('on TCP flags needs a TCP packet whose state is known', () => {
+  it('on TCP flags is known only for TCP packets with a known state', () => {
     expect(hasFlags({ ...packet, protocol: 'udp' }, ['SYN'], ['SYN'])).toBe(false)
     expect(hasFlags({ ...packet, protocol: '6' }, ['SYN'], ['SYN'])).toBe(true)
     expect(hasFlags({ ...packet, state: 'established' }, ['SYN'], ['SYN'])).toBeUndefined()
   })
 
-  it('on the mark is read if the caller assumes a mark', () => {
+  it('on the mark is known only if the caller assumes a mark', () => {
     expect(isMarked(packet, '0x0')).toBe('unread')
     expect(isMarked({ ...packet, mark: 0 }, '0x00000000')).toBe(true)
     expect(isMarked({ ...packet, mark: 0 }, '0x4000')).toBe(false)

@@ -1825,7 +1825,7 @@ describe('each check alone', () => {
     ['no default route, in a network of one family', { defaultRoutes: { ipv4: false } }, []],
   ])('families: %s', (_name, part, expected) => expect(look('families', part)).toEqual(expected))
 
-  it('families: only the interface that lost its address has the remedy of IPv6', () => {
+  it('families: the remedy for a disabled IPv6 is only for the interface that lost its address', () => {
     const fixes = (externalInterface: string | null, ...withoutIpv6: string[]) =>
       diagnose({
         ...sound,
@@ -2046,7 +2046,7 @@ describe('each check alone', () => {
     expect(look('routes', { kernelRoutes, routes: [] })).toEqual(['no-route: 10.5.0.0/16'])
   })
 
-  it('firewall: reports policies and programs although no rules can be read', () => {
+  it('firewall: reports policies and programs even if weft doctor cannot read rules', () => {
     const unread = { iptables: undefined, nft: undefined }
     expect(look('firewall', unread)).toBeUndefined()
     expect(look('firewall', { ...unread, ipsec: blocking })).toEqual([expect.stringMatching(/^ipsec-blocked: /)])

@@ -91,13 +91,13 @@ it('does not judge the answers before weftd has a configuration and a lease', ()
   expect(judgedIn({})).toHaveLength(1)
   expect(judgedIn({ config: null })).toBeUndefined()
   expect(judgedIn({ node: null })).toBeUndefined()
-  // The peers were lost, or left while weft doctor sent its probes.
+  // weftd no longer knows the peers, or the peer left while weft doctor sent its probes.
   expect(judgedIn({ peers: null })).toEqual([])
   const another = { ...soundStatus.peers!.list[0]!, lease: '10.5.9.0-24' }
   expect(judgedIn({ peers: countPeers([another], 10) })).toEqual([])
 })
 
-it('names each peer whose bridge does not answer, in its family', () => {
+it('names each peer whose bridge does not answer, with the subnet of the family', () => {
   const status = withType(soundDual.status, 'host-gw')
   const [probe] = bridgeProbes(status, soundDual.links)
   const answers = (['ipv4', 'ipv6'] as const).map((family) => ({ ...probe!, ...answer(false, true, family) }))

@@ -1,5 +1,5 @@
-// explain-firewall.test.ts - weft explain names the rules of this host that drop, perhaps drop or change a packet, with
-// the program that has the rule.
+// explain-firewall.test.ts - weft explain names the rules of this host that drop, perhaps drop or change a packet, and
+// the program to which each rule belongs.
 
 import { describe, expect, it } from 'vitest'
 import { parseAddress, type Address } from '../../../../src/net/address.ts'
@@ -47,7 +47,7 @@ const ANSWER = 'unless it answers an earlier packet in the other direction'
 const MARKED = '-A FORWARD -m mark --mark 0x1 -j ACCEPT'
 const ANSWERS = '-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT'
 
-describe('the firewall explains a forwarded packet', () => {
+describe('weft explain describes a forwarded packet', () => {
   const PACKET = {
     chain: 'FORWARD',
     protocol: 'tcp',
@@ -86,7 +86,7 @@ describe('the firewall explains a forwarded packet', () => {
     ],
   ])('that is dropped by %s', (_, part, expected) => expect(lines(part)).toEqual(expected))
 
-  it('that is accepted by all chains with the table filter of iptables alone', () => {
+  it('that all chains accept, by naming only the table filter of iptables', () => {
     const iptables = `${saved('mangle', '-P FORWARD ACCEPT')}${saved('filter', '-A FORWARD -s 10.5.0.0/16 -j ACCEPT')}`
     const iptablesLegacy = saved('filter', '-A FORWARD -j ACCEPT')
     expect(lines({ iptables, iptablesLegacy, nft: forward('accept') })).toEqual([
@@ -94,7 +94,7 @@ describe('the firewall explains a forwarded packet', () => {
     ])
   })
 
-  it('if the rules of iptables of its family cannot be read', () => {
+  it('even if weft cannot read the rules of iptables or ip6tables', () => {
     expect(lines({ iptables: undefined, nft: forward('drop') })).toEqual([
       '?: the rules of iptables cannot be read',
       'false: FORWARD: dropped by nft: inet own c: drop',
@@ -104,7 +104,7 @@ describe('the firewall explains a forwarded packet', () => {
     expect(lines({ ...soundDual, ip6tables: undefined }, six)).toEqual(['?: the rules of ip6tables cannot be read'])
   })
 
-  it('of IPv6 without the name of ip6tables, but with that of ip6tables-legacy', () => {
+  it('of IPv6, and names the program only for rules of ip6tables-legacy', () => {
     const six = { ...first, source: ipOf('fd00:5:0:1::2'), destination: ipOf('fd00:5:0:2::2') }
     const [rule, ip6tablesLegacy] = ['-A FORWARD -s fd00:5::/48 -j DROP', saved('filter', '-A FORWARD -j DROP')]
     expect(lines({ ...soundDual, ip6tables: rule, ip6tablesLegacy }, six)).toEqual([
@@ -125,12 +125,12 @@ describe('the firewall explains a forwarded packet', () => {
     expect(lines({ nft }, PACKET)).toEqual([ACCEPTED, `?: FORWARD: dropped by nft: inet own c: drop, ${ANSWER}`])
   })
 
-  it('that the firewall perhaps accepts if it is the first of a connection', () => {
+  it('that the firewall perhaps accepts if it is the first packet of a connection', () => {
     const iptables = `${ANSWERS}\n${MARKED}\n-P FORWARD DROP`
     expect(lines({ iptables }, PACKET)).toEqual([`?: FORWARD: dropped by -P FORWARD DROP, ${UNLESS}`])
   })
 
-  it('that the firewall drops whether it is the first of a connection or not', () => {
+  it('that the firewall drops as the first packet and as a later packet of a connection', () => {
     const [one, other] = ['NEW', 'ESTABLISHED'].map((state) => `-A FORWARD -m conntrack --ctstate ${state} -j DROP`)
     expect(lines({ iptables: `${one}\n${other}` }, PACKET)).toEqual([`false: FORWARD: dropped by ${one}`])
     // The firewall accepts a later packet that has the mark.
@@ -153,7 +153,7 @@ describe('the firewall explains a forwarded packet', () => {
     ])
   })
 
-  it('that a chain drops which translates only the first packets of connections', () => {
+  it('that a nat chain drops, which sees only the first packets of connections', () => {
     const nft = chain('ip own', 'nat hook prerouting priority dstnat', 'ct state new drop')
     expect(lines({ nft }, PACKET)).toEqual([
       ACCEPTED,
@@ -169,7 +169,7 @@ describe('the firewall explains a forwarded packet', () => {
     expect(lines({ nft }, PACKET).at(-1)).toBe(said)
   })
 
-  it('that a rule perhaps drops, once for each rule', () => {
+  it('that a rule perhaps drops, and names each rule once', () => {
     const rule = '-A FORWARD -m statistic --mode random --probability 0.5 -j DROP'
     expect(lines({ iptables: saved('filter', `[7:600] ${rule}`) })).toEqual([
       `?: FORWARD: accepted by -P FORWARD ACCEPT, ${UNLESS}`,
@@ -206,7 +206,7 @@ describe('the datagrams of the backend', () => {
     ['NEW -j ACCEPT', 'DROP', 'true: INPUT: accepted by -A INPUT -m conntrack --ctstate NEW -j ACCEPT'],
     ['ESTABLISHED -j DROP', 'ACCEPT', 'true: INPUT: accepted by -P INPUT ACCEPT'],
   ])(
-    'of vxlan are never answers, because the kernel takes each one for the first: %s, -P INPUT %s',
+    'of vxlan are never answers, because the kernel treats each datagram as a first packet: %s, -P INPUT %s',
     (rule, policy, said) => {
       const iptables = `-P INPUT ${policy}\n-A INPUT -m conntrack --ctstate ${rule}`
       const packet = portPacket(withBackend('vxlan'), soundPeer)!
@@ -253,14 +253,14 @@ describe('the interface on which a forwarded packet arrives', () => {
     expect(entryOf(ask(source, destination), isOutward)).toBe(expected),
   )
 
-  it('is the one of its family', () => {
+  it('depends on the family of the packet', () => {
     const six = ['fd00:5:0:1::2', 'fd00:5:0:2::2'] as const
     expect(entryOf(ask(...six, {}, {}, soundDual), true)).toBe('cni0')
     expect(entryOf(ask(six[1], six[0], {}, {}, soundDual), false)).toBe('flannel-v6.1')
     expect(entryOf(ask(PEER, HERE, {}, {}, soundDual), false)).toBe('flannel.1')
   })
 
-  it('is not known without a lease of this node, without a bridge and without a data path', () => {
+  it('is not known without a lease of this node, without a bridge or without a data path', () => {
     expect(entryOf(ask(HERE, PEER, { status: { ...status, node: null } }), true)).toBeUndefined()
     expect(entryOf(ask(HERE, PEER, { links: [] }), true)).toBeUndefined()
     expect(entryOf(ask(PEER, HERE, { status: { ...status, dataPath: null } }), false)).toBeUndefined()
@@ -286,14 +286,14 @@ describe('a packet that this host forwards', () => {
     ['-s 10.5.1.0/24', true, false],
     ['-d 10.5.1.0/24', false, true],
     ['-p udp', false, false],
-  ])('has its interfaces, addresses and protocol: %s', (way, isOutDropped, isBackDropped) => {
+  ])('is matched by its interfaces, addresses and protocol: %s', (way, isOutDropped, isBackDropped) => {
     const iptables = `-A FORWARD ${way} -j DROP`
     const dropped = [`false: FORWARD: dropped by ${iptables}`]
     expect(out({ iptables })).toEqual(isOutDropped ? dropped : [ACCEPTED])
     expect(back({ iptables })).toEqual(isBackDropped ? dropped : [ACCEPTED])
   })
 
-  it('has no known interfaces without a route, and if it comes from outside', () => {
+  it('has an unknown outgoing interface without a route, and an unknown incoming interface if it comes from outside', () => {
     const perhaps = `?: FORWARD: accepted by -P FORWARD ACCEPT, ${UNLESS}`
     expect(out({ iptables: '-A FORWARD -o flannel0 -j DROP' }, { route: undefined })).toEqual([perhaps])
     const outside = ask(WORLD, HERE, { iptables: '-A FORWARD -i flannel0 -j DROP' })
@@ -309,7 +309,7 @@ describe('a packet that this host forwards', () => {
     expect(out({ ...at('input'), status: { ...status, node: null } })).toEqual([ACCEPTED])
   })
 
-  it('may be the first of a connection, or an answer', () => {
+  it('is the first packet of a connection, or an answer', () => {
     const iptables = `-P FORWARD DROP\n${ANSWERS}`
     expect(back({ iptables })).toEqual(['false: FORWARD: dropped by -P FORWARD DROP'])
     expect(back({ iptables }, { isAnswer: true })).toEqual([`?: FORWARD: dropped by -P FORWARD DROP, ${ANSWER}`])
@@ -321,12 +321,12 @@ describe('a packet that this host forwards', () => {
   const diverted = (to: string) =>
     `false: FORWARD: sent to another destination by -t nat -A PREROUTING -d ${to} -j DNAT --to-destination 192.0.2.9`
 
-  it('between two nodes is sent to another destination by a rule', () => {
+  it('between containers of two nodes is reported if a rule changes its destination', () => {
     expect(out(divert('10.5.0.0/16'))).toEqual([ACCEPTED, diverted('10.5.0.0/16')])
     expect(back(divert('10.5.0.0/16'))).toEqual([ACCEPTED, diverted('10.5.0.0/16')])
   })
 
-  it('from or to outside may have another destination, as the operator wants it', () => {
+  it('from or to outside is not reported if a rule changes its destination, because an operator may want this', () => {
     expect(lines(ask(WORLD, HERE, divert('10.5.1.2/32')), false)).toEqual([ACCEPTED])
     expect(lines(ask(HERE, WORLD, divert('198.51.100.0/24')))).toEqual([ACCEPTED])
   })
@@ -340,14 +340,14 @@ describe('a packet that this host forwards', () => {
     ['-j SNAT --to-source 192.0.2.1', 'udp', 'true', ', so that the other container sees that address'],
     ['-j SNAT --to-source 192.0.2.1', 'wireguard', 'false', ', so that the peer drops it'],
     ['-j SNAT --to-source 10.5.1.0', 'wireguard', 'true', ', so that the other container sees that address'],
-  ])('gets another source by %s with %s', (target, type, passes, effect) => {
+  ])('is reported if a rule changes its source: %s, with the backend %s', (target, type, passes, effect) => {
     const rule = `-A POSTROUTING -o flannel0 ${target}`
     expect(out({ status: withBackend(type), iptables: saved('nat', rule) }).at(-1)).toBe(
       `${passes}: FORWARD: gets another source address by -t nat ${rule}${effect}`,
     )
   })
 
-  it('is dropped if a rule gives packets that arrive too small a TTL, also for answers', () => {
+  it('is dropped if a rule sets too small a TTL, also if it is an answer', () => {
     const rule = '-A PREROUTING -i flannel0 -j TTL --ttl-set 1'
     const part = { iptables: saved('mangle', rule) }
     const said = `false: FORWARD: dropped by this host or the next one, because too small a TTL or hop limit is set by -t mangle ${rule}`
@@ -356,7 +356,7 @@ describe('a packet that this host forwards', () => {
     expect(out(part)).toEqual([ACCEPTED])
   })
 
-  it('is an answer, which the table nat does not see, but a transparent proxy does', () => {
+  it('is not changed by the table nat if it is an answer, but a transparent proxy may receive answers', () => {
     expect(back(divert('10.5.0.0/16'), { isAnswer: true })).toEqual([ACCEPTED])
     const proxy = chain('ip t', 'filter hook prerouting priority mangle', 'meta l4proto tcp tproxy to 127.0.0.1:9000')
     for (const isAnswer of [false, true])
@@ -373,7 +373,7 @@ describe('a packet between two containers of this host', () => {
     nft: chain('bridge x', 'filter hook forward priority filter', ...rules),
   })
 
-  it('is dropped by a rule of bridges, certainly or perhaps', () => {
+  it('is dropped, certainly or perhaps, by a rule of the family bridge', () => {
     expect(lines(bridge('drop'))).toEqual(['false: FORWARD: dropped by nft: bridge x c: drop'])
     expect(lines(bridge('meta mark 0x1 accept', 'drop'))).toEqual([
       `?: FORWARD: dropped by nft: bridge x c: drop, ${UNLESS}`,
@@ -392,13 +392,13 @@ describe('a packet between two containers of this host', () => {
 
   it('has no steps if no rule drops it, or if the bridge is not known', () => {
     expect(lines({ bridgeFilter: '1' })).toEqual([])
-    // That weft cannot read the rules of iptables stops no packet on a bridge.
+    // Without br_netfilter, rules of iptables do not see packets on a bridge, even if weft cannot read the rules.
     expect(lines({ iptables: undefined })).toEqual([])
     expect(lines({ ...bridge('drop'), links: [link('eth0', 1500, '192.0.2.1')] })).toEqual([])
     expect(lines({ ...bridge('drop'), status: { ...status, node: null } })).toEqual([])
   })
 
-  it('is explained over IPv6 with the settings of IPv6', () => {
+  it('is explained over IPv6 with the br_netfilter setting of IPv6', () => {
     const six = ['fd00:5:0:1::2', 'fd00:5:0:1::3'] as const
     const ip6tables = '-A FORWARD -i cni0 -o cni0 -j DROP'
     const dual = { ...soundDual, status: { ...soundDual.status, peers: countPeers([dualPeer()], 10) } }

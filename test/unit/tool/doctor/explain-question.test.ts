@@ -1,4 +1,4 @@
-// explain-question.test.ts - weft explain knows who owns an address: this host, its containers, another node, or none.
+// explain-question.test.ts - weft explain finds the owner of an address: this host, a container, another node or none.
 
 import { describe, expect, it } from 'vitest'
 import { parseAddress, type Address } from '../../../../src/net/address.ts'
@@ -69,7 +69,7 @@ describe('the owner of an address', () => {
     expect(owner('203.0.113.8', soundStatus, facts)).toBe('outside')
   })
 
-  it('is known in part without a lease of this node, without peers and without a configuration', () => {
+  it('is found from the other facts if this node has no lease, no peers or no configuration', () => {
     expect(owner('10.5.1.2', { ...soundStatus, node: null }, sound)).toBe('unassigned')
     expect(owner('10.5.2.2', { ...soundStatus, peers: null }, sound)).toBe('unassigned')
     expect(owner('10.5.3.2', { ...soundStatus, config: null }, sound)).toBe('outside')
@@ -105,7 +105,7 @@ it.each([
   [PEER, FREE, 'out', false],
   [WORLD, PEER, 'out', false],
 ] as const)(
-  'the packet from %s to %s has the direction %s, and an explained answer: %s',
+  'the packet from %s to %s has the direction %s, and weft explains its answer: %s',
   (source, destination, direction, isExplained) => {
     const ends = [ipOf(source), ipOf(destination), soundStatus, sound] as const
     expect(directionOf(...ends)).toBe(direction)
@@ -113,7 +113,7 @@ it.each([
   },
 )
 
-it('a dual-stack node answers over both families', () => {
+it('weft explains the answers of a dual-stack node over both families', () => {
   const status = { ...soundDual.status, peers: countPeers([dualPeer()], 10) }
   expect(hasAnswer(ipOf('fd00:5:0:1::2'), ipOf('fd00:5:0:2::2'), status, soundDual)).toBe(true)
   expect(hasAnswer(ipOf('2001:db8::1'), ipOf('fd00:5:0:3::2'), status, soundDual)).toBe(false)

@@ -618,17 +618,17 @@ describe('the IPsec policies of other programs', () => {
     ])
   })
 
-  it('stop the datagrams of packets that they do not concern', () => {
+  it('stop the datagrams of the backend even if the policies do not match the packets inside', () => {
     const host = { source: parseNet('192.0.2.1/32')!, protocol: 17 }
     expect(stopped('10.5.1.2', '10.5.2.2', by('flannel0'), policy('out', host))).toEqual(['policy'])
     expect(stopped('10.5.1.2', '10.5.2.2', by('flannel0'), policy('out', { ...host, protocol: 50 }))).toEqual([])
-    // The packets of this host itself, but not their datagrams.
+    // This policy matches the packets of this host itself, but not their datagrams.
     const overlay = { destination: parseNet('10.5.2.0/24')! }
     expect(stopped('192.0.2.1', '10.5.2.2', by('flannel0'), policy('out', overlay))).toEqual(['policy'])
     expect(stopped('192.0.2.1', '198.51.100.1', by('eth0', '192.0.2.254'), policy('out', overlay))).toEqual([])
   })
 
-  it('may be of one interface, and are not applied to packets of exempted interfaces', () => {
+  it('may apply to one interface only, and do not apply to packets of exempted interfaces', () => {
     const links = sound.links.map((each, at) => ({ ...each, index: at + 2 }))
     const device = { ...links[0]!, index: 9, name: 'flannel0', addresses: { ipv4: [], ipv6: [] } }
     const through = (deviceIndex: number, source: string, destination: string, route: Route) =>
@@ -813,9 +813,9 @@ describe('a packet that the kernel refuses', () => {
       expect(only('route', stepsOf(ends, { refused, route: found }, facts))).toEqual([line])
   })
 
-  it('is refused because of forwarding, which is the only reason that counts', () => {
+  it('is explained by the step about forwarding alone if the kernel does not forward packets', () => {
     const refused = 'No route to host'
-    // The step about the full table of connections does not stop all packets.
+    // A full connection tracking table does not stop all packets, so it does not explain the refusal.
     const off = { isForwarding: false, tracking: { entries: 65_536, limit: 65_536 } }
     expect(only('route', stepsOf(['10.5.1.2', '10.5.2.2'], { refused, route: by('flannel0') }, off))).toEqual([
       'route true: to flannel0',
@@ -865,7 +865,7 @@ describe('forwarding', () => {
     expect(six({ unforwarded: ['cni0'] })).toEqual([on])
   })
 
-  it('may fail for new connections if the kernel can track no more', () => {
+  it('may fail for new connections if the connection tracking table is full', () => {
     const full = { tracking: { entries: 65_536, limit: 65_536 } }
     for (const [ends, route] of [OUTWARD, INWARD, [['10.5.1.2', '198.51.100.1'], by('eth0', '192.0.2.254')] as const])
       expect(only('tracking', stepsOf(ends, { route }, full))).toEqual([
@@ -908,7 +908,7 @@ describe('a route of another program to a container of this node', () => {
     ['a route to other containers', [routeTo('10.5.1.128/25', 'eth0', '192.0.2.9')], '192.0.2.9'],
     ['a route of another gateway', [routeTo('10.5.1.0/24', 'eth0', '192.0.2.8')], '192.0.2.9'],
     ['no route', [], '192.0.2.9'],
-  ])('is not seen in %s', (_name, routes, gateway) => {
+  ])('is not reported for %s', (_name, routes, gateway) => {
     expect(led(routes, gateway)).toEqual([])
     expect(led(routes, gateway, ['10.5.1.3', '10.5.1.2'])).toEqual([])
   })
@@ -963,7 +963,7 @@ describe('host-gw', () => {
 })
 
 describe('the name of a node', () => {
-  it('is shown with the address, and shortened', () => {
+  it('is shown with the address, and is shortened', () => {
     const destination = (name: string) => says('10.5.1.2', '10.5.2.2', by('flannel0'), withPeer({ name }))[1]
     expect(destination('host2')).toMatch(/ of the node host2 \(192\.0\.2\.2\)$/)
     expect(destination('h'.repeat(300))).toMatch(/ of the node h{39}… \(192\.0\.2\.2\)$/)
@@ -998,7 +998,7 @@ it('explains packets between addresses that no node has, and addresses outside t
   )
 })
 
-it('does not know where packets for an address without a node go if weftd does not carry them', () => {
+it('says that no host answers a packet to an address without a node, if weftd does not carry the packet', () => {
   const ipv4Alone = {
     ...soundDual.status,
     dataPath: { ...soundDual.status.dataPath, engine: 'native', families: ['ipv4'] as const },
@@ -1085,7 +1085,7 @@ describe('WireGuard', () => {
     ['a container', '10.5.1.2', sealed(), []],
     ['the public address with another backend', '192.0.2.1', {}, []],
     ['the public address without a known backend', '192.0.2.1', withType('other'), []],
-  ])('requires a source of the subnet from %s', (_name, source, facts, expected) => {
+  ])('requires a source address in the subnet of this node: %s', (_name, source, facts, expected) => {
     expect(masquerade(source, facts).map((line, at) => line.slice(0, expected[at]?.length))).toEqual(expected)
   })
 
@@ -1107,7 +1107,7 @@ describe('WireGuard', () => {
     expect(incoming('198.51.100.7', sealed({}, { peers: null }))).toEqual([
       expect.stringMatching(/^data path true: accepted if it does not come through the tunnel/),
     ])
-    // The sender is a container of the peer, as WireGuard proves.
+    // WireGuard proves that the sender is a container of the peer.
     expect(incoming('10.5.2.2', sealed())).toEqual([expect.stringMatching(/^data path true: accepted if its datagram/)])
     expect(incoming('192.0.2.2', {})).toEqual([])
     expect(incoming('192.0.2.2', withType('other'))).toEqual([])
@@ -1143,12 +1143,12 @@ describe('a packet that comes in', () => {
     ['weftd has no data path', withStatus({ dataPath: null }), false],
     ['weftd cannot use the lease of the peer', withPeer({ state: 'stored' }), false],
     ['the peer does not answer', withPeer(silentSide), true],
-  ])('passes the data path or not if %s', (_name, facts, passes) => {
+  ])('does or does not pass the data path if %s', (_name, facts, passes) => {
     const lines = only('data path', stepsOf(['10.5.2.2', '10.5.1.2'], { route: by('cni0') }, facts))
     expect(lines.map((line) => line.split(':')[0])).toEqual([`data path ${passes}`])
   })
 
-  it('is accepted only from a port that the firewall lets in', () => {
+  it('is accepted only if the firewall accepts the port of the datagram', () => {
     const iptables = '-P INPUT DROP\n-P FORWARD ACCEPT\n-A INPUT -p udp -m udp --dport 8285 -j ACCEPT'
     const incoming = (facts: Partial<Facts>) =>
       only('firewall', stepsOf(['10.5.2.2', '10.5.1.2'], { route: by('cni0') }, facts))
@@ -1169,7 +1169,7 @@ describe('a packet that comes in', () => {
       expect(last(route)).toBe('route false: no bridge of containers has 10.5.1.2')
   })
 
-  it('is accepted by the kernel if the data path of weftd is not known', () => {
+  it('is attributed to the kernel if the data path of weftd is not known', () => {
     expect(
       only('data path', stepsOf(['10.5.2.2', '10.5.1.2'], { route: by('cni0') }, withStatus({ dataPath: null }))),
     ).toEqual(['data path false: the kernel accepts it from any sender'])
@@ -1234,7 +1234,7 @@ describe('the last step, about the answers of the peer', () => {
   ])('if it %s', (_name, facts, line) => expect(last(facts)).toMatch(line))
 })
 
-it('leaves out what the firewall does to datagrams if it accepts them or if its rules are not known', () => {
+it('has no firewall step for datagrams that the firewall accepts or perhaps accepts', () => {
   for (const iptables of [
     '-P OUTPUT ACCEPT\n-P FORWARD ACCEPT',
     '-P OUTPUT ACCEPT\n-P FORWARD ACCEPT\n-A OUTPUT -m mark --mark 0x1 -j DROP',
@@ -1244,7 +1244,7 @@ it('leaves out what the firewall does to datagrams if it accepts them or if its 
     ])
 })
 
-it('judges the datagrams of IPv6 packets by the rules of the family of the endpoint', () => {
+it('judges datagrams that contain IPv6 packets by the rules of the family of the endpoint', () => {
   const udp = (endpoint: string): Partial<Facts> =>
     dual({
       status: {
@@ -1324,7 +1324,7 @@ it('names a bridge without the address of the gateway only for packets of the sa
   expect(gateway(HERE6, THERE6, 'flannel-v6.1')).toEqual([])
 })
 
-describe('a route by a mark or by a part of the packets', () => {
+describe('a wrong route that only some packets take', () => {
   const queries = (rules: readonly PolicyRule[] = []) =>
     routeQueries(soundDual.status, soundDual.links, [1], { ipv4: rules, ipv6: rules })
   /** Returns the kernel's routes of a dual-stack host, on which the lookups that `isWrong` selects lead to ts0. */
@@ -1343,7 +1343,7 @@ describe('a route by a mark or by a part of the packets', () => {
   const wrong = (source: string, destination: string, device: string, facts: Partial<Facts>): string[] =>
     only('route', stepsOf([source, destination], { route: by(device) }, dual(facts))).slice(1)
 
-  it('is named for packets of containers of its family', () => {
+  it('because of their mark is named only for packets of containers of the same family', () => {
     const markOf = (family: Family) => ({
       ...routes((query) => query.family === family && query.query.mark === 1),
       iptables: marks,
@@ -1361,7 +1361,7 @@ describe('a route by a mark or by a part of the packets', () => {
     expect(wrong('10.5.2.2', '10.5.1.2', 'cni0', markOf('ipv4'))).toEqual([])
   })
 
-  it('is named for each direction and family of a part of the packets', () => {
+  it('because of their protocol or port is named only for their direction and family', () => {
     const rule = policyRule(90, { table: 52, part: { protocol: 17, dport: [53, 53] } })
     const partOf = (family: Family, direction: PeerQuery['direction']) =>
       routes(

@@ -1,4 +1,4 @@
-// findings.test.ts - weft doctor explains each finding once, with its first places and the remedies for them.
+// findings.test.ts - weft doctor explains each finding once, and shows its first places with their remedies.
 
 import { expect, it } from 'vitest'
 import { FINDINGS, grouped, type Finding } from '../../../../src/tool/doctor/findings.ts'

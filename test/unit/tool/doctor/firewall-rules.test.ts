@@ -1,5 +1,5 @@
 // firewall-rules.test.ts - weft doctor evaluates the firewall for the peers that matter, names each rule that drops
-// packets of the network, and suggests commands that accept exactly these packets.
+// packets of the network, and suggests commands that accept these packets.
 
 import { describe, expect, it } from 'vitest'
 import { countPeers, type PeerStatus, type Status } from '../../../../src/report/status.ts'
@@ -28,7 +28,7 @@ const found = (part: Partial<Facts>, from: Facts = sound): string[] | undefined 
   checkFirewall({ ...from, ...part })?.map(({ name, detail }) => `${name}: ${detail}`)
 const namesOf = (part: Partial<Facts>, from: Facts = sound): readonly string[] | undefined =>
   checkFirewall({ ...from, ...part })?.map(({ name }) => name)
-/** The remedies that weft doctor prints, those of the table of findings included. */
+/** Returns the remedies that weft doctor prints, also those of the table FINDINGS. */
 const fixes = (part: Partial<Facts>, from: Facts = sound): readonly string[] =>
   (checkFirewall({ ...from, ...part }) ?? []).map(fixOf)
 
@@ -46,7 +46,7 @@ const peerAt = (n: number, part: Partial<PeerStatus> = {}): PeerStatus => ({
 })
 const peersOf = (count: number, part: Partial<PeerStatus> = {}): readonly PeerStatus[] =>
   Array.from({ length: count }, (_, at) => peerAt(at + 2, part))
-/** The facts about peers that weft doctor did not probe itself. */
+/** Returns the facts of a host with these peers. weft doctor did not probe the peers itself. */
 const among = (...list: readonly PeerStatus[]): Partial<Facts> => ({
   ...withStatus({ peers: countPeers(list, 10) }),
   answers: new Map(),
@@ -68,7 +68,7 @@ const PERHAPS_FORWARD = '-A FORWARD -m mark --mark 0x1 -j ACCEPT\n-P FORWARD DRO
 const TO_ELSEWHERE = '*nat\n-A OUTPUT -d 192.0.2.2/32 -p udp -j DNAT --to-destination 192.0.2.99\nCOMMIT'
 
 describe('the findings of the firewall', () => {
-  it('are proved faults first, and rules that perhaps drop packets last', () => {
+  it('list certain faults first, and rules that perhaps drop packets last', () => {
     const ignoring = { ignoredEchoes: ['ipv4'] } as const
     expect(namesOf({ ...ignoring, iptables: '-P FORWARD DROP' })).toEqual(['forward-dropped', 'probes-dropped'])
     expect(namesOf({ ...ignoring, iptables: PERHAPS_FORWARD })).toEqual(['probes-dropped', 'iptables-drops'])
@@ -97,7 +97,7 @@ describe('the findings of the firewall', () => {
     expect(namesOf({ nft: chain('bridge x', 'input', 'drop') }, soundIpv6)).toEqual(['forward-dropped'])
   })
 
-  it('about ignored echo requests need a backend whose nodes probe each other', () => {
+  it('include ignored echo requests only if the nodes of the backend probe each other', () => {
     const ignoring = { ignoredEchoes: ['ipv4'] } as const
     for (const type of ['udp', 'host-gw'])
       expect(namesOf({ ...withBackend(type), ...ignoring })).toEqual(['probes-dropped'])
@@ -109,7 +109,7 @@ describe('the peers for which the firewall is evaluated', () => {
   const dropsPort = (n: number): string => `-A OUTPUT -d 192.0.2.${n}/32 -p udp -j DROP`
   const dropsContainers = (n: number): string => `-A FORWARD -d 10.5.${n}.0/24 -j DROP`
 
-  it('are the silent ones, although many peers that answer come first', () => {
+  it('are first the silent peers, even if many answering peers come before them', () => {
     const list = [...peersOf(20), peerAt(40, silentSide)]
     expect(found({ ...among(...list), iptables: dropsPort(40) })).toEqual([`port-dropped: ${dropsPort(40)}`])
     // The packets of hosts that answer pass, so only packets of their containers are examined.
@@ -129,7 +129,7 @@ describe('the peers for which the firewall is evaluated', () => {
   it.each([
     ['the first peer', (way: 'tunnel' | 'direct') => [peerAt(2, { way })], '10.5.2.0/24'],
     ['another peer', (way: 'tunnel' | 'direct') => [peerAt(2), peerAt(3, { way })], '10.5.3.0/24'],
-  ])('are reached through the device of the tunnel, or directly: %s', (_, listOf, subnet) => {
+  ])('have the outgoing interface of their route, through the tunnel or directly: %s', (_, listOf, subnet) => {
     const rule = `-A FORWARD -d ${subnet} -o flannel0 -j DROP`
     expect(found({ ...among(...listOf('tunnel')), iptables: rule })).toEqual([`forward-dropped: ${rule}`])
     expect(found({ ...among(...listOf('direct')), iptables: rule })).toEqual([])
@@ -144,22 +144,26 @@ describe('the peers for which the firewall is evaluated', () => {
 describe('a host that cannot send to its peers', () => {
   it.each<[string, boolean, Partial<Facts>]>([
     ['its own datagrams', true, { ...SILENT, iptables: '-A OUTPUT -p udp --dport 8285 -j DROP' }],
-    ['those of the peer', false, { ...SILENT, iptables: '-A INPUT -p udp --dport 8285 -j DROP' }],
-    ['its own, by a new destination', true, { ...SILENT, iptables: TO_ELSEWHERE }],
-    ['its own, perhaps', false, { ...SILENT, iptables: '-A OUTPUT -m mark --mark 0x1 -j ACCEPT\n-P OUTPUT DROP' }],
+    ['the datagrams of the peer', false, { ...SILENT, iptables: '-A INPUT -p udp --dport 8285 -j DROP' }],
+    ['its own datagrams, because a rule changes their destination', true, { ...SILENT, iptables: TO_ELSEWHERE }],
     [
-      'those to one of two silent peers',
+      'its own datagrams, but only perhaps',
+      false,
+      { ...SILENT, iptables: '-A OUTPUT -m mark --mark 0x1 -j ACCEPT\n-P OUTPUT DROP' },
+    ],
+    [
+      'the datagrams to one of two silent peers',
       true,
       {
         ...among(peerAt(2, silentSide), peerAt(3, silentSide)),
         iptables: '-A OUTPUT -d 192.0.2.3/32 -p udp -j DROP',
       },
     ],
-    ['all packets, but has no status', false, { status: undefined, iptables: '-P OUTPUT DROP' }],
-    ['none', false, SILENT],
-  ])('loses %s: %s', (_, expected, part) => expect(keepsFromLeaving({ ...sound, ...part })).toBe(expected))
+    ['all packets, but the status is not known', false, { status: undefined, iptables: '-P OUTPUT DROP' }],
+    ['no packets', false, SILENT],
+  ])('drops %s: %s', (_, expected, part) => expect(keepsFromLeaving({ ...sound, ...part })).toBe(expected))
 
-  it('is found by the rules of either family', () => {
+  it('is found by the rules of iptables or of ip6tables', () => {
     const drops = '-A OUTPUT -p udp --dport 8472 -j DROP'
     expect(keepsFromLeaving({ ...SILENT_DUAL, ip6tables: drops })).toBe(true)
     expect(keepsFromLeaving({ ...SILENT_DUAL, iptables: drops })).toBe(true)
@@ -177,7 +181,7 @@ describe('the reason on this host why a peer is silent over one family', () => {
     expect(datagramFault(four, { ...SILENT_DUAL, status: undefined, ip6tables })).toBeUndefined()
   })
 
-  it('cannot be a rule that may or may not drop the datagrams', () => {
+  it('is not a rule that only perhaps drops the datagrams', () => {
     const iptables = '-A INPUT -m mark --mark 0x1 -j ACCEPT\n-P INPUT DROP'
     expect(datagramFault(four, { ...SILENT_DUAL, iptables })).toBeUndefined()
   })
@@ -201,7 +205,7 @@ describe('rules between the containers of this host', () => {
     bridgeFilter: '1',
   })
 
-  it('are reported if containers reach only the bridge', () => {
+  it('are reported if the rules accept only packets to the bridge', () => {
     const nft = chain('bridge x', 'forward', ...REST)
     expect(found({ nft })).toEqual(['forward-dropped: nft: bridge x c: ip daddr 10.5.1.0/24 drop'])
     expect(found({ nft }, soundIpv6)).toEqual(['forward-dropped: nft: bridge x c: ip6 daddr fd00:5:0:1::/64 drop'])
@@ -213,7 +217,7 @@ describe('rules between the containers of this host', () => {
     expect(found({ nft: chain('bridge x', 'forward', 'drop'), links: two })).toEqual([])
   })
 
-  it('may drop ARP over IPv6, which has neighbour discovery', () => {
+  it('may drop ARP in an IPv6 network, which uses neighbour discovery instead', () => {
     const nft = chain('bridge x', 'input', 'ether type arp drop')
     expect(found({ nft }, soundIpv6)).toEqual([])
     expect(namesOf({ nft })).toEqual(['forward-dropped'])
@@ -224,7 +228,7 @@ describe('rules between the containers of this host', () => {
     ['br-0f1e2d3c4b5a', '-A FORWARD -i br-0f1e2d3c4b5a -o br-0f1e2d3c4b5a -j DROP', false],
     ['docker0', '-A FORWARD -s 10.5.1.0/24 -d 10.5.1.0/24 -j DROP', true],
     ['vmbr-1', '-A FORWARD -i vmbr-1 -o vmbr-1 -j DROP', true],
-  ])('separate the containers on purpose only as Docker does: %s with %s', (bridge, rule, isReported) =>
+  ])('are not reported if Docker made them to separate containers: %s with %s', (bridge, rule, isReported) =>
     expect(found({ ...at(bridge), iptables: rule })).toEqual(isReported ? [`forward-dropped: ${rule}`] : []),
   )
 })
@@ -236,7 +240,7 @@ describe('neighbour discovery', () => {
     )
 
   it.each([
-    // A host asks for a neighbour by multicast, and answers to the address of the neighbour (RFC 4861, section 7.2).
+    // A host sends solicitations to a multicast address, and advertisements to the solicitor (RFC 4861, section 7.2).
     ['requests', '-A OUTPUT -d ff02::1:ff00:0/104 -p ipv6-icmp -m icmp6 --icmpv6-type 135 -j DROP', true],
     ['requests to containers', '-A OUTPUT -d fd00:5:0:1::/64 -p ipv6-icmp -m icmp6 --icmpv6-type 135 -j DROP', false],
     ['answers to containers', '-A OUTPUT -d fd00:5:0:1::/64 -p ipv6-icmp -m icmp6 --icmpv6-type 136 -j DROP', true],
@@ -277,11 +281,11 @@ describe('packets of containers', () => {
     ])
   })
 
-  it("are dropped by Docker's rules for five containers, of which the first has the address that all checks use", () => {
+  it("are dropped by Docker's rules for four containers and for the address that all checks use", () => {
     const rule = (n: number, bridge = 'cni0'): string => `-A PREROUTING -d 10.5.1.${n}/32 ! -i ${bridge} -j DROP`
     const raw = (...rules: readonly string[]): string => saved('raw', ...rules)
     expect(found({ iptables: raw(...[2, 10, 11, 12, 13].map((n) => rule(n))) })).toHaveLength(5)
-    // A rule of a network that no longer exists concerns no container.
+    // A rule for a bridge that no longer exists concerns no container.
     expect(found({ iptables: raw(rule(9, 'br-0f1e2d3c4b5a')) })).toEqual([])
   })
 })
@@ -300,7 +304,7 @@ describe('the datagrams of a silent peer', () => {
     )
   })
 
-  it('are reported in one direction, and the probes in the other', () => {
+  it('are reported in one direction, and dropped probes only in the other direction', () => {
     const [port, echo] = ['-A INPUT -p udp --dport 8285 -j DROP', '-A OUTPUT -p icmp -j DROP']
     expect(found({ ...SILENT, iptables: `${port}\n${echo}` })).toEqual([
       `port-dropped: ${port}`,
@@ -320,7 +324,7 @@ describe('the datagrams of a silent peer', () => {
     expect(found({ ...SILENT, iptables })).toEqual(['iptables-drops: -P INPUT DROP'])
   })
 
-  it('have no known packet if the backend of an IPv6 network is not known', () => {
+  it('are not evaluated if weft does not know the backend', () => {
     const later = { ...soundDual.status, config: { ...soundDual.status.config, backendType: 'of-tomorrow' } }
     expect(portPacket(later, dualPeer(), 'ipv6')).toBeUndefined()
   })
@@ -338,7 +342,7 @@ describe('the suggested command', () => {
     expect(fixes({ ip6tablesLegacy }, soundIpv6)[0]).toContain('`ip6tables-legacy -I FORWARD -s fd00:5::/48 -j ACCEPT`')
   })
 
-  it('accepts the network too in a table whose name looks like that of a family', () => {
+  it('accepts the network also if the name of the table is the name of a family, such as bridge', () => {
     expect(fixes({ nft: chain('inet bridge', 'forward', 'drop') })[0]).toContain(
       '`nft insert rule inet bridge c ip saddr 10.5.0.0/16 accept`',
     )
@@ -358,7 +362,7 @@ describe('the suggested command', () => {
     )
   })
 
-  it('accepts datagrams over IPv6 with the packets by which hosts find each other', () => {
+  it('accepts ICMPv6 together with datagrams over IPv6, because hosts find each other by ICMPv6', () => {
     const fix = fixes({ ip6tables: udp('INPUT') }, SILENT_DUAL)[0]
     expect(fix).toContain('`ip6tables -I INPUT -p udp --dport 8472 -s 2001:db8::2 -j ACCEPT`')
     expect(fix).toMatch(/accept `ipv6-icmp`/)
@@ -377,7 +381,7 @@ describe('the suggested command', () => {
     )
   })
 
-  it('accepts the datagrams in the table and the program that drop them', () => {
+  it('names the table and the program of the rule that drops the datagrams', () => {
     const rule = '-A PREROUTING -p udp -m udp --dport 8285 -j DROP'
     expect(fixes({ ...SILENT, iptables: saved('raw', rule) })[0]).toContain(
       '`iptables -I PREROUTING -t raw -p udp --dport 8285 -s 192.0.2.2 -j ACCEPT`',
@@ -390,7 +394,7 @@ describe('the suggested command', () => {
     )
   })
 
-  it('is one for each family if a table of both families drops the packets', () => {
+  it('exists once for each family if a table of the family inet drops the packets', () => {
     const rules = (part: string): string => `nft insert rule inet own c ${part} accept`
     const of = (hook: string, rule: string): string =>
       fixes({ nft: chain('inet own', hook, rule) }, SILENT_DUAL).join('\n')

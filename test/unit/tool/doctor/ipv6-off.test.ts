@@ -17,7 +17,7 @@ const withStatus = (part: Partial<Status>, from: Dual = dual): Dual => ({
 const { node, config, dataPath, store } = dual.status
 const withConfig = (part: Partial<NonNullable<Status['config']>>, from: Dual = dual): Dual =>
   withStatus({ config: { ...config!, ...part } }, from)
-/** Names the interfaces in the findings, of those on which IPv6 is disabled. */
+/** Disables IPv6 on the interfaces, and returns the interfaces that the findings name. */
 const named = (facts: Facts, ...withoutIpv6: string[]): string[] =>
   checkIpv6Off({ ...facts, withoutIpv6 }).map(({ name, detail, fix }) => {
     const [, device = ''] = /^net\.ipv6\.conf\.(\S+)\.disable_ipv6 is 1/.exec(detail) ?? []
@@ -59,7 +59,7 @@ describe('IPv6 is missing', () => {
     expect(named(facts, ...devices.map((device) => device.replace('/', '.')))).toEqual(devices),
   )
 
-  it('on several interfaces, each of which is named once', () => {
+  it('on several interfaces, and each interface is named once', () => {
     const gateways = [parseIpv6('fd00:5:0:1::1')!]
     const all = ['cni0', 'eth0', 'flannel-v6.1', 'docker0']
     expect(named({ ...lacking, gateways }, ...all)).toEqual(['cni0', 'eth0', 'flannel-v6/1'])
@@ -113,7 +113,7 @@ describe('IPv6 may be disabled', () => {
     ['if there is no data path', withStatus({ dataPath: null }), ['flannel-v6.1']],
   ])('%s', (_name, facts, devices) => expect(named(facts, ...devices)).toEqual([]))
 
-  it('on the device of IPv6 that an earlier configuration left', () => {
+  it('on the IPv6 device of an earlier configuration', () => {
     const left = { ...dataPath!.devices, ipv6: 'flannel-v6.1' }
     const status = { ...sound.status!, dataPath: { ...sound.status!.dataPath!, devices: left } }
     expect(named({ ...sound, status }, 'flannel-v6.1')).toEqual([])
@@ -144,7 +144,7 @@ describe('the settings between this host and a peer', () => {
     expect(ipv6OffBetween({ ...facts, withoutIpv6: all }, peer)).toEqual(expected),
   )
 
-  it('are none if IPv6 is disabled nowhere, or if weftd left no status', () => {
+  it('are none if IPv6 is enabled on all interfaces, or if weftd left no status', () => {
     expect(ipv6OffBetween(dual, peer6)).toEqual([])
     expect(ipv6OffBetween({ ...dual, status: undefined, withoutIpv6: all }, peer6)).toEqual([])
     expect(ipv6OffBetween({ ...sound, withoutIpv6: ['eth0', 'flannel0'] }, sideIn(soundPeer, 'ipv4'))).toEqual([])

@@ -134,14 +134,14 @@ describe('a policy routing rule', () => {
       ])
   })
 
-  it('for incoming packets is found also if the main table has no route to the bridge', () => {
+  it('for incoming packets is found even if the main table has no route to the bridge', () => {
     const routes = sound.routes.filter(({ device }) => device !== 'cni0')
     expect(by({ in: { device: 'eth0', table: 52 } }, { routes })).toEqual([
       expect.stringMatching(/^policy-route: from 10\.5\.2\.0\/24 /),
     ])
   })
 
-  it('for packets of this host is found also if the kernel forwards no packets', () =>
+  it('for packets of this host is found even if the kernel forwards no packets', () =>
     expect(by({ host: elsewhere, out: elsewhere, in: elsewhere }, { isForwarding: false })).toEqual([
       'policy-route: 10.5.2.0/24 goes to ts0, by the table 52 and the rule "5270: from all lookup 52"',
     ]))
@@ -172,7 +172,7 @@ describe('a policy routing rule', () => {
     // The first packet of a TCP connection decides, since it opens the connection.
     const first = mangle.replace('-i cni0', '-i cni0 -p tcp -m conntrack --ctstate NEW')
     expect(by({ marked: viaRouter }, { iptables: first })).toEqual([expect.stringMatching(/^policy-route: /)])
-    // A wrong route of the main table counts too, even if another route of the main table is reported.
+    // A wrong route of the main table also counts, even if another check reports the main table.
     const toMain = { marked: { device: 'eth0', gateway: '192.0.2.254' } }
     expect(found({ kernelRoutes: routesBy(toMain), iptables: mangle }, true)).toEqual([
       expect.stringMatching(/^foreign-route: .* because it has the mark 0x1/),
@@ -214,7 +214,7 @@ describe('a policy routing rule', () => {
   })
 })
 
-describe('a table that gives packets of containers to this host itself', () => {
+describe('a routing table that sends packets of containers to this host itself', () => {
   const rules = rulesIn(`
 0:	from all lookup local
 100:	from all fwmark 0x1 lookup 100
@@ -224,7 +224,7 @@ describe('a table that gives packets of containers to this host itself', () => {
     checkKernelRoutes({ ...sound, ...part, kernelRoutes: { ...routesBy(changed), rules: { ipv4: rules } } }, false)
   const proxy = (table: number) => ({ device: 'lo', type: 'local', table }) as const
 
-  it('is named with its rule and with a remedy, as this host does not have the address', () =>
+  it('is named with its rule and a remedy if this host does not have the address', () =>
     expect(fault({ out: proxy(110) })).toEqual([
       {
         name: 'policy-route',
@@ -244,7 +244,7 @@ describe('a table that gives packets of containers to this host itself', () => {
     ])
   })
 
-  it('is not the cause if this host has the address of the container', () => {
+  it('is not named if this host has the address of the container', () => {
     const [one] = fault({ out: proxy(255) })
     expect(one).toEqual({
       name: 'foreign-route',
@@ -293,9 +293,9 @@ describe('a refusal by the kernel', () => {
     ])
   })
 
-  it('of packets of all protocols may be a blackhole, or the address of a container on this host', () => {
+  it('of packets of all protocols is explained by a blackhole, or by a source address of this host', () => {
     expect(by({ in: 'EINVAL' })).toEqual([
-      'route-refused: from 10.5.2.0/24 (to 10.5.1.2): a blackhole drops the packets, or this host has their source address too',
+      'route-refused: from 10.5.2.0/24 (to 10.5.1.2): a blackhole drops the packets, or this host also has their source address',
     ])
   })
 
@@ -323,7 +323,7 @@ describe('a refusal by the kernel', () => {
 
   it('to forward is not reported if the kernel forwards no packets at all', () => {
     expect(by({ out: 'EHOSTUNREACH', in: 'EHOSTUNREACH' }, { isForwarding: false })).toEqual([])
-    // A firewall that marks the packets of containers does not make the kernel refuse these packets.
+    // The kernel refuses these packets because it does not forward, and not because a rule marks the packets.
     const iptables = '*mangle\n-A PREROUTING -i cni0 -j MARK --set-xmark 0x1/0xffffffff\nCOMMIT'
     const all = { out: 'EHOSTUNREACH', marked: 'EHOSTUNREACH', in: 'EHOSTUNREACH' }
     expect(by(all, { isForwarding: false, iptables })).toEqual([])
@@ -474,7 +474,7 @@ describe('a policy routing rule for a part of the packets', () => {
     ])
   })
 
-  it('is reported beside a wrong route of packets that perhaps have a mark', () => {
+  it('is reported together with a wrong route of packets that perhaps have a mark', () => {
     const iptables =
       '*mangle\n-A PREROUTING -m statistic --mode nth --every 2 -j MARK --set-xmark 0x1/0xffffffff\nCOMMIT'
     const change = ({ query }: PeerQuery) =>
@@ -487,7 +487,7 @@ describe('a policy routing rule for a part of the packets', () => {
     expect(explained(kernelRoutes, out)).toEqual([expect.stringMatching(/^route undefined .* goes to vpn0, .* icmp /)])
   })
 
-  it('is reported also if its route is in the main table, and a wrong route of that table is reported', () => {
+  it('is reported even if its route is in the main table, and another check reports that table', () => {
     // All packets take the table 52 to the data path, but those to DNS servers take the main table.
     const listing = `
 0:	from all lookup local
@@ -589,7 +589,7 @@ describe('the policy rule by which the kernel chose a table', () => {
 180:	from all dscp 46 lookup 7
 190:	from all tun_id 5 lookup 7
 32766:	from all lookup main`
-  // The rules that each match all packets of one direction, and the rules that exclude packets.
+  // Rules that each compare one property of a packet, and rules with `not`.
   const MATCHING = `
 100:	from all to 10.5.2.0/24 lookup 1
 110:	from 10.5.1.0/24 lookup 2
@@ -611,16 +611,22 @@ describe('the policy rule by which the kernel chose a table', () => {
     ['tailscale takes the packets of containers', TAILSCALE, ofContainer, 52, 5270],
     ['wg-quick takes all packets without its own mark', WG_QUICK, ofContainer, 51_820, 32_765],
     ['wg-quick leaves its own packets to the main table', WG_QUICK, { ...ofHost, mark: 0xca_6c }, 51_820, undefined],
-    ['sing-box takes what other interfaces send', SING_BOX, ofContainer, 2022, 9002],
-    ['sing-box takes what this host sends from any address', SING_BOX, ofHost, 2022, 9003],
+    ['sing-box takes packets that arrive on other interfaces', SING_BOX, ofContainer, 2022, 9002],
+    ['sing-box takes packets of this host without a source address', SING_BOX, ofHost, 2022, 9003],
     [
-      'sing-box takes what this host sends from its tunnel',
+      'sing-box takes packets of this host with its tunnel address',
       SING_BOX,
       { ...ofHost, from: at('172.19.0.1') },
       2022,
       9004,
     ],
-    ['sing-box leaves what this host sends otherwise', SING_BOX, { ...ofHost, from: at('192.0.2.1') }, 2022, undefined],
+    [
+      'sing-box leaves packets of this host with other addresses',
+      SING_BOX,
+      { ...ofHost, from: at('192.0.2.1') },
+      2022,
+      undefined,
+    ],
     ['a rule for other destinations, sources, interfaces and marks', PROVIDERS, ofContainer, 7, undefined],
     ['a packet of this host without a source', PROVIDERS, ofHost, 7, undefined],
     ['a packet to another network', PROVIDERS, { ...ofContainer, to: at('192.0.2.7') }, 7, 100],
@@ -731,7 +737,7 @@ describe('the routes that lose the probes of a peer', () => {
       'foreign-route',
     ]))
 
-  it('are unknown if weft doctor looked up no routes, or if this node has no subnet', () => {
+  it('are none if weft doctor looked up no routes, or if this node has no subnet', () => {
     expect(probes({})).toEqual([])
     const kernelRoutes = routesBy({ host: 'EACCES' })
     expect(probes({ kernelRoutes, status: { ...sound.status!, node: null } })).toEqual([])
@@ -811,7 +817,7 @@ describe('in a dual-stack network with two peers, a wrong route', () => {
       { unforwarded: ['eth0'] },
       ['10.5.2.0/24', '10.5.3.0/24', 'fd00:5:0:2::/64', 'fd00:5:0:3::/64'],
     ],
-  ])('of containers is reported for the families that are forwarded, %s', (_when, part, subnets) => {
+  ])('of containers is reported only for families that the kernel forwards: %s', (_when, part, subnets) => {
     const findings = checkKernelRoutes(
       answering(({ direction }) => direction === 'out', part),
       false,
@@ -819,7 +825,7 @@ describe('in a dual-stack network with two peers, a wrong route', () => {
     expect(findings.map(({ detail }) => detail.split(' ')[0])).toEqual(subnets)
   })
 
-  it('is unknown to weft explain without the routes that the kernel chose', () => {
+  it('is not reported if weft does not know the routes that the kernel chose', () => {
     for (const part of [{}, { ...answering(() => true), status: undefined }]) {
       expect(all((peer, side) => faultsOfParts(peer, side, 'out', { ...facts, ...part }))).toEqual([])
       expect(all((peer, side) => markedFault(peer, side, { ...facts, ...part }))).toEqual([])

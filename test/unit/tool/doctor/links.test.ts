@@ -77,7 +77,7 @@ describe('the MTU', () => {
     expect(mtu({ links: [device('eth1', ['192.0.2.1/24'], { mtu: 576 })] })).toEqual([])
   })
 
-  it('does not blame long packets if a peer answers no packets at all', () => {
+  it('is not the cause if a peer answers no packets at all', () => {
     const answers = (small: boolean, large: boolean, longest?: number): Facts['answers'] =>
       new Map([['10.5.2.0-24', { ipv4: { small, large, longest } }]])
     expect(mtu({ answers: answers(false, false) })).toEqual([])
@@ -95,10 +95,10 @@ describe('the MTU', () => {
     expect(others).toEqual([])
     expect(line).toContain('get no answer since 2026-11-22T09:00:00Z;')
     expect(line).not.toContain('1252')
-    // weftd tells the senders of long packets the length that passes, so the time does not belong to this fault.
+    // weftd reports the length that passes to the senders of long packets, so the time does not belong to this fault.
     const told = mtu({ ...peers(numbered(2, { ...narrow, pathMtu: 1252 })), answers })
     expect(told).toEqual([expect.stringContaining('packets of 1472 bytes get no answer; check')])
-    // weftd does not know since when.
+    // weftd does not know when this fault began.
     const unknown = mtu(peers(numbered(2, { ...narrow, pathSince: null, passesBytes: null })))
     expect(unknown).toEqual([expect.stringContaining('packets of 1472 bytes get no answer; check')])
   })
@@ -115,7 +115,7 @@ describe('the MTU', () => {
       expect.stringContaining(here),
     ])
     expect(says(numbered(2, narrow), numbered(3, { path: 'whole' }))).toEqual([expect.stringContaining(there)])
-    // This result is of a time at which the data path still had the peer.
+    // This result is from a time when the data path still had the peer.
     expect(says(numbered(2, narrow), numbered(3, { path: 'whole', state: 'stored' }))).toEqual([
       expect.stringContaining(both),
     ])
@@ -125,7 +125,7 @@ describe('the MTU', () => {
     expect(mtu({ ...list, answers })).toEqual([expect.stringContaining(there)])
   })
 
-  it('blames an external interface that is too small by one byte, and no larger one', () => {
+  it('is too large if the MTU of the external interface is too small, even by one byte', () => {
     const cut: Partial<Facts> = { answers: new Map([['10.5.2.0-24', { ipv4: { small: true, large: false } }]]) }
     expect(mtu({ ...cut, links: [{ ...eth0, mtu: 1499 }] })).toEqual([
       expect.stringMatching(/^path-mtu: .*; the cause is eth0 of this host, whose MTU is 1499 bytes$/),
@@ -158,7 +158,7 @@ describe('the MTU', () => {
     expect(mtu(facts, soundDual)).toEqual([])
   })
 
-  it('shrank only if weftd started with a larger one', () => {
+  it('shrank only if it was larger when weftd started', () => {
     expect(mtu(withPath({ mtuAtStart: 1472 }))).toEqual([])
     expect(mtu(withPath({ mtuAtStart: 1400 }))).toEqual([])
     expect(mtu({ ...withPath({ mtuAtStart: 1473 }), links: [eth0] })).toEqual([
@@ -190,7 +190,7 @@ describe('the MTU', () => {
   })
 })
 
-describe('the bridges that get no packets', () => {
+describe('the bridges to which the kernel routes no packets', () => {
   const containers = (links: readonly Link[], routes: Facts['routes'], from: Facts = sound) =>
     lines(checkContainers({ ...from, links: [eth0, ...links], routes }))
   const wide = route('10.5.0.0/16', 'flannel0')
@@ -233,7 +233,7 @@ describe('the bridges that get no packets', () => {
     expect(containers(cni0, routes)).toEqual(expected),
   )
 
-  it('may be down, which is the cause of the missing route', () => {
+  it('may be down, which explains why the route is missing', () => {
     expect(containers(bridge('cni0', ['10.5.1.1/24'], { up: false }), [wide])).toEqual([`${toFlannel}, which is down`])
   })
 
@@ -350,7 +350,7 @@ describe('the bridges without an address', () => {
     expect(missing(links, part)).toEqual(expected.map((line) => `bridge-unaddressed: ${line}`)),
   )
 
-  it('do not include one whose subnet another bridge has, or to which a route leads', () => {
+  it('do not include a bridge if another bridge has its subnet, or if a route leads to the bridge', () => {
     const both = [...bridge('cni0', ['10.5.1.77/24']), ...bridge('docker0', ['172.17.0.1/16']), ...bridge('mine', [])]
     expect(missing(both, gateway)).toEqual([`bridge-unaddressed: cni0 lacks 10.5.1.1, ${used}`])
     // The device of the data path has the first address of the subnet in any case.
@@ -377,7 +377,7 @@ describe('the bridges without an address', () => {
     expect(unaddressedBridges(first, { ...toAll, routes: [route('10.5.0.0/24', 'eth0')] })).toEqual([])
   })
 
-  it('get the address of the remedy, with the length of the subnet', () => {
+  it('have a remedy that adds the address, with the prefix length of the subnet', () => {
     const fixes = (links: readonly Link[], from: Facts, part: Partial<Facts>, side: typeof side4 | typeof side6) =>
       unaddressedBridges(side, { ...from, ...part, links }).map(({ name, fix }) => `${name}: ${fix}`)
     expect(fixes(bridge('cni0', []), sound, { ...gateway, routes: [] }, side4)).toEqual([
@@ -443,7 +443,7 @@ describe('containers', () => {
     expect(containers({ ...withStatus({ dataPath: closed }), silence: 'no socket' })).toEqual([])
   })
 
-  it('of a dead weftd start with a wrong MTU if subnet.env has none', () => {
+  it('of a dead weftd start with a wrong MTU if subnet.env has no MTU', () => {
     const dead = { ...withStatus({ dataPath: { ...closed, mtu: null } }), silence: 'no socket' }
     const { FLANNEL_MTU: _none, ...subnetEnv } = sound.subnetEnv!
     expect(containers({ ...dead, subnetEnv })).toEqual(['subnet-env-wrong: /run/flannel/subnet.env says no MTU'])
@@ -485,7 +485,7 @@ describe('containers', () => {
     ),
   )
 
-  it('are elsewhere in one family alone', () => {
+  it('are elsewhere in only one family', () => {
     const links = (...texts: string[]) => [eth0, device('cni0', texts)]
     const dual = kubernetes(soundDual.status)
     expect(containers({ ...dual, links: links('10.5.1.1/24', 'fd00:9::1/64') }, soundDual)).toEqual([

@@ -31,7 +31,7 @@ it.each([
   [7, 900, []],
   [7, 901, ['neighbours-many']],
   [950, 950, ['neighbours-full']],
-])('judges %i entries and %i peers, of which the kernel takes 1000', (entries, peers, expected) => {
+])('judges %i entries and %i peers if the table has room for 1000 entries', (entries, peers, expected) => {
   expect(names([table(entries)], peers)).toEqual(expected)
 })
 
@@ -60,7 +60,7 @@ it.each([
   )
 })
 
-it('knows nothing about tables without limits, as in the namespace of a container', () => {
+it('does not judge tables without limits, such as the tables in the namespace of a container', () => {
   expect(check(undefined)).toBeUndefined()
   expect(check([])).toBeUndefined()
   expect(check([table(2000, { thresholds: undefined })])).toBeUndefined()

@@ -1,5 +1,5 @@
-// nft-rules.test.ts - the conditions, verdict maps and statements of nftables rules, as `nft list ruleset` prints them for the programs
-// that users have, give the verdict that the kernel would give, or an uncertain one.
+// nft-rules.test.ts - weft reads conditions, verdict maps and statements of nftables rules as `nft list ruleset` prints
+// them for common programs. The verdict is the verdict of the kernel, or uncertain.
 
 import { describe, expect, it } from 'vitest'
 import { parseAddress } from '../../../../src/net/address.ts'
@@ -21,7 +21,7 @@ const container: FilteredPacket = {
   mark: 0,
 }
 const container6: FilteredPacket = { ...container, ...between('fd00:5:0:1::2', 'fd00:5:0:2::2') }
-/** The first packet of a peer to the port of weftd. */
+/** The first packet of a peer to port 8472 of this host. */
 const peer: FilteredPacket = {
   chain: 'INPUT',
   protocol: 'udp',
@@ -35,7 +35,7 @@ const peer6: FilteredPacket = { ...peer, ...between('2001:db8::2', '2001:db8::1'
 const hooks = { INPUT: 'input', FORWARD: 'forward', OUTPUT: 'output' } as const
 
 const table = (name: string, ...lines: readonly string[]): string => `table ${name} {\n${lines.join('\n')}\n}\n`
-/** A table with one base chain with the policy `policy`, whose rules have a line each. */
+/** Returns a table with one base chain. `rules` has one rule in each line. */
 const chainOf = (packet: FilteredPacket, rules: string, policy = 'accept', family = 'inet', more = ''): string =>
   table(
     `${family} own`,
@@ -46,8 +46,8 @@ const chainOf = (packet: FilteredPacket, rules: string, policy = 'accept', famil
     '\t}',
   )
 /**
- * The words for a verdict. `unread`: weft cannot evaluate a condition of a rule that drops, so that the counter of the
- * rule says whether it drops packets.
+ * Describes a verdict in words. `unread` means that weft cannot evaluate a condition of a rule that drops. Then only
+ * the counter of the rule shows whether the rule drops packets.
  */
 const wordsOf = ({ isAccepted, isCertain, unjudged }: Verdict): string =>
   `${isCertain ? '' : 'perhaps '}${isAccepted ? 'accepted' : 'dropped'}${unjudged.length > 0 ? ', unread' : ''}`
@@ -219,7 +219,7 @@ describe('after a condition that weft cannot evaluate', () => {
     },
   )
 
-  it('and in the rules of IPv6', () => {
+  it('the next condition is evaluated in rules for IPv6 packets', () => {
     expect(judged('ip6 flowlabel 22 ip6 saddr 2001:db8::/32 drop', container6)).toBe('accepted')
     expect(judged('ip6 hoplimit 1 ip6 saddr fd00:5::/48 drop', container6)).toBe('perhaps accepted, unread')
   })
@@ -242,7 +242,7 @@ describe('a concatenation of fields is not evaluated', () => {
     'ip daddr != 10.96.0.0/12 ip saddr . oifname vmap { 10.5.1.2 . "flannel.1" : drop }',
   ])('%s', (rules) => expect(judged(rules, container)).toBe('perhaps accepted'))
 
-  it('and a rule that only changes packets passes them to the next rule', () => {
+  it('a rule with a concatenation that only changes packets passes the packets to the next rule', () => {
     const clamp = 'iifname . oifname "cni0" . "flannel.1" tcp option maxseg size set rt mtu'
     expect(judged(`${clamp}\ndrop`, container)).toBe('dropped')
     expect(judged(clamp, container)).toBe('accepted')
@@ -305,7 +305,7 @@ describe('a rule of the family bridge', () => {
     expect(of('iifname "veth1" drop', {})).toBe('perhaps accepted')
     expect(of('iifname "eth0" drop', {})).toBe('accepted')
     expect(of('iifname "veth1" drop', { ports: [] })).toBe('perhaps accepted')
-    // A packet of this host has no incoming port, and a packet to this host no outgoing port.
+    // A packet from this host has no incoming port, and a packet to this host has no outgoing port.
     expect(of('iifname "veth*" drop', { way: 'out' }, output)).toBe('accepted')
     expect(of('oifname "veth*" drop', { way: 'out' }, output)).toBe('dropped')
     expect(of('oifname "veth*" drop', { way: 'in' }, input)).toBe('accepted')
@@ -320,12 +320,12 @@ describe('a rule of the family bridge', () => {
     expect(of('meta obrname "cni0" drop', { way: 'in' }, input)).toBe('accepted')
     expect(of('meta ibrname "cni0" drop', { way: 'out' }, output)).toBe('accepted')
     expect(of('meta obrname "cni0" drop', { way: 'out' }, output)).toBe('dropped')
-    // Without a bridge that weft knows, the verdict is uncertain.
+    // If weft does not know the bridge, the verdict is uncertain.
     expect(judged('meta ibrname "cni0" drop', container)).toBe('perhaps accepted')
     expect(judged('meta obrname "cni0" drop', container)).toBe('perhaps accepted')
   })
 
-  it('may drop ARP requests, without which hosts do not find each other', () => {
+  it('may drop ARP requests, which hosts need to find each other', () => {
     const arp = { ...peer, protocol: ARP }
     const ofArp = (rules: string): string => wordsOf(only(chainOf(arp, rules, 'accept', 'arp'), arp))
     expect(ofArp('arp operation request drop')).toBe('dropped')
@@ -353,7 +353,7 @@ describe('a queue', () => {
     expect(wordsOf(of(rule, new Set(read)))).toBe(expected),
   )
 
-  it('is not seen in the comment of a rule', () => {
+  it('is not read from the comment of a rule', () => {
     expect(of('drop comment "see ticket num 3"', new Set()).by).toBe('inet own c: drop comment "see ticket num 3"')
     expect(of('queue to 3', new Set()).by).toMatch(/queue to 3 \(no program reads this queue\)$/)
   })
@@ -375,14 +375,14 @@ describe('a rule that translates addresses', () => {
     expect(effectsOf('accept comment "not: snat to 192.0.2.9"')).toEqual([])
   })
 
-  it('with tproxy has the verdict after it, if any', () => {
+  it('with tproxy has the verdict that follows, if the rule has one', () => {
     const transparent = 'ip protocol tcp tproxy to 127.0.0.1:50080'
     expect(judged(`${transparent} meta mark set 0x00000001 accept`, container, 'drop')).toBe('accepted')
     expect(judged(transparent, container, 'drop')).toBe('dropped')
     expect(effectsOf(transparent)).toEqual([{ kind: 'diverted', isCertain: true }])
   })
 
-  it('a comment is no verdict', () => {
+  it('does not take its verdict from a comment', () => {
     const { unjudged } = only(
       chainOf(peer, 'limit rate over 100/second counter packets 7 bytes 420 drop comment "drop"'),
       peer,
@@ -455,7 +455,7 @@ describe('the rules of common programs', () => {
     const [ways, later] = [kubeProxy(silent), { ...container, state: 'established' } as const]
     expect(changes(ways, container)).toEqual([])
     expect(seen(ways, later)).toEqual(['ip kube-proxy filter-forward: accepted'])
-    // Which port the packet has is not known.
+    // weft does not know the port of the packet.
     expect(seen(ways, container)).toEqual([
       'ip kube-proxy filter-forward: perhaps accepted',
       'ip kube-proxy nat-postrouting: accepted',

@@ -159,7 +159,7 @@ describe('a table with the flag', () => {
   it.each(['owner', 'owner,persist'])('%s drops packets', (flags) =>
     expect(verdicts(flagged(flags), outward)).toEqual(['dropped by inet own forward: drop']),
   )
-  it('dormant does not stop other tables, and a comment sets no flag', () => {
+  it('dormant does not affect other tables, and a comment does not set a flag', () => {
     const all = flagged('dormant') + forward('comment "flags dormant" drop').replace('own', 'other').trimStart()
     expect(verdicts(all, outward)).toEqual(['dropped by inet other forward: comment "flags dormant" drop'])
   })
@@ -304,7 +304,7 @@ table ip6 filter {
     ])
   })
 
-  it('has a rule with a condition that weft cannot evaluate, which is named with the number of its packets', () =>
+  it('names a rule with a condition that weft cannot evaluate, with its packet count', () =>
     expect(walk(ufw, arriving).map(({ unjudged }) => unjudged)).toEqual([
       [{ by: 'ip filter ufw-before-input: xt match "recent" counter drop', packets: 120 }],
     ]))
@@ -312,7 +312,7 @@ table ip6 filter {
   it('is hidden if iptables shows its chains', () =>
     expect(readRuleset(nft(ufw)).walk(arriving, ['ip filter INPUT'])).toEqual([]))
 
-  it('has two tables, and no table before the first', () =>
+  it('has two tables, after a comment that belongs to no table', () =>
     expect(tablesOf(nft(ufw)).map(({ name }) => name)).toEqual(['', 'ip filter', 'ip6 filter']))
 })
 
@@ -385,7 +385,7 @@ table ip kube-proxy {
   }
 ${extra}}
 `
-  it('accepts packets between containers, and masquerades only those that it has marked', () => {
+  it('accepts packets between containers, and does not masquerade packets without its mark', () => {
     const seen = walk(kube(), { ...outward, mark: 0 })
     expect(seen.map(({ isAccepted, by }) => `${isAccepted} ${by}`)).toEqual([
       'true ip kube-proxy filter-prerouting: policy accept',
@@ -395,12 +395,12 @@ ${extra}}
     expect(seen.flatMap(({ effects }) => effects)).toEqual([])
   })
 
-  it('masquerades marked packets', () =>
+  it('perhaps masquerades packets whose mark is not known', () =>
     expect(walk(kube(), outward).flatMap(({ effects }) => effects)).toEqual([
       { kind: 'source', by: 'ip kube-proxy masquerading: masquerade fully-random', isCertain: false },
     ]))
 
-  it('rejects packets to a Service without endpoints, by a map of several fields, which weft cannot evaluate', () => {
+  it('drops packets to unused addresses of Services, and has a map of several fields, which weft cannot evaluate', () => {
     const to = { ...outward, destination: parseAddress('10.97.7.7')! }
     expect(verdicts(kube(), { ...to, destination: parseAddress('10.96.0.1')! })[1]).toBe(
       'dropped by ip kube-proxy cluster-ips-check: ip daddr @cluster-ips reject comment "Reject traffic to invalid ports of ClusterIPs"',
@@ -439,7 +439,7 @@ table ip flannel-ipv4 {
   const sources = (packet: FilteredPacket) =>
     walk(flannel, { ...packet, mark: 0 }).flatMap(({ effects }) => effects.map(({ by }) => by))
 
-  it('accept packets of containers, and leave the addresses of both ends', () => {
+  it('accept packets between containers, and do not masquerade them', () => {
     expect(verdicts(flannel, { ...outward, mark: 0 })).toEqual([
       'accepted by ip flannel-ipv4 forward: ip saddr 10.244.0.0/16 accept',
       'accepted by ip flannel-ipv4 postrtg: policy accept',
@@ -524,7 +524,7 @@ table ip docker-bridges {
     expect(walk(docker, out).flatMap(({ effects }) => effects.map(({ kind }) => kind))).toEqual(['source'])
   })
 
-  it('drops the packets of peers to containers, before routing and by the bridge', () =>
+  it('drops the packets of peers to containers, before routing and in the chain of the bridge', () =>
     expect(verdicts(docker, back)).toEqual([
       'dropped by ip docker-bridges filter-forward-in__docker0: counter drop comment "UNPUBLISHED PORT DROP"',
       'accepted by ip docker-bridges nat-POSTROUTING: policy accept',
@@ -570,7 +570,7 @@ describe('sets', () => {
     ],
   ])('%s', (_, set, expected) => expect(verdicts(withSet(set), outward)).toEqual(expected))
 
-  it('are read although the comment of their table has words of a set', () =>
+  it('are read even if the comment of their table contains the words of a set', () =>
     expect(
       verdicts(withSet(type + elements('10.244.1.2'), '  comment "the set trusted { 10.9.9.9 } grows"\n'), outward),
     ).toEqual(inSet))
@@ -636,7 +636,7 @@ table inet own {
     expect(verdicts(returns, { ...outward, port: 81 })).toEqual(['accepted by inet own early: accept'])
   })
 
-  it('name the rules that reject packets if a condition holds that weft cannot evaluate', () => {
+  it('name the rules that drop or reject packets by a condition that weft cannot evaluate', () => {
     const text = forward(
       'ct mark 0x00000007 counter packets 1234 bytes 74040 reject with tcp reset',
       'ct mark 0x00000008 drop',
@@ -668,7 +668,7 @@ describe('a rule that decides after other statements', () => {
   ] as const)('%s', (rule, packet) => expect(verdicts(forward(rule), packet)).toEqual(dropped(rule)))
 
   it.each(['meta mark set 0x00000001', 'log prefix "drop"', 'counter name "drop"', 'notrack', 'continue'])(
-    'does not decide by the words of a statement: %s',
+    'does not mistake the words of a statement for a verdict: %s',
     (rule) => expect(verdicts(forward(rule), outward)).toEqual(accepted),
   )
 })
@@ -691,7 +691,7 @@ describe('a rule with a condition that weft cannot evaluate', () => {
     'limit rate 10/second burst 5 packets counter name "drop"',
     'limit rate 10/second burst 5 packets log prefix "drop"',
     'xt match "recent" comment "drop"',
-  ])('drops no packet by the words of a statement: %s', (rule) =>
+  ])('does not mistake the words of a statement for a verdict: %s', (rule) =>
     expect(verdicts(forward(rule), outward)).toEqual(accepted),
   )
 })

@@ -28,7 +28,7 @@ const numbered = (number: number, part: Partial<PeerStatus> = {}): PeerStatus =>
   endpoint: `192.0.2.${number}:8285`,
   ...part,
 })
-/** The facts of a host with these peers, of which weftd's probes alone are known. */
+/** Returns the facts of a host with these peers, and with the results of weftd's probes alone. */
 const withPeers = (list: readonly PeerStatus[], part: Partial<Status> = {}, seconds: number | null = 10): Facts => ({
   ...sound,
   status: { ...status, peers: countPeers(list, seconds), ...part },
@@ -106,7 +106,7 @@ describe('the leases', () => {
     ])
   })
 
-  it('of a network of IPv6 alone are compared by their addresses', () => {
+  it('of an IPv6-only network are compared by their addresses', () => {
     const of6 = (publicIpv6: string) => {
       const list = [{ ...peerOfIpv6(), publicIpv6, publicIp: publicIpv6 }]
       return lines(checkLeases({ ...soundIpv6, status: { ...soundIpv6.status!, peers: countPeers(list, 10) } }))
@@ -115,7 +115,7 @@ describe('the leases', () => {
     expect(of6('2001:db8::1')).toEqual(['address-twice: 2001:db8::1, which fd00:5:0:2::/64 publishes too'])
   })
 
-  it('do not have an address twice if it is unreadable or missing', () => {
+  it('do not count an unreadable or missing address as a duplicate', () => {
     expect(leases([{ publicIp: 'x' }], { publicIp: 'x' })).toEqual([])
     expect(leases([{ publicIp: '192.0.2.1' }], { twin: 'b' })).toEqual([
       'address-twice: 192.0.2.1, which 10.5.2.0/24 publishes too',
@@ -198,7 +198,7 @@ describe('the peers', () => {
     expect(lines(look({ ...blind, whyUnprobed: 'EPERM' }))?.at(-1)).toBe('peers-unasked: EPERM')
   })
 
-  it('are listed once if no family reaches them, and by family if one does', () => {
+  it('are listed once if no family reaches them, and once for each broken family if one family reaches them', () => {
     expect(lines(look(withDual(dualPeer({ state: 'stored' }, { state: 'stored' }))))).toEqual([
       'peer-unusable: 10.5.2.0/24 at 192.0.2.2',
     ])
@@ -337,7 +337,7 @@ describe('a silent peer', () => {
     ['answers that do not arrive, and a port that is refused', { unconfirmed: 2 }, { port: 'refused' }, false],
     ['no handshakes at all', {}, undefined, false],
     ['an invalid key', { failure: 'bad-key' }, undefined, false],
-  ])('that sends handshakes is alive: %s', (_name, known, reached, isAlive) => {
+  ])('whose handshakes arrive is alive: %s', (_name, known, reached, isAlive) => {
     const facts = {
       ...withPeers([silent(2, { session: { ...session, ...known } })]),
       ...(reached ? reaches(reached) : {}),
@@ -348,7 +348,7 @@ describe('a silent peer', () => {
   })
 
   const drop = '-P OUTPUT ACCEPT\n-A OUTPUT -p icmp -j DROP'
-  it('has the cause on this host, unless its port is refused too', () => {
+  it('is explained by a cause on this host, unless the port of the peer refuses packets', () => {
     const facts = { ...withPeers([silent(2)]), iptables: drop }
     const texts = (part: Partial<Facts>) =>
       look({ ...facts, ...part })?.map(({ detail, fix }) => `${detail.replace(/^.*?: /, '')}, FIX ${fix}`)
@@ -364,12 +364,12 @@ describe('a silent peer', () => {
     ])
     const [half] = checkPeers({ ...withDual(dualPeer(silentSide, {})), iptables: drop }, false) ?? []
     expect(half?.detail).toMatch(/: over IPv4 it does not answer$/)
-    // The status page has no rules of this host.
+    // The status page does not know the firewall rules of this host.
     const [page] = checkPeers(facts, false) ?? []
     expect(page?.detail).toMatch(/: its last packet came 7 min ago$/)
   })
 
-  it('has the cause on this host if it is one of the first sixteen, because each takes time', () => {
+  it('is explained by a cause on this host only for the first 16 peers, because each search takes time', () => {
     const list = Array.from({ length: 18 }, (_, at) => silent(at + 2))
     const known = says({ ...withPeers(list), iptables: drop })?.map((text) => text.includes('see `probes-dropped`'))
     expect(known).toEqual(list.map((_, at) => at < 16))
@@ -389,7 +389,7 @@ describe('a silent peer', () => {
     [119, '119 s'],
     [3_000, '50 min'],
     [86_400, '24 h'],
-  ])('was heard %f s ago, in words %s', (heardSecondsAgo, words) =>
+  ])('sent its last packet %f s ago, which the finding writes as %s', (heardSecondsAgo, words) =>
     expect(says(withPeers([silent(2, { heardSecondsAgo })]))).toEqual([`its last packet came ${words} ago`]),
   )
 

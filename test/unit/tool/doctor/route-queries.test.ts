@@ -47,10 +47,10 @@ const words = ({ direction, query: { to, from, iif, oif, mark, part } }: PeerQue
     ...(part ? [JSON.stringify(part)] : []),
   ].join(' ')
 
-describe('the packets between containers', () => {
+describe('the route queries for packets between containers', () => {
   const DNS = '90:	from all ipproto udp dport 53 lookup 7'
 
-  it('are looked up for each peer, mark and part', () => {
+  it('are made for each peer, mark and part', () => {
     const of = withPeers([soundPeer, third])
     expect(routeQueries(of, sound.links, [1, 2], { ipv4: rulesIn(DNS) }).map(words)).toEqual(
       ['10.5.2.2', '10.5.3.2'].flatMap((peer) => [
@@ -66,7 +66,7 @@ describe('the packets between containers', () => {
     )
   })
 
-  it('are looked up by the rules of their own family', () => {
+  it('use only the policy rules of their own family', () => {
     const rules = { ipv4: rulesIn(DNS), ipv6: rulesIn('90:	from all ipproto ipv6-icmp lookup 7') }
     const of = routeQueries(soundDual.status, soundDual.links, [], rules).filter(({ query }) => query.part)
     expect(of.filter(({ direction }) => direction === 'host').map(words)).toEqual([
@@ -76,7 +76,7 @@ describe('the packets between containers', () => {
     expect(of.every(({ family, query }) => (typeof query.to === 'number') === (family === 'ipv4'))).toBe(true)
   })
 
-  it('are looked up for at most 16 peers, 8 marks and 8 parts', () => {
+  it('are made for at most 16 peers, 8 marks and 8 parts', () => {
     const leases = (peers: number) =>
       new Set(routeQueries(withPeers(many(peers)), sound.links, []).map(({ lease }) => lease)).size
     expect([leases(15), leases(16), leases(17)]).toEqual([15, 16, 16])
@@ -87,7 +87,7 @@ describe('the packets between containers', () => {
     expect(partsOf(rulesIn(ports.join('\n')), 'ipv4').map(({ dport }) => dport)).toEqual([1, 2, 3, 4, 5, 6, 7, 8])
   })
 
-  it('are not looked up for peers that the data path does not have', () => {
+  it('are not made for peers that are missing from the data path', () => {
     const all = [soundPeer, { ...third, state: 'stored' as const }, peerOfIpv6()]
     expect(routeQueries(withPeers(all), sound.links, []).map(words)).toEqual([
       'host: 10.5.2.2',
@@ -99,13 +99,13 @@ describe('the packets between containers', () => {
     expect(ownSides(status).flatMap((side) => peersOf(side, { ...status, peers: null }))).toEqual([])
   })
 
-  it('are not looked up in the direction to this node if the data path has no device', () => {
+  it('are not made for the incoming direction if the data path has no device', () => {
     const devices = { ipv4: null, ipv6: null }
     const of = { ...status, dataPath: { ...status.dataPath!, device: null, devices } }
     expect(routeQueries(of, sound.links, []).map(({ direction }) => direction)).toEqual(['host', 'out'])
   })
 
-  it('are looked up for a backend that only a newer weftd has', () =>
+  it('are made for a backend that only newer versions of weftd have', () =>
     expect(routeQueries(withBackend('newer', 'native'), sound.links, [])).toHaveLength(3))
 
   it.each<[string, Status]>([
@@ -116,19 +116,19 @@ describe('the packets between containers', () => {
     ['IPsec policies steer the packets', withBackend('ipsec', 'kernel')],
     ['the network of a cloud routes the packets', withBackend('gce', 'kernel')],
     ['this node has no subnet', { ...status, node: null }],
-  ])('are not looked up if %s', (_why, of) => {
+  ])('are not made if %s', (_why, of) => {
     expect(routeQueries(of, sound.links, [1], { ipv4: rulesIn(DNS) })).toEqual([])
     expect(underlayQueries(of, sound.links)).toEqual([])
   })
 })
 
-describe('the packets between hosts', () => {
+describe('the route queries for packets between hosts', () => {
   const from = (family: 'ipv4' | 'ipv6', of: Status, links = soundDual.links) =>
     underlayQueries(of, links)
       .filter((each) => each.family === family)
       .map(words)
 
-  it('are looked up once for each peer, with the port of the backend', () =>
+  it('are made once for each peer, with the port of the backend', () =>
     expect(underlayQueries(withPeers([soundPeer, third]), sound.links).map(words)).toEqual([
       'underlay: 192.0.2.2 from 192.0.2.1 {"protocol":17,"dport":8285}',
       'from underlay: 192.0.2.1 from 192.0.2.2 iif eth0 {"protocol":17,"dport":8285}',
@@ -136,13 +136,13 @@ describe('the packets between hosts', () => {
       'from underlay: 192.0.2.1 from 192.0.2.3 iif eth0 {"protocol":17,"dport":8285}',
     ]))
 
-  it('are looked up for at most 16 peers', () => {
+  it('are made for at most 16 peers', () => {
     const leases = (peers: number) =>
       new Set(underlayQueries(withPeers(many(peers)), sound.links).map(({ lease }) => lease)).size
     expect([leases(16), leases(17)]).toEqual([16, 16])
   })
 
-  it('are looked up over IPv4 and IPv6, on the interface to which the kernel binds the packets of vxlan', () => {
+  it('are made over IPv4 and IPv6, with the interface to which the kernel binds the packets of vxlan', () => {
     const of = soundDual.status
     expect(from('ipv4', of)).toEqual([
       'underlay: 192.0.2.2 from 192.0.2.1 oif eth0 {"protocol":17,"dport":8472}',
@@ -155,7 +155,7 @@ describe('the packets between hosts', () => {
     expect(underlayQueries(soundIpv6.status!, soundIpv6.links)).toHaveLength(2)
   })
 
-  it('are looked up once if the packets of both families use one underlay', () => {
+  it('are made once if the packets of both families use one underlay', () => {
     const backend = { Underlay: 'ipv6' }
     const endpoint = { endpoint: '[2001:db8::2]:8285' }
     const of = withBackend('udp', 'native', withPeers([dualPeer(endpoint, endpoint)], soundDual.status))
@@ -196,7 +196,7 @@ describe('the packets between hosts', () => {
     expect(ports.map(({ query }) => query.part?.dport)).toEqual([4000, 4000])
   })
 
-  it('are looked up without a source if the public address is that of a router, or is on no interface', () => {
+  it('are made without a source address if no interface has the public address, as behind a NAT router', () => {
     const translated = { ...status, node: { ...status.node!, publicIp: '203.0.113.1' } }
     expect(underlayQueries(translated, sound.links).map(words)).toEqual([
       'underlay: 192.0.2.2 {"protocol":17,"dport":8285}',
@@ -206,7 +206,7 @@ describe('the packets between hosts', () => {
     expect(underlayQueries(status, [link('eth0', 1500, '192.0.2.7'), link('lo', 1500, '192.0.2.1')])).toHaveLength(2)
   })
 
-  it('are not looked up if this host or the peer has no address of the family, or no external interface is known', () => {
+  it('are not made if this host or the peer has no address of the family, or no external interface is known', () => {
     const own = { ...soundDual.status, node: { ...soundDual.status.node, publicIpv6: null } }
     expect(from('ipv6', own)).toEqual([])
     expect(from('ipv4', own)).toHaveLength(2)
@@ -240,11 +240,11 @@ describe('the part of the packets that a rule selects', () => {
     ['packets of no tunnel', 'not from all tun_id 5 lookup 7', 'ipv4', []],
     ['all packets', 'from all lookup 52', 'ipv4', []],
     ['all packets but those with a mark', 'not from all fwmark 0xca6c lookup 51820', 'ipv4', []],
-  ])('is looked up: %s', (_what, rule, family, expected) =>
+  ])('is examined: %s', (_what, rule, family, expected) =>
     expect(partsOf(rulesIn(`90:	${rule}`), family)).toEqual(expected),
   )
 
-  it('is looked up once, although two rules select it', () =>
+  it('is examined only once if two rules select it', () =>
     expect(
       partsOf(rulesIn('90: from all ipproto icmp lookup 7\n91: from all iif eth1 ipproto icmp lookup 8'), 'ipv4'),
     ).toEqual([{ protocol: 1 }]))

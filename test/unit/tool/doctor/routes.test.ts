@@ -180,7 +180,7 @@ describe('the routes of this host', () => {
     expect(said({ ...sound, status, silence: 'weftd does not run', routes: [] })).toEqual(['no-route: 10.5.0.0/16'])
   })
 
-  it('are wrong if a network around the own subnet, with the same address, goes elsewhere', () => {
+  it('are wrong if a larger network with the address of the own subnet goes elsewhere', () => {
     const listing = `
 10.5.0.0/16 dev flannel0
 10.5.4.0/24 dev cni0 proto kernel scope link src 10.5.4.1
@@ -190,7 +190,7 @@ describe('the routes of this host', () => {
     expect(said({ ...of, status })).toEqual(['foreign-route: 10.5.4.0/22 goes to eth1'])
   })
 
-  it('are wrong without a route to a peer of which only the other family is unusable', () => {
+  it('are wrong without a route to a peer whose lease is unusable only in the other family', () => {
     const peer = { ...dualPeer({}, { state: 'stored' }), unusable: true }
     const status = { ...soundDual.status, peers: countPeers([peer], 10) }
     expect(said({ ...soundDual, status, routes: [] })).toEqual(['no-route: 10.5.2.0/24'])
@@ -204,7 +204,7 @@ describe('the routes of this host', () => {
   })
 })
 
-describe('the routes of IPv6', () => {
+describe('the IPv6 routes', () => {
   // `ip -6 route` prints the metric of each route.
   const ROUTES = `
 fd00:5:0:1::/64 dev cni0 proto kernel metric 256 pref medium
@@ -229,7 +229,7 @@ fd00:5:0:2::/64 via fd00:5:0:2:: dev flannel-v6.1 metric 1024 onlink pref medium
     expect(said({ ...soundDual, routes })).toEqual(['no-route: fd00:5:0:2::/64'])
   })
 
-  it('that lead directly to a peer are right if the data path sends the packets of IPv6 directly', () => {
+  it('that lead directly to a peer are right only if the data path sends IPv6 packets to this peer directly', () => {
     const direct = mainRoutesIn(`10.5.2.0/24 via 10.5.2.0 dev flannel.1 onlink
 fd00:5:0:2::/64 via 2001:db8::2 dev eth0 metric 1024 pref medium`)
     const of = (peer: PeerStatus) =>
@@ -250,11 +250,13 @@ describe('a peer that is only in the store', () => {
     ['udp', 'native', false, false],
     ['ipsec', 'kernel', false, false],
     ['aws-vpc', 'kernel', false, false],
-  ])('with %s by the engine %s, unusable %s, may lack only its route: %s', (backendType, engine, unusable, expected) =>
-    expect(isOnlyRouteMissing(status(backendType, engine), { unusable })).toBe(expected),
+  ])(
+    'with %s by the engine %s and an unusable lease (%s) lacks only its route: %s',
+    (backendType, engine, unusable, expected) =>
+      expect(isOnlyRouteMissing(status(backendType, engine), { unusable })).toBe(expected),
   )
 
-  it('may lack its own route only if there is one route for each peer', () => {
+  it('has a route of its own unless one route leads to the whole network', () => {
     expect(hasOneRoute(status('vxlan', 'kernel'))).toBe(false)
     expect(hasOneRoute(status('vxlan', 'native'))).toBe(true)
     expect(hasOneRoute(status('wireguard', 'kernel'))).toBe(true)

@@ -92,14 +92,14 @@ describe('the device of the data path', () => {
   const owns = (status: Pick<Status, 'dataPath' | 'config'>, family: Family, ...names: string[]): string[] =>
     names.filter((name) => isOwnDevice(status, family, name))
 
-  it('has the name in the status, for the packets of its family', () => {
+  it('has the name that the status reports for the family', () => {
     expect(owns(soundStatus, 'ipv4', 'flannel0', 'flannel1', 'eth0')).toEqual(['flannel0'])
     expect(owns(dual, 'ipv4', 'flannel.1', 'flannel-v6.1', 'eth0')).toEqual(['flannel.1'])
     // Packets of IPv6 that reach the device of IPv4 are inside the data path as well.
     expect(owns(dual, 'ipv6', 'flannel.1', 'flannel-v6.1', 'eth0')).toEqual(['flannel.1', 'flannel-v6.1'])
   })
 
-  it('has its name before weftd knows the families, or if the configuration is not known', () => {
+  it('is known by its name before weftd knows the families or the configuration', () => {
     const unknown = { ...soundStatus.dataPath!, devices: { ipv4: null, ipv6: null } }
     expect(owns({ dataPath: unknown, config: null }, 'ipv4', 'flannel0', 'flannel1')).toEqual(['flannel0'])
     expect(owns({ dataPath: dual.dataPath, config: null }, 'ipv6', 'flannel-v6.1', 'flannel-v6.2')).toEqual([
@@ -107,7 +107,7 @@ describe('the device of the data path', () => {
     ])
   })
 
-  it('has a name of the backend if the status names none for IPv6', () => {
+  it('is known by the names of the backend if the status has no device for IPv6', () => {
     const ipv4Alone = { ...dual, dataPath: { ...dual.dataPath, devices: { ipv4: 'flannel.1', ipv6: null } } }
     expect(owns(ipv4Alone, 'ipv6', 'flannel-v6.7', 'flannel.7', 'flannel-wg-v6', 'cni0')).toEqual([
       'flannel-v6.7',
@@ -157,7 +157,7 @@ describe('the sides of a peer', () => {
     expect(sideIn(dualPeer({}, known), 'ipv4')).toMatchObject({ state: 'answering', lossPercent: 0, pathMtu: null })
   })
 
-  it('are only stored, with no measurements, in a family that the peer lacks', () => {
+  it('are stored and have no measurements in a family that the peer lacks', () => {
     const side = sideIn(soundPeer, 'ipv6')
     expect(side).toMatchObject({ state: 'stored', family: 'ipv6', subnet: undefined, publicIp: undefined })
     const { state: _state, ...measured } = side
@@ -226,7 +226,7 @@ describe('the bridge of the containers', () => {
   })
 })
 
-it('lists the bridge, the external interface and the devices of the data path as the way of packets', () => {
+it('lists the interfaces that packets pass: the external interface, the bridge and the devices of the data path', () => {
   const device = (name: string) => link(name, 1430, '203.0.113.1')
   const names = (status: Status, ...more: string[]): string[] =>
     pathLinks(status, [...soundDual.links, ...more.map(device)]).map(({ name }) => name)
@@ -240,6 +240,6 @@ it('lists the ports of a bridge, and none for an unknown interface', () => {
   const links = [port('eth0', 2, 0), port('cni0', 7, 0), port('veth1', 8, 7), port('veth2', 9, 7), port('veth3', 10, 3)]
   expect(portsOf(links, 'cni0')).toEqual(['veth1', 'veth2'])
   expect(portsOf(links, 'eth0')).toEqual([])
-  // Interfaces outside of a bridge have the master 0.
+  // Interfaces that are not ports of a bridge have the master 0.
   expect(portsOf(links, 'docker0')).toEqual([])
 })

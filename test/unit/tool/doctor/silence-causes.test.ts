@@ -123,7 +123,7 @@ describe('the cause of silence over one family', () => {
     ],
   ])('is %s', (_name, facts, of, cause) => expect(causeOf(of, facts)).toBe(cause))
 
-  it('is the address of the outer family, if the packets of IPv6 are sent over IPv4', () => {
+  it('is the lost IPv4 address if weftd sends IPv6 packets over IPv4', () => {
     const config = { ...dual.status.config!, backendType: 'wireguard', backend: { Mode: 'ipv4' } }
     const over4 = (addressGone: typeof gone4 | typeof gone6) =>
       causeOf(
@@ -134,7 +134,7 @@ describe('the cause of silence over one family', () => {
     expect(over4(gone6)).not.toBe('address-gone')
   })
 
-  it('is a policy of IPsec that blocks the datagrams, in either direction', () => {
+  it('is an IPsec policy that blocks the incoming or the outgoing datagrams', () => {
     const by = (direction: 'in' | 'out', [from, to]: readonly [string, string], hasMark = false) => {
       const policy = blockPolicy(direction, from, to, hasMark ? { mark: 1 } : {})
       const ipsec = { policies: [policy], states: [], blockedByDefault: [], hasKeyDaemon: true, exempt: [] }
@@ -167,7 +167,7 @@ describe('the cause that makes a sound host look silent', () => {
     ['nothing', silent, true, undefined],
     ['a route to its host', { ...silent, kernelRoutes: wrongWay }, false, 'underlay-route'],
     ['the rule that drops the probes', { ...silent, iptables: PROBES }, true, 'probes-dropped'],
-    ['not looked for in the rules', { ...silent, iptables: PROBES }, false, undefined],
+    ['not a rule, if weft doctor has no rules', { ...silent, iptables: PROBES }, false, undefined],
     ['not a rule for other packets', { ...silent, iptables: PORT }, true, undefined],
     [
       'the route, because packets pass it first',

@@ -94,7 +94,7 @@ it.each<[string, Partial<Facts>, Record<string, RegExp>]>([
     },
   ],
   [
-    'weftd left a status, and the store lets nobody in',
+    'weftd left a status, and weft doctor cannot connect to the store',
     { silence: 'no socket', store: undefined, whyStoreUnknown: 'etcd: no TLS connection' },
     { store: /^etcd: no TLS connection$/, config: /^etcd: no TLS connection$/ },
   ],
