@@ -410,6 +410,33 @@ function away(question: Question, from: Side): Step[] {
 const peerAt = (address: Address, { peers }: Status): SeenSide | undefined =>
   (peers?.list ?? []).map((peer) => sideIn(peer, familyOf(address))).find(({ publicIp }) => publicIp === address)
 
+/** Returns whether this node's data path accepts the packets of a peer. */
+function arrivalOf(peer: SeenSide, status: Status): Step {
+  const { dataPath, config } = status
+  const step = 'data path'
+  if (dataPath?.open !== true) return { step, passes: false, says: 'it is not open, so the packet does not arrive' }
+  if (!isCarried(status, peer.family))
+    return {
+      step,
+      passes: false,
+      says: `the ${config?.backendType} backend does not carry ${FAMILY_NAMES[peer.family]} here, so the packet does not arrive`,
+    }
+  const [isOwn, proves] = [isOurs(status, peer.family), kindIn(status)?.provesSender === true]
+  if (peer.state === 'stored') {
+    const counted = isOwn && !proves ? ': counted as rx_drop_unknown_sender' : ''
+    const says =
+      isOwn || proves
+        ? `dropped, because the data path lacks the node that sends it${counted}`
+        : 'the data path lacks the node that sends it, so no answer reaches that node'
+    return { step, passes: false, says }
+  }
+  if (proves) return { step, passes: true, says: 'accepted if it was encrypted with the key of the node that sends it' }
+  const says = isOwn
+    ? `accepted if its datagram comes from ${sendersText(peer, status)}; with VerifySource "inner" or "off" from any address`
+    : 'the kernel accepts it from any sender'
+  return { step, passes: true, says }
+}
+
 function inward(question: Question, from: Side, to: Side): Step[] {
   const { source, destination, status, facts, route } = question
   const steps: Step[] = []
@@ -437,13 +464,8 @@ function inward(question: Question, from: Side, to: Side): Step[] {
         ...divertedDatagram(facts, packet, isAnswering),
         ...byIpsec(facts, [datagramFlow(packet)]),
       )
-    const says = isOurs(status, family)
-      ? `accepted if its datagram comes from ${sendersText(from.peer, status)}; with VerifySource "inner" or "off" from any address`
-      : isCarried(status, family)
-        ? 'the kernel accepts it from any sender'
-        : `the ${status.config?.backendType} backend carries only IPv4 here, so the packet does not arrive`
     steps.push(...withoutIpv6(facts, from.peer), ...acrossUnderlay(facts, from.peer, 'from underlay'))
-    steps.push({ step: 'data path', passes: from.peer.state !== 'stored' && status.dataPath?.open === true, says })
+    steps.push(arrivalOf(from.peer, status))
   }
   if (from.kind === 'outside' && kindIn(status)?.provesSender) {
     const sender = peerAt(source, status)

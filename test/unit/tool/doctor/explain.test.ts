@@ -566,7 +566,7 @@ it('reports that IPv6 packets do not reach other nodes if the backend carries on
     'data path false: the vxlan backend carries only IPv4 here, so IPv6 packets do not reach other nodes',
   )
   expect(says(THERE6, HERE6, by('cni0'), facts)).toContain(
-    'data path false: the vxlan backend carries only IPv4 here, so the packet does not arrive',
+    'data path false: the vxlan backend does not carry IPv6 here, so the packet does not arrive',
   )
 })
 
@@ -1108,7 +1108,9 @@ describe('WireGuard', () => {
       expect.stringMatching(/^data path true: accepted if it does not come through the tunnel/),
     ])
     // WireGuard proves that the sender is a container of the peer.
-    expect(incoming('10.5.2.2', sealed())).toEqual([expect.stringMatching(/^data path true: accepted if its datagram/)])
+    expect(incoming('10.5.2.2', sealed())).toEqual([
+      expect.stringMatching(/^data path true: accepted if it was encrypted/),
+    ])
     expect(incoming('192.0.2.2', {})).toEqual([])
     expect(incoming('192.0.2.2', withType('other'))).toEqual([])
   })
@@ -1169,10 +1171,53 @@ describe('a packet that comes in', () => {
       expect(last(route)).toBe('route false: no bridge of containers has 10.5.1.2')
   })
 
-  it('is attributed to the kernel if the data path of weftd is not known', () => {
+  it.each([
+    ['udp', 'native', { open: false }, 'answering', 'false: it is not open, so the packet does not arrive'],
+    [
+      'udp',
+      'native',
+      {},
+      'stored',
+      'false: dropped, .* lacks the node that sends it: counted as rx_drop_unknown_sender',
+    ],
+    ['udp', 'native', { families: ['ipv6'] }, 'stored', 'false: the udp backend does not carry IPv4 here'],
+    ['vxlan', 'kernel', {}, 'answering', 'true: the kernel accepts it from any sender'],
+    ['vxlan', 'kernel', {}, 'stored', 'false: the data path lacks the node that sends it, so no answer reaches'],
+    [
+      'wireguard',
+      'kernel',
+      {},
+      'answering',
+      'true: accepted if it was encrypted with the key of the node that sends it',
+    ],
+    [
+      'wireguard',
+      'native',
+      {},
+      'answering',
+      'true: accepted if it was encrypted with the key of the node that sends it',
+    ],
+    ['wireguard', 'kernel', {}, 'stored', 'false: dropped, because the data path lacks the node that sends it$'],
+    ['wireguard', 'native', {}, 'stored', 'false: dropped, because the data path lacks the node that sends it$'],
+    ['ipsec', 'kernel', {}, 'answering', 'true: accepted if it was encrypted with the key of the node that sends it'],
+  ] as const)(
+    'with %s, carried by the %s engine: %j, from a peer that is %s',
+    (backendType, engine, part, state, says) => {
+      const about = withStatus({
+        config: { ...status.config!, backendType },
+        dataPath: { ...path, engine, ...part },
+        peers: countPeers([{ ...soundPeer, state }], 10),
+      })
+      expect(only('data path', stepsOf(['10.5.2.2', '10.5.1.2'], { route: by('cni0') }, about))).toEqual([
+        expect.stringMatching(new RegExp(`^data path ${says}`)),
+      ])
+    },
+  )
+
+  it('does not arrive before weftd has a data path', () => {
     expect(
       only('data path', stepsOf(['10.5.2.2', '10.5.1.2'], { route: by('cni0') }, withStatus({ dataPath: null }))),
-    ).toEqual(['data path false: the kernel accepts it from any sender'])
+    ).toEqual(['data path false: it is not open, so the packet does not arrive'])
   })
 
   it('is not expected from an address without a node', () => {
