@@ -153,7 +153,7 @@ function readTable(
   const sets = new Map<string, ListedSet>()
   for (const [, name = '', body = ''] of text.matchAll(/\n\t(?:set|map) (\S+) \{([^]*?)\n\t\}/g)) {
     // The comment of an element may contain commas and braces.
-    const [, elements] = /elements = \{([^]*?)\}/.exec(body.replaceAll(/ comment "(?:\\.|[^"\\])*"/g, '')) ?? []
+    const [, elements] = /elements = \{([^]*?)\}/.exec(body.replaceAll(/ comment "[^"]*"/g, '')) ?? []
     // Leave out a set whose elements nft does not list, because the set may contain any element.
     const isWhole = !/\n\t\tflags [^\n]*(dynamic|timeout)/.test(body)
     if (elements !== undefined) sets.set(name, setOf(listOf(elements).map(withoutNotes), isWhole))
@@ -204,14 +204,15 @@ const withoutNotes = (element: string): string =>
 
 /**
  * Splits the text of a chain into its rules. A line has one rule, or several with a semicolon between them. A comment
- * becomes a rule without a verdict, which changes nothing.
+ * becomes a rule without a verdict, which changes nothing. nft prints quoted texts unchanged, so that a backslash does not
+ * escape a quote.
  */
 const statementsOf = (body: string): readonly string[] =>
-  (body.match(/(?:"(?:\\.|[^"\\])*"|\{[^}]*\}|[^;\n"{])+/g) ?? []).map((rule) => rule.trim())
+  (body.match(/(?:"[^"]*"|\{[^}]*\}|[^;\n"{])+/g) ?? []).map((rule) => rule.trim())
 
 /** Splits a rule into words without quotes. A quoted text is one word, and so is a group in braces. */
 const tokensOf = (rule: string): readonly string[] =>
-  (rule.match(/"(?:\\.|[^"\\])*"|\{[^}]*\}|[^\s"{]+/g) ?? []).map((token) => token.replaceAll('"', ''))
+  (rule.match(/"[^"]*"|\{[^}]*\}|[^\s"{]+/g) ?? []).map((token) => token.replaceAll('"', ''))
 
 const listOf = (text: string): readonly string[] =>
   text

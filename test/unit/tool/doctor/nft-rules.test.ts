@@ -391,6 +391,27 @@ describe('a rule that translates addresses', () => {
   })
 })
 
+// nft prints the text between the quotes unchanged, so a backslash before the second quote belongs to the text.
+describe('a text that ends with a backslash', () => {
+  it.each([
+    String.raw`iifname "eth9" log prefix "eth9\" accept`,
+    String.raw`iifname "eth9" accept comment "eth9\"`,
+    String.raw`iifname "eth9" accept comment "\"`,
+  ])('does not hide the next rule: %s', (first) =>
+    expect(only(chainOf(container, `${first}\ndrop\niifname "eth8" accept`), container).by).toBe('inet own c: drop'),
+  )
+
+  it('does not hide the next element of a set', () => {
+    const of = (last: string): string => {
+      const elements = String.raw`{ 198.51.100.7 comment "a\", ${last} comment "b" }`
+      const set = `\tset blocked {\n\t\ttype ipv4_addr\n\t\telements = ${elements}\n\t}\n`
+      return wordsOf(only(chainOf(container, 'ip saddr @blocked drop', 'accept', 'inet', set), container))
+    }
+    expect(of('10.5.1.2')).toBe('dropped')
+    expect(of('198.51.100.8')).toBe('accepted')
+  })
+})
+
 describe('the rules of common programs', () => {
   const seen = (text: string, packet: FilteredPacket): readonly string[] =>
     readRuleset(text)
