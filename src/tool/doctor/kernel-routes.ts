@@ -228,7 +228,7 @@ function isFor(rule: PolicyRule, { to, from, iif, oif, mark = 0, part }: RouteQu
     (rule.from === undefined || netContains(rule.from, from ?? 0)) &&
     (rule.iif === undefined || rule.iif === (iif?.name ?? 'lo')) &&
     (rule.oif === undefined || rule.oif === oif?.name) &&
-    (rule.mark === undefined || (mark & rule.mask) >>> 0 === rule.mark) &&
+    (rule.mark === undefined || ((mark ^ rule.mark) & rule.mask) === 0) &&
     (rule.part === undefined || isOfPart(rule.part, to, part))
   )
 }

@@ -636,6 +636,9 @@ describe('the policy rule by which the kernel chose a table', () => {
     ['a packet of a socket that is bound elsewhere', PROVIDERS, { ...ofHost, oif: { name: 'eth0' } }, 7, undefined],
     ['a packet with the mark, among other bits', PROVIDERS, { ...ofContainer, mark: 0xf07 }, 7, 140],
     ['a packet with another mark', PROVIDERS, { ...ofContainer, mark: 0x8 }, 7, undefined],
+    // The kernel compares only the bits of the mask, and does not clear the other bits of the rule's mark.
+    ['the bits of the mask', '140: from all fwmark 0x17/0xf lookup 7', { ...ofContainer, mark: 0x27 }, 7, 140],
+    ['other bits of the mask', '140: from all fwmark 0x17/0xf lookup 7', { ...ofContainer, mark: 0x13 }, 7, undefined],
     [
       'the highest mark',
       '140: from all fwmark 0xf0000000/0xf0000000 lookup 7',
