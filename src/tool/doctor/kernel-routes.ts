@@ -266,17 +266,32 @@ function routeText(route: Route, rule: PolicyRule | undefined): string {
 
 /**
  * Describes why the kernel refuses the packets. The kernel answers with EINVAL for a blackhole (net/ipv4/fib_semantics.c,
- * fib_props), and for packets that arrive with a source address of this host (net/ipv4/fib_frontend.c,
+ * fib_props), and for IPv4 packets that arrive with a source address of this host (net/ipv4/fib_frontend.c,
  * fib_validate_source). The second cause applies to all protocols and ports, so it does not explain that the kernel
  * refuses only a part of the packets.
  */
 function refusalText({ refused, errno }: { refused: string; errno: string }, { part, from }: RouteQuery): string {
   if (errno !== 'EINVAL') return refused
-  const isBlackhole = part !== undefined || from === undefined
+  const isBlackhole = part !== undefined || typeof from !== 'number'
   return `a blackhole drops the packets${isBlackhole ? '' : ', or this host also has their source address'}`
 }
 
-const REFUSING = new Set(['prohibit', 'unreachable', 'blackhole'])
+/** The kernel's errors for the policy rules that refuse packets (fib4_rule_action in net/ipv4/fib_rules.c). */
+const REFUSALS: Readonly<Record<string, string>> = {
+  prohibit: 'EACCES',
+  unreachable: 'ENETUNREACH',
+  blackhole: 'EINVAL',
+}
+
+/**
+ * Finds the policy rule by which the kernel refused a packet with an error; undefined if the cause is no rule, for
+ * example a route.
+ */
+export const refusingRule = (
+  rules: readonly PolicyRule[] | undefined,
+  query: RouteQuery,
+  errno: string,
+): PolicyRule | undefined => ruleFor(rules, query, ({ action }) => REFUSALS[action] === errno)
 
 function findingsOf(
   { direction, query, answer }: AnsweredQuery,
@@ -303,9 +318,10 @@ function findingsOf(
     `configure the program that made the rule to leave out the network, or make the kernel use the main table first: \`ip ${isIpv4Net(network) ? '' : '-6 '}rule add pref ${Math.max(1, rule.priority - 1)} to ${formatNet(network)} lookup main\``
   if ('refused' in answer) {
     // If only a part of the packets is refused, the cause is a rule for this part, or the table that it selects.
-    const rule = ruleFor(rules, query, ({ action, part }) =>
-      query.part === undefined ? REFUSING.has(action) : part !== undefined,
-    )
+    const rule =
+      query.part === undefined
+        ? refusingRule(rules, query, answer.errno)
+        : ruleFor(rules, query, ({ part }) => part !== undefined)
     const isReverse = answer.errno === STRICT
     const why = isReverse ? 'rp_filter: the route back uses another interface' : refusalText(answer, query)
     const fix = isReverse

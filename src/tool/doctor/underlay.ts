@@ -2,11 +2,11 @@
 // the packets of the data path. Pure.
 
 import { LOCAL_TABLE, MAIN_TABLE, ruleText, tableName } from '../../host/ip-words.ts'
-import type { Link } from '../../host/kernel.ts'
+import type { Link, RouteQuery } from '../../host/kernel.ts'
 import { formatAddress, netAround, netContains } from '../../net/address.ts'
 import type { Facts } from './facts.ts'
 import type { Finding } from './findings.ts'
-import { ruleFor } from './kernel-routes.ts'
+import { refusingRule, ruleFor } from './kernel-routes.ts'
 import { addressesIn, endsOf, type AnsweredQuery, type Ends } from './route-queries.ts'
 import { seenSides, subnetText, type SeenSide } from './sides.ts'
 
@@ -67,8 +67,8 @@ const isAnswering = ({ answers, state }: SeenSide): boolean => answers?.small ??
 type Rules = Parameters<typeof ruleFor>[0]
 
 /** Returns the words that name the policy rule by which the kernel refused a packet; empty if there is no such rule. */
-function refusedBy(rules: Rules, { query }: AnsweredQuery): string {
-  const rule = ruleFor(rules, query, ({ action }) => ['prohibit', 'unreachable', 'blackhole'].includes(action))
+function refusedBy(rules: Rules, query: RouteQuery, errno: string): string {
+  const rule = refusingRule(rules, query, errno)
   return rule ? `, by the rule "${ruleText(rule)}"` : ''
 }
 
@@ -78,7 +78,7 @@ function faultOut(answered: AnsweredQuery, { family, host }: Ends, external: Lin
   // The kernel answers with EINVAL if a blackhole drops the packet (net/ipv4/fib_semantics.c, fib_props).
   if ('refused' in answer) {
     const why = answer.errno === 'EINVAL' ? 'a blackhole drops them' : answer.refused
-    return { detail: `${about}: ${why}${refusedBy(rules, answered)}` }
+    return { detail: `${about}: ${why}${refusedBy(rules, query, answer.errno)}` }
   }
   const { device, gateway, type, table } = answer.route
   const rule = ruleFor(rules, query, (each) => each.table === table)
@@ -112,7 +112,7 @@ function faultIn(answered: AnsweredQuery, { host }: Ends, rules: Rules): Fault |
       detail: `${about}: rp_filter: the route back uses another interface`,
       fix: `set \`net.ipv4.conf.${device}.rp_filter=2\` with sysctl, and find with \`ip route get ${formatAddress(host)}\` why packets to this host go elsewhere`,
     }
-  return { detail: `${about}: ${answer.refused}${refusedBy(rules, answered)}` }
+  return { detail: `${about}: ${answer.refused}${refusedBy(rules, query, answer.errno)}` }
 }
 
 const isSilent = ({ answers, state, lossPercent }: SeenSide): boolean =>

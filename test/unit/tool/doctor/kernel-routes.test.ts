@@ -281,6 +281,17 @@ describe('a refusal by the kernel', () => {
     })
   })
 
+  it.each([
+    ['a blackhole', 'EINVAL', 'a blackhole drops the packets'],
+    ['an unreachable route', 'EHOSTUNREACH', 'No route to host'],
+    ['a prohibiting route', 'EACCES', 'Permission denied'],
+  ])('by %s names no rule that refuses packets with another error', (_route, errno, says) => {
+    const rules = { ipv4: rulesIn('100:	from all lookup 7\n32767:	from all unreachable') }
+    const kernelRoutes = { ...routesBy({ host: errno }), rules }
+    const detail = `10.5.2.0/24: ${says}`
+    expect(checkKernelRoutes({ ...sound, kernelRoutes }, false)).toEqual([{ name: 'route-refused', detail }])
+  })
+
   it('without a rule that refuses packets names the error, and no remedy', () => {
     const kernelRoutes = {
       ...routesBy({ in: 'ENETUNREACH' }),
@@ -296,6 +307,16 @@ describe('a refusal by the kernel', () => {
   it('of packets of all protocols is explained by a blackhole, or by a source address of this host', () => {
     expect(by({ in: 'EINVAL' })).toEqual([
       'route-refused: from 10.5.2.0/24 (to 10.5.1.2): a blackhole drops the packets, or this host also has their source address',
+    ])
+  })
+
+  it('of IPv6 packets is a blackhole, because the kernel does not compare their source with its own addresses', () => {
+    const queries = routeQueries(soundDual.status, soundDual.links, []).filter(
+      ({ family, direction }) => family === 'ipv6' && direction === 'in',
+    )
+    const answers = answersTo(queries, () => 'EINVAL', 'flannel-v6.1')
+    expect(found({ ...soundDual, kernelRoutes: { answers, rules: {} } })).toEqual([
+      'route-refused: from fd00:5:0:2::/64 (to fd00:5:0:1::2): a blackhole drops the packets',
     ])
   })
 

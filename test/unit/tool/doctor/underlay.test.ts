@@ -7,8 +7,9 @@ import { diagnose } from '../../../../src/tool/doctor/checks.ts'
 import { explain } from '../../../../src/tool/doctor/explain.ts'
 import type { Facts } from '../../../../src/tool/doctor/facts.ts'
 import { underlayQueries } from '../../../../src/tool/doctor/route-queries.ts'
+import { checkUnderlay } from '../../../../src/tool/doctor/underlay.ts'
 import { link, route, silentSide, sound, soundDual, soundPeer, soundStatus as status } from '../../../support/facts.ts'
-import { routesBy } from '../../../support/kernel-routes.ts'
+import { routesBy, rulesIn } from '../../../support/kernel-routes.ts'
 
 type Changed = Parameters<typeof routesBy>[0]
 
@@ -142,6 +143,17 @@ it('looks up the packets in both directions once for each peer and underlay', ()
   expect(textOf(soundDual.status, soundDual.links).length).toBeGreaterThan(0)
   expect(textOf({ ...status, node: { ...status.node!, externalInterface: null } })).toEqual([])
   expect(textOf({ ...status, dataPath: { ...status.dataPath!, engine: 'none' } })).toEqual([])
+})
+
+it.each([
+  ['unreachable', 'ENETUNREACH', 'Network is unreachable, by the rule "100: from all to 192.0.2.2 unreachable"'],
+  ['blackhole', 'EINVAL', 'a blackhole drops them, by the rule "100: from all to 192.0.2.2 blackhole"'],
+  // A route drops the packets, because the kernel has another error for the rule.
+  ['unreachable', 'EINVAL', 'a blackhole drops them'],
+])('a rule with the action %s is named only as the cause of its error: %s', (action, errno, says) => {
+  const rules = { ipv4: rulesIn(`100:	from all to 192.0.2.2 ${action}`) }
+  const [one] = checkUnderlay({ ...silent, kernelRoutes: { ...routesBy({ underlay: errno }), rules } })
+  expect(one?.detail).toBe(`10.5.2.0/24: packets to 192.0.2.2: ${says}`)
 })
 
 it('looks up the packets with the port of the backend, by which policy rules may select them', () => {
