@@ -310,7 +310,15 @@ export async function serveHealth(
   )
   const checksAt = await resolved(ip)
   const [first = checksAt, second] = listenAt(checksAt, isReachable ? statusIp : '')
-  const server = await listen(first, port).catch((error: unknown) => {
+  const lacksStatus = (at: string, error: unknown): void =>
+    log.warn(`The status cannot be served at ${at}: ${messageOf(error)}; name another address with --status-ip`)
+  const server = await listen(first, port).catch(async (error: unknown) => {
+    // If one socket cannot serve both, for example at `::` on a host without IPv6, serve the health checks alone.
+    const alone = first === checksAt ? undefined : await listen(checksAt, port).catch(() => undefined)
+    if (alone) {
+      lacksStatus(first, error)
+      return alone
+    }
     const taken = (error as NodeJS.ErrnoException).code === 'EADDRINUSE'
     throw new WeftError(taken ? 'PORT_IN_USE' : 'ADDRESS', `Start healthz server error. ${messageOf(error)}`, {
       remedy: 'give a free address and port with --healthz-ip and --healthz-port',
@@ -328,7 +336,7 @@ export async function serveHealth(
     try {
       servers.push(await listen(second, bound))
     } catch (error) {
-      log.warn(`The status cannot be served at ${second}: ${messageOf(error)}; name another address with --status-ip`)
+      lacksStatus(second, error)
     }
   }
   return { port: bound, close: async () => void (await Promise.all(servers.map(closing))) }

@@ -270,6 +270,22 @@ describe('access', () => {
     expect(lines).toEqual([])
   })
 
+  it.each(['::', '::0'])(
+    'to the health checks is possible if no socket can listen at %s for both',
+    async (statusIp) => {
+      const other = createServer().listen(0, '::1')
+      await once(other, 'listening')
+      const { port } = other.address() as { port: number }
+      const lines: string[] = []
+      const log = { info: () => {}, warn: (line: string) => void lines.push(line), error: () => {} }
+      servers.push(await serveHealth({ ip: '127.0.0.1', port, statusIp }, known(), log))
+      expect(lines).toEqual([expect.stringMatching(`^The status cannot be served at ${statusIp}: .*--status-ip$`)])
+      expect(codeOf(await answerTo(port, get('/healthz', 'Host: x')))).toBe(200)
+      other.close()
+      await once(other, 'close')
+    },
+  )
+
   it('to the status may fail at the second address without stopping the node', async () => {
     const lines: string[] = []
     const log = { info: () => {}, warn: (line: string) => void lines.push(line), error: () => {} }
