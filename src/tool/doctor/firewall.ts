@@ -426,7 +426,7 @@ function fixOf({ name, base, isFlannels, side, detail }: Dropped, all: readonly 
     return `accept the packets of containers before the rule that drops: \`nft insert rule ${base.name} accept\`, or delete that rule (perhaps ebtables or arptables made it); put the change also into the file from which this table is loaded`
   // A table of the nftables family inet can drop both IPv4 and IPv6 packets.
   const networks = FAMILIES.flatMap((family) => all.find((each) => each.side.family === family)?.side ?? [])
-  if (base?.name.startsWith('inet firewalld ')) {
+  if (isFirewallds(base)) {
     const sources = networks.map(({ network }) => ` --add-source=${formatNet(network)}`)
     return `have firewalld trust the network: \`firewall-cmd --permanent --zone=trusted${sources.join('')}\`, then \`firewall-cmd --reload\``
   }
@@ -448,8 +448,46 @@ function fixOf({ name, base, isFlannels, side, detail }: Dropped, all: readonly 
   return `accept both directions: \`${program} -I FORWARD -s ${net} -j ACCEPT\` and \`${program} -I FORWARD -d ${net} -j ACCEPT\`${flag}`
 }
 
+/**
+ * Returns true for a chain of firewalld. Newer versions of firewalld own their table (NftablesTableOwner), so that the
+ * kernel refuses changes of the table by nft. Older versions remove such changes when they reload their rules.
+ */
+const isFirewallds = (base: BaseChain | undefined): boolean => base?.name.startsWith('inet firewalld ') === true
+
+/**
+ * Returns the remedy for packets to or from this host that firewalld drops. `what` names the packets, and `sourceOf`
+ * returns the address or network from which firewalld must accept packets; undefined for any source.
+ */
+function firewalldFix(
+  what: string,
+  all: readonly Dropped[],
+  sourceOf: (dropped: Dropped) => string | undefined,
+): string {
+  const rules = all
+    .filter(({ packet }) => packet.chain === 'INPUT')
+    .map((dropped) => {
+      const [{ packet, side }, source] = [dropped, sourceOf(dropped)]
+      const { protocol, port } = packet
+      // The file /etc/protocols has different names for IPIP: ipencap on Debian and ipv4 on RHEL.
+      const value = protocol === 'ipencap' ? '4' : protocol
+      const of = port === undefined ? `protocol value="${value}"` : `port port="${port}" protocol="${protocol}"`
+      const from = source === undefined ? '' : ` source address="${source}"`
+      return ` --add-rich-rule='rule family="${side.family}"${from} ${of} accept'`
+    })
+  const named = [...new Set(rules)].slice(0, COMMAND_PEERS)
+  const accept = `have firewalld accept ${what}: \`firewall-cmd --permanent${named.join('')}\` (with \`--zone=ZONE\` if they arrive in another zone than the default zone), then \`firewall-cmd --reload\``
+  const change = 'change the policy of firewalld for packets of this host: `firewall-cmd --list-all-policies` shows it'
+  const isOut = all.some(({ packet }) => packet.chain === 'OUTPUT')
+  return [...(named.length > 0 ? [accept] : []), ...(isOut ? [change] : [])].join('; ')
+}
+
 /** Returns the remedy for datagrams of the tunnel that a firewall drops. */
 function portFix(all: readonly Dropped[]): string {
+  const isIpv6 = all.some(({ side }) => side.family === 'ipv6')
+  const neighbours = isIpv6 ? ', and accept `ipv6-icmp`, which hosts need to find each other' : ''
+  const others = `; the same for other nodes, if there are more${neighbours}`
+  if (isFirewallds(all[0]?.base))
+    return `${firewalldFix('these packets', all, ({ packet }) => formatAddress(packet.source))}${others}`
   const commands = (['INPUT', 'OUTPUT'] as const).flatMap((chain) =>
     FAMILIES.flatMap((family) =>
       portCommand(
@@ -459,9 +497,7 @@ function portFix(all: readonly Dropped[]): string {
       ),
     ),
   )
-  const isIpv6 = all.some(({ side }) => side.family === 'ipv6')
-  const neighbours = isIpv6 ? ', and accept `ipv6-icmp`, which hosts need to find each other' : ''
-  return `accept these packets: ${commands.join(' and ')}; the same for other nodes, if there are more${neighbours}`
+  return `accept these packets: ${commands.join(' and ')}${others}`
 }
 
 /** Returns the command that accepts datagrams of one family in one chain; an empty list if there are no datagrams. */
@@ -488,6 +524,7 @@ function portCommand(chain: 'INPUT' | 'OUTPUT', family: Family, dropped: readonl
 
 /** Returns the remedy for packets of neighbour discovery that a firewall drops. */
 function discoveryFix(base: BaseChain | undefined, all: readonly Dropped[]): string {
+  if (isFirewallds(base)) return firewalldFix('the packets of neighbour discovery', all, () => undefined)
   const commands = all.map(({ packet: { chain, from, to }, detail }) =>
     base
       ? `\`nft insert rule ${base.name} meta l4proto ipv6-icmp accept\``
@@ -505,10 +542,15 @@ function insertedAt(tool: 'iptables' | 'ip6tables', chain: string, detail: strin
 
 /** Returns the remedy for probes that a firewall drops. */
 function probesFix(all: readonly Dropped[]): string {
-  const commands = all.map(({ packet, base, detail, side: { family, network } }) => {
-    const isIn = packet.chain === 'INPUT'
+  const hostsOf = ({ packet, side: { network } }: Dropped): string => {
     const end = otherEnd(packet)
-    const whose = netContains(network, end) ? formatNet(network) : formatAddress(end)
+    return netContains(network, end) ? formatNet(network) : formatAddress(end)
+  }
+  if (isFirewallds(all[0]?.base)) return firewalldFix('echo requests and replies', all, hostsOf)
+  const commands = all.map((dropped) => {
+    const [{ packet, base, detail, side }, whose] = [dropped, hostsOf(dropped)]
+    const { family } = side
+    const isIn = packet.chain === 'INPUT'
     const icmp = echoOf(family)
     return base
       ? `\`nft insert rule ${base.name} ${WORDS[family].nft} ${isIn ? 's' : 'd'}addr ${whose} meta l4proto ${icmp} accept\``

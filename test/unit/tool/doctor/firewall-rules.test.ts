@@ -416,6 +416,58 @@ describe('the suggested command', () => {
     expect(fixes({ nft: firewalld }, soundIpv6)[0]).toContain('--zone=trusted --add-source=fd00:5::/48`')
   })
 
+  // The kernel refuses changes by nft of a table that firewalld owns (NftablesTableOwner in firewalld.conf).
+  describe('in the table of firewalld uses firewall-cmd', () => {
+    const firewalld = (hook: string, rule: string): Partial<Facts> => ({ nft: chain('inet firewalld', hook, rule) })
+    const rich = (...rules: readonly string[]): string =>
+      `\`firewall-cmd --permanent${rules.map((rule) => ` --add-rich-rule='rule ${rule} accept'`).join('')}\` (with \`--zone=ZONE\` if they arrive in another zone than the default zone), then \`firewall-cmd --reload\``
+    const outgoing =
+      'change the policy of firewalld for packets of this host: `firewall-cmd --list-all-policies` shows it'
+
+    it('for the datagrams to and from peers', () => {
+      const own = 'family="ipv4" source address="192.0.2.2" port port="8285" protocol="udp"'
+      expect(fixes({ ...SILENT, ...firewalld('input', 'udp dport 8285 drop') })).toEqual([
+        `have firewalld accept these packets: ${rich(own)}; the same for other nodes, if there are more`,
+      ])
+      expect(fixes({ ...SILENT, ...firewalld('output', 'udp dport 8285 drop') })).toEqual([
+        `${outgoing}; the same for other nodes, if there are more`,
+      ])
+      const [dual] = fixes(firewalld('input', 'udp dport 8472 drop'), SILENT_DUAL)
+      expect(dual).toContain(
+        rich(
+          'family="ipv4" source address="192.0.2.2" port port="8472" protocol="udp"',
+          'family="ipv6" source address="2001:db8::2" port port="8472" protocol="udp"',
+        ),
+      )
+      expect(dual).toMatch(/accept `ipv6-icmp`/)
+    })
+
+    it('for at most eight peers', () => {
+      const [one] = fixes({ ...among(...peersOf(9, silentSide)), ...firewalld('input', 'udp dport 8285 drop') })
+      expect(one).toContain('address="192.0.2.9"')
+      expect(one).not.toContain('address="192.0.2.10"')
+    })
+
+    it('for packets without a port, whose protocol has different names on RHEL and Debian', () => {
+      const ipip = { ...SILENT, ...withBackend('ipip', { peers: SILENT.status!.peers }) }
+      expect(fixes({ ...ipip, ...firewalld('input', 'ip protocol ipencap drop') })[0]).toContain(
+        rich('family="ipv4" source address="192.0.2.2" protocol value="4"'),
+      )
+    })
+
+    it('for probes and for neighbour discovery', () => {
+      expect(fixes(firewalld('input', 'meta l4proto { icmp, ipv6-icmp } drop'), SILENT_DUAL)[0]).toContain(
+        `have firewalld accept echo requests and replies: ${rich('family="ipv4" source address="10.5.0.0/16" protocol value="icmp"', 'family="ipv6" source address="fd00:5::/48" protocol value="ipv6-icmp"')}`,
+      )
+      const [inward] = fixes(firewalld('input', 'iifname "cni0" meta l4proto ipv6-icmp drop'), soundIpv6)
+      expect(inward).toBe(
+        `have firewalld accept the packets of neighbour discovery: ${rich('family="ipv6" protocol value="ipv6-icmp"')}`,
+      )
+      const [outward] = fixes(firewalld('output', 'oifname "cni0" meta l4proto ipv6-icmp drop'), soundIpv6)
+      expect(outward).toBe(outgoing)
+    })
+  })
+
   it('has no port if the backend has none', () => {
     const ipip = { ...SILENT, ...withBackend('ipip', { peers: SILENT.status!.peers }) }
     expect(fixes({ ...ipip, iptables: '-A INPUT -p ipencap -j DROP' })[0]).toContain(
