@@ -268,11 +268,15 @@ function routeText(route: Route, rule: PolicyRule | undefined): string {
  * Describes why the kernel refuses the packets. The kernel answers with EINVAL for a blackhole (net/ipv4/fib_semantics.c,
  * fib_props), and for IPv4 packets that arrive with a source address of this host (net/ipv4/fib_frontend.c,
  * fib_validate_source). The second cause applies to all protocols and ports, so it does not explain that the kernel
- * refuses only a part of the packets.
+ * refuses only a part of the packets. `rule` is the policy rule that refuses the packets, if there is one.
  */
-function refusalText({ refused, errno }: { refused: string; errno: string }, { part, from }: RouteQuery): string {
+function refusalText(
+  { refused, errno }: { refused: string; errno: string },
+  { part, from }: RouteQuery,
+  rule: PolicyRule | undefined,
+): string {
   if (errno !== 'EINVAL') return refused
-  const isBlackhole = part !== undefined || typeof from !== 'number'
+  const isBlackhole = rule !== undefined || part !== undefined || typeof from !== 'number'
   return `a blackhole drops the packets${isBlackhole ? '' : ', or this host also has their source address'}`
 }
 
@@ -323,7 +327,7 @@ function findingsOf(
         ? refusingRule(rules, query, answer.errno)
         : ruleFor(rules, query, ({ part }) => part !== undefined)
     const isReverse = answer.errno === STRICT
-    const why = isReverse ? 'rp_filter: the route back uses another interface' : refusalText(answer, query)
+    const why = isReverse ? 'rp_filter: the route back uses another interface' : refusalText(answer, query, rule)
     const fix = isReverse
       ? `set \`net.ipv4.conf.${query.iif?.name}.rp_filter=2\` with sysctl, and find why packets to ${subnetText(peer)} go elsewhere`
       : first(rule)

@@ -310,6 +310,13 @@ describe('a refusal by the kernel', () => {
     ])
   })
 
+  it('of packets of all protocols is a blackhole if a rule with this action applies to them', () => {
+    const rules = { ipv4: rulesIn('100:	from 10.5.2.0/24 blackhole') }
+    expect(found({ kernelRoutes: { ...routesBy({ in: 'EINVAL' }), rules } })).toEqual([
+      'route-refused: from 10.5.2.0/24 (to 10.5.1.2): a blackhole drops the packets, by the rule "100: from 10.5.2.0/24 blackhole"',
+    ])
+  })
+
   it('of IPv6 packets is a blackhole, because the kernel does not compare their source with its own addresses', () => {
     const queries = routeQueries(soundDual.status, soundDual.links, []).filter(
       ({ family, direction }) => family === 'ipv6' && direction === 'in',
