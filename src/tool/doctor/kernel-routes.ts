@@ -288,7 +288,7 @@ const REFUSALS: Readonly<Record<string, string>> = {
 }
 
 /**
- * Finds the policy rule by which the kernel refused a packet with an error; undefined if the cause is no rule, for
+ * Finds the policy rule by which the kernel refused a packet with an error; undefined if the cause is not a rule, for
  * example a route.
  */
 export const refusingRule = (
