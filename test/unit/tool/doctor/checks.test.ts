@@ -1934,7 +1934,7 @@ describe('each check alone', () => {
     [
       'a store that is away, although weftd compared',
       { ...withStore({ configDiffers: true }), store: { problem: 'etcd: refused' } },
-      [expect.stringContaining('an earlier configuration than the one in the store') as unknown as string],
+      [expect.stringContaining('an earlier configuration than the one in the store')],
     ],
     ['a configuration that is gone', withStore({ configDiffers: true, configGone: true }), []],
     ['a dead weftd, which compared before', { ...dead, ...withStore({ configDiffers: true }) }, []],
@@ -1942,7 +1942,7 @@ describe('each check alone', () => {
     [
       'the same configuration apart from a secret, which weftd found',
       { ...withStore({ configDiffers: true }), store: { config: status.config } },
-      [expect.stringContaining('in a value that is not shown, such as a PSK') as unknown as string],
+      [expect.stringContaining('in a value that is not shown, such as a PSK')],
     ],
     ['no status', { status: undefined, store: { config: status.config } }, []],
     [

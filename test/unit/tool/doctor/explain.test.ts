@@ -1202,14 +1202,14 @@ describe('a packet that comes in', () => {
     ['ipsec', 'kernel', {}, 'answering', 'true: accepted if it was encrypted with the key of the node that sends it'],
   ] as const)(
     'with %s, carried by the %s engine: %j, from a peer that is %s',
-    (backendType, engine, part, state, says) => {
+    (backendType, engine, part, state, text) => {
       const about = withStatus({
         config: { ...status.config!, backendType },
         dataPath: { ...path, engine, ...part },
         peers: countPeers([{ ...soundPeer, state }], 10),
       })
       expect(only('data path', stepsOf(['10.5.2.2', '10.5.1.2'], { route: by('cni0') }, about))).toEqual([
-        expect.stringMatching(new RegExp(`^data path ${says}`)),
+        expect.stringMatching(new RegExp(`^data path ${text}`)),
       ])
     },
   )

@@ -34,7 +34,7 @@ const device = (name: string, texts: readonly string[], part: Partial<Link> = {}
 const eth0 = device('eth0', ['192.0.2.1/24'], { mtu: 1500 })
 /** Returns a bridge with these addresses, and with one port, to which a container is attached. */
 const bridge = (name: string, texts: readonly string[], part: Partial<Link> = {}, portType = 'veth'): Link[] => {
-  const index = 100 + [...name].reduce((sum, letter) => sum * 7 + (letter.codePointAt(0) ?? 0), 0)
+  const index = 100 + [...Buffer.from(name)].reduce((sum, byte) => sum * 7 + byte, 0)
   return [
     device(name, texts, { index, type: 'bridge', ...part }),
     device(`veth${index}`, [], { index: index + 1, type: portType, master: index }),
