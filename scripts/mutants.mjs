@@ -28,6 +28,13 @@ process.chdir(root)
  */
 const PROSE = new Set(['options', 'report', 'report/page', 'tool/doctor', 'tool/measure', 'tool/weft'])
 const NATIVE = ['core', 'encap']
+/** For each file of src/ whose tests are not only in the unit test of its name: the unit tests of other names. */
+const MORE_TESTS = new Map([
+  ['src/tool/doctor/filter-walk.ts', ['test/unit/tool/doctor/rule-effects.test.ts']],
+  ['src/tool/doctor/firewall.ts', ['test/unit/tool/doctor/firewall-rules.test.ts']],
+  ['src/tool/doctor/kernel-routes.ts', ['test/unit/tool/doctor/underlay.test.ts']],
+  ['src/tool/doctor/nft-walk.ts', ['test/unit/tool/doctor/nft-rules.test.ts']],
+])
 
 /**
  * Prints an error of the command line and ends this process with exit code 2.
@@ -76,13 +83,17 @@ const isOver = () => performance.now() >= endsAt
 /** @typedef {import('./mutants-score.mjs').Mutant} Mutant */
 
 /**
- * Returns the unit tests that run for each mutant of an area: the tests of the same names as the files, or, if a file
- * has no test of its name, all tests of the area's folder. Other tests would take too long for each mutant.
+ * Returns the unit tests that run for each mutant of an area: the tests of the same names as the files and those in
+ * MORE_TESTS, or, if one of these tests is missing, all tests of the area's folder. Other tests would take too long for
+ * each mutant.
  * @param {string} area @param {string[]} own The area's files in src/.
  */
 function testsOf(area, own) {
-  const named = own.map((file) => file.replace(/^src\/(.*)\.ts$/, 'test/unit/$1.test.ts'))
-  if (named.every((file) => existsSync(file))) return [...new Set(named)]
+  const named = own.flatMap((file) => [
+    file.replace(/^src\/(.*)\.ts$/, 'test/unit/$1.test.ts'),
+    ...(MORE_TESTS.get(file) ?? []),
+  ])
+  if (named.every((file) => existsSync(file))) return named
   const tests = join('test/unit', area)
   return readdirSync(tests)
     .filter((file) => file.endsWith('.test.ts'))
