@@ -185,7 +185,7 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
     says:
       dataPath?.open !== true
         ? (status.trouble ?? 'down')
-        : !isCarried(status, family)
+        : !dataPath.families.includes(family)
           ? `the ${status.config?.backendType} backend carries only IPv4 here, so IPv6 packets do not reach other nodes`
           : peer.state === 'stored'
             ? isOnlyRouteMissing(status, peer.peer)
@@ -194,7 +194,7 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
             : sentBy(dataPath.engine, peer),
   })
   steps.push(...withoutIpv6(facts, peer), ...acrossUnderlay(facts, peer, 'underlay'))
-  if (from.kind !== 'here') steps.push(...provenSource(question))
+  steps.push(...provenSource(question))
   if (dataPath?.mtu && conditionOf(peer) === 'narrow') {
     const most =
       peer.passesBytes === null
@@ -250,9 +250,6 @@ function acrossUnderlay(facts: Facts, peer: SeenSide, direction: 'underlay' | 'f
 /** Describes in words the route that packets to a peer should take. */
 const wantedText = (peer: SeenSide, { dataPath }: Status): string =>
   dataPath?.devices[peer.family] ?? `via ${hostText(peer)}`
-
-/** Returns true if the data path carries the family, or if no data path is known. */
-const isCarried = ({ dataPath }: Status, family: Family): boolean => dataPath?.families.includes(family) ?? true
 
 function sentBy(engine: string | null, { way, endpoint }: SeenSide): string {
   if (way === 'direct') return `the kernel routes it to ${endpoint}, without a tunnel`
@@ -415,7 +412,7 @@ function arrivalOf(peer: SeenSide, status: Status): Step {
   const { dataPath, config } = status
   const step = 'data path'
   if (dataPath?.open !== true) return { step, passes: false, says: 'it is not open, so the packet does not arrive' }
-  if (!isCarried(status, peer.family))
+  if (!dataPath.families.includes(peer.family))
     return {
       step,
       passes: false,

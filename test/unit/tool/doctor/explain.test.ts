@@ -48,6 +48,7 @@ const withPeer = (part: Partial<PeerStatus>): Partial<Facts> =>
 const BAD_INPUT = '-P INPUT DROP\n-P FORWARD ACCEPT'
 const MASQ = { subnetEnv: { FLANNEL_IPMASQ: 'true' } }
 const BAD_FORWARD = '-P INPUT ACCEPT\n-P FORWARD DROP'
+const forwardDrop = (condition: string): string => `-P INPUT ACCEPT\n-P FORWARD ACCEPT\n-A FORWARD ${condition} -j DROP`
 
 it.each<[string, Parameters<typeof ask>, string[]]>([
   ['to a peer', ['10.5.1.2', '10.5.2.2', by('flannel0')], []],
@@ -76,6 +77,16 @@ it.each<[string, Parameters<typeof ask>, string[]]>([
     ['10.5.1.2', '10.5.2.2', by('flannel0'), { iptables: undefined }],
     ['firewall?'],
   ],
+  [
+    'to a peer, past a rule about the bridge',
+    ['10.5.1.2', '10.5.2.2', by('flannel0'), { iptables: forwardDrop('-i cni0') }],
+    ['firewall'],
+  ],
+  [
+    'from a peer, past a rule about the tunnel',
+    ['10.5.2.2', '10.5.1.2', by('cni0'), { iptables: forwardDrop('-i flannel0') }],
+    ['firewall'],
+  ],
   ['to nobody', ['10.5.1.2', '10.5.7.2', by('flannel0')], ['data path']],
   ['to the world', ['10.5.1.2', '198.51.100.1', by('eth0', '192.0.2.254'), MASQ], []],
   ['to the world, not masqueraded', ['10.5.1.2', '198.51.100.1', by('eth0', '192.0.2.254')], ['masquerade?']],
@@ -89,6 +100,19 @@ it.each<[string, Parameters<typeof ask>, string[]]>([
   ['between others', ['10.5.2.2', '10.5.7.2', by('flannel0')], ['way?']],
 ])('%s', (_name, question, expected) => {
   expect(stopped(...question)).toEqual(expected)
+})
+
+it('says that the firewall of this host drops the probes of a peer that does not answer', () => {
+  const iptables = '-P OUTPUT ACCEPT\n-A OUTPUT -d 10.5.2.0/24 -p icmp -j DROP'
+  const facts = { iptables, ...withPeer(silentSide) }
+  expect(of('peer', facts)).toEqual([
+    expect.stringMatching(
+      /^peer \?: .* the firewall of this host drops the probes: .*-d 10\.5\.2\.0\/24 -p icmp -j DROP/,
+    ),
+  ])
+  expect(of('peer', withPeer(silentSide))).toEqual([
+    'peer false: its host does not answer through the data path, 100% lost',
+  ])
 })
 
 it('names the peer, the rule, and the result of the last probe', () => {
@@ -1199,6 +1223,7 @@ describe('a packet that comes in', () => {
     ],
     ['wireguard', 'kernel', {}, 'stored', 'false: dropped, because the data path lacks the node that sends it$'],
     ['wireguard', 'native', {}, 'stored', 'false: dropped, because the data path lacks the node that sends it$'],
+    ['one of tomorrow', 'native', {}, 'answering', 'true: accepted if its datagram comes from 192.0.2.2'],
     ['ipsec', 'kernel', {}, 'answering', 'true: accepted if it was encrypted with the key of the node that sends it'],
   ] as const)(
     'with %s, carried by the %s engine: %j, from a peer that is %s',
