@@ -129,6 +129,17 @@ describe('a dual-stack network', () => {
   const withDual = (part: Partial<Status>): Partial<Facts> => ({ status: { ...soundDual.status, ...part } })
   const [peer] = soundDual.status.peers.list
 
+  it('is checked unless the rules of both families are unknown', () => {
+    const open = '-P INPUT ACCEPT\n-P FORWARD ACCEPT'
+    const checked = (iptables: string | undefined, ip6tables: string | undefined) =>
+      dual({ nft: undefined, iptables, ip6tables }) !== undefined
+    expect([checked(open, undefined), checked(undefined, open), checked(undefined, undefined)]).toEqual([
+      true,
+      true,
+      false,
+    ])
+  })
+
   it.each<[string, string | undefined, string[]]>([
     ['lets it through', '-P INPUT ACCEPT\n-P FORWARD ACCEPT', []],
     ['drops both ways, which is said once', '-P FORWARD DROP', ['forward-dropped: ip6tables: -P FORWARD DROP']],

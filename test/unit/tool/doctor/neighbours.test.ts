@@ -53,6 +53,7 @@ it.each([
   ['room for twice the peers', 7, 3000, 8192],
   ['room for twice the entries and the peers together', 1100, 1000, 8192],
   ['just enough', 1023, 1, 2048],
+  ['twice the limit, although twice the entries are fewer', 501, 1, 2048],
 ])('suggests %s', (_name, entries, peers, wanted) => {
   const name = 'net.ipv4.neigh.default.gc_thresh'
   expect(check([table(entries)], peers)![0]!.fix).toContain(

@@ -16,6 +16,7 @@ import {
   soundPeer,
   soundStatus as status,
 } from '../../../support/facts.ts'
+import { routesBy } from '../../../support/kernel-routes.ts'
 
 const lines = (findings: readonly Finding[] | undefined): string[] | undefined =>
   findings?.map(({ name, detail }) => `${name}: ${detail}`)
@@ -367,6 +368,11 @@ describe('a silent peer', () => {
     // The status page does not know the firewall rules of this host.
     const [page] = checkPeers(facts, false) ?? []
     expect(page?.detail).toMatch(/: its last packet came 7 min ago$/)
+  })
+
+  it('is explained by a wrong route to its host', () => {
+    const facts = { ...withPeers([silent(2)]), kernelRoutes: routesBy({ underlay: { device: 'tun7' } }) }
+    expect(says(facts)).toEqual(['the route to its host, or from its host, is wrong here: see `underlay-route`'])
   })
 
   it('is explained by a cause on this host only for the first 16 peers, because each search takes time', () => {

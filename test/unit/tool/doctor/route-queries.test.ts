@@ -87,7 +87,7 @@ describe('the route queries for packets between containers', () => {
     expect(partsOf(rulesIn(ports.join('\n')), 'ipv4').map(({ dport }) => dport)).toEqual([1, 2, 3, 4, 5, 6, 7, 8])
   })
 
-  it('are not made for peers that are missing from the data path', () => {
+  it('are not made for peers that are missing from the data path, or whose subnet is unreadable', () => {
     const all = [soundPeer, { ...third, state: 'stored' as const }, peerOfIpv6()]
     expect(routeQueries(withPeers(all), sound.links, []).map(words)).toEqual([
       'host: 10.5.2.2',
@@ -97,6 +97,8 @@ describe('the route queries for packets between containers', () => {
     const dual = withPeers([dualPeer({}, { state: 'stored' })], soundDual.status)
     expect(routeQueries(dual, soundDual.links, []).map(({ family }) => family)).not.toContain('ipv6')
     expect(ownSides(status).flatMap((side) => peersOf(side, { ...status, peers: null }))).toEqual([])
+    const unreadable = withPeers([{ ...third, subnet: '10.5.3.0' }])
+    expect(routeQueries(unreadable, sound.links, [])).toEqual([])
   })
 
   it('are not made for the incoming direction if the data path has no device', () => {
@@ -155,6 +157,24 @@ describe('the route queries for packets between hosts', () => {
     expect(underlayQueries(soundIpv6.status!, soundIpv6.links)).toHaveLength(2)
   })
 
+  it.each<[string, string, string | undefined]>([
+    ['vxlan', 'kernel', 'eth0'],
+    ['vxlan', 'native', undefined],
+    ['wireguard', 'kernel', undefined],
+    ['ipip', 'kernel', undefined],
+    ['udp', 'native', undefined],
+  ])('of the backend %s by the engine %s are bound to the interface %s', (backendType, engine, name) => {
+    const [out] = underlayQueries(withBackend(backendType, engine), sound.links)
+    expect(out!.query.oif?.name).toBe(name)
+  })
+
+  it('have the source address of an interface that has further addresses', () => {
+    const [eth0] = [link('eth0', 1500, '192.0.2.1')]
+    const more = link('eth0', 1500, '192.0.2.7').addresses.ipv4
+    const links = [{ ...eth0, addresses: { ...eth0.addresses, ipv4: [...more, ...eth0.addresses.ipv4] } }]
+    expect(underlayQueries(status, links).map(words)).toEqual(underlayQueries(status, sound.links).map(words))
+  })
+
   it('are made once if the packets of both families use one underlay', () => {
     const backend = { Underlay: 'ipv6' }
     const endpoint = { endpoint: '[2001:db8::2]:8285' }
@@ -188,6 +208,8 @@ describe('the route queries for packets between hosts', () => {
       return of.find(({ family }) => family === 'ipv6')?.query.part?.dport
     }
     expect([port('[2001:db8::2]:40000'), port('[2001:db8::2]:8472'), port('2001:db8::2')]).toEqual([40_000, 8472, 8472])
+    // The groups of an address can look like a port.
+    expect([port('2001:db8::5:2'), port('2001:470::2')]).toEqual([8472, 8472])
   })
 
   it('have the port of the configuration', () => {

@@ -250,6 +250,7 @@ describe('a peer that is only in the store', () => {
     ['udp', 'native', false, false],
     ['ipsec', 'kernel', false, false],
     ['aws-vpc', 'kernel', false, false],
+    ['newer', 'kernel', false, true],
   ])(
     'with %s by the engine %s and an unusable lease (%s) lacks only its route: %s',
     (backendType, engine, unusable, expected) =>
