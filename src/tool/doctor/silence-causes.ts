@@ -46,7 +46,7 @@ export function causeOf(side: SeenSide, facts: Facts): FindingName | undefined {
 }
 
 /** Returns true if a finding about a route names the subnet of the peer, or a network that contains the subnet. */
-function isAbout({ name, detail }: Finding, { subnet }: SeenSide): boolean {
+function isAbout({ detail }: Finding, { subnet }: SeenSide): boolean {
   const net = parseNet(/^(?:from )?([\d.a-f:]+\/\d+)/.exec(detail)?.[1] ?? '')
-  return name !== 'marked-route' && net !== undefined && subnet !== undefined && netContains(net, subnet.address)
+  return net !== undefined && subnet !== undefined && netContains(net, subnet.address)
 }
