@@ -490,7 +490,7 @@ export function outersOf(
   inner: 'ipv4' | 'ipv6',
   backend: Readonly<Record<string, unknown>>,
   families: readonly ('ipv4' | 'ipv6')[],
-): readonly ['ipv4' | 'ipv6', ('ipv4' | 'ipv6')?] {
+): readonly ['ipv4' | 'ipv6', ...('ipv4' | 'ipv6')[]] {
   const { isIpv4Alone, choosesUnderlay } = kindOf(type) ?? {}
   if (isIpv4Alone) return ['ipv4']
   if (choosesUnderlay) return underlaysOf(memberOf(backend, UNDERLAY), families)
@@ -506,7 +506,7 @@ export function outersOf(
 export function underlaysOf(
   underlay: unknown,
   families: readonly ('ipv4' | 'ipv6')[],
-): readonly ['ipv4' | 'ipv6', ('ipv4' | 'ipv6')?] {
+): readonly ['ipv4' | 'ipv6', ...('ipv4' | 'ipv6')[]] {
   if (families.length < 2) return [underlay === 'ipv4' || underlay === 'ipv6' ? underlay : (families[0] ?? 'ipv4')]
   return underlay === 'ipv6' ? ['ipv6', 'ipv4'] : ['ipv4', 'ipv6']
 }

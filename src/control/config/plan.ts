@@ -89,7 +89,7 @@ function mtuOf({ backendType: type, backend, ...config }: NetworkConfig): number
   const kind = kindOf(type)
   const families = familiesOf(config)
   const outers = families.flatMap((family) => outersOf(type, family, backend, families))
-  const overheads = outers.map((outer) => kind?.reserved ?? overheadBy(type, outer ?? 'ipv4'))
+  const overheads = outers.map((outer) => kind?.reserved ?? overheadBy(type, outer))
   return (typeof underlay === 'number' && underlay > 0 ? underlay : USUAL_MTU) - Math.max(0, ...overheads)
 }
 

@@ -54,11 +54,7 @@ export const networksOf = ({ network, ipv6Network }: NonNullable<Status['config'
  * Returns an empty list if the backend sends no datagrams.
  */
 export const outersIn = ({ config }: Pick<Status, 'config'>, family: Family): readonly Family[] =>
-  config
-    ? outersOf(config.backendType, family, config.backend, familiesOf(networksOf(config))).filter(
-        (each) => each !== undefined,
-      )
-    : [family]
+  config ? outersOf(config.backendType, family, config.backend, familiesOf(networksOf(config))) : [family]
 
 /**
  * Returns the underlay family of packets to a peer: the family of the endpoint if the endpoint is known, else the
