@@ -165,7 +165,7 @@ export function bridgeOf(
   status: Pick<Status, 'dataPath' | 'config'> | undefined,
 ): string | undefined {
   const family: Family = isIpv4Net(subnet) ? 'ipv4' : 'ipv6'
-  const found = links.filter(
+  const [found, ...others] = links.filter(
     ({ name, addresses }) =>
       !(status && isOwnDevice(status, family, name)) &&
       addresses[family].some(
@@ -174,7 +174,7 @@ export function bridgeOf(
         ({ address, prefixLength }) => prefixLength < ADDRESS_BITS[family] && netContains(subnet, address),
       ),
   )
-  return found.length === 1 ? found[0]?.name : undefined
+  return others.length === 0 ? found?.name : undefined
 }
 
 /** Lists the interfaces that the packets between this node's containers and other hosts pass. */
