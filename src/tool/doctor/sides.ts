@@ -51,7 +51,7 @@ export const networksOf = ({ network, ipv6Network }: NonNullable<Status['config'
 
 /**
  * Returns the underlay families that can carry overlay packets of a family, first the family that weftd tries first.
- * Returns an empty list if the backend sends no datagrams.
+ * Returns the family itself if the node's configuration is unknown.
  */
 export const outersIn = ({ config }: Pick<Status, 'config'>, family: Family): readonly Family[] =>
   config ? outersOf(config.backendType, family, config.backend, familiesOf(networksOf(config))) : [family]
