@@ -267,16 +267,15 @@ function routeText(route: Route, rule: PolicyRule | undefined): string {
 /**
  * Describes why the kernel refuses the packets. The kernel answers with EINVAL for a blackhole (net/ipv4/fib_semantics.c,
  * fib_props), and for IPv4 packets that arrive with a source address of this host (net/ipv4/fib_frontend.c,
- * fib_validate_source). The second cause applies to all protocols and ports, so it does not explain that the kernel
- * refuses only a part of the packets. `rule` is the policy rule that refuses the packets, if there is one.
+ * fib_validate_source). `rule` is the policy rule that refuses the packets, if there is one.
  */
 function refusalText(
   { refused, errno }: { refused: string; errno: string },
-  { part, from }: RouteQuery,
+  { from }: RouteQuery,
   rule: PolicyRule | undefined,
 ): string {
   if (errno !== 'EINVAL') return refused
-  const isBlackhole = rule !== undefined || part !== undefined || typeof from !== 'number'
+  const isBlackhole = rule !== undefined || typeof from !== 'number'
   return `a blackhole drops the packets${isBlackhole ? '' : ', or this host also has their source address'}`
 }
 

@@ -432,6 +432,10 @@ describe('the suggested command', () => {
       expect(fixes({ ...SILENT, ...firewalld('output', 'udp dport 8285 drop') })).toEqual([
         `${outgoing}; the same for other nodes, if there are more`,
       ])
+      const both = ['input', 'output'].map((hook) => chain('inet firewalld', hook, 'udp dport 8285 drop')).join('\n')
+      expect(fixes({ ...SILENT, nft: both })).toEqual([
+        `have firewalld accept these packets: ${rich(own)}; ${outgoing}; the same for other nodes, if there are more`,
+      ])
       const [dual] = fixes(firewalld('input', 'udp dport 8472 drop'), SILENT_DUAL)
       expect(dual).toContain(
         rich(
