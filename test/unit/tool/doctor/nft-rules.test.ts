@@ -72,6 +72,11 @@ describe('a condition about addresses, ports and protocols', () => {
     ['meta nfproto ipv6 drop', container6, 'dropped'],
     ['tcp dport 22 drop', { ...container, port: 22 }, 'dropped'],
     ['tcp dport 22 drop', { ...container, port: 23 }, 'accepted'],
+    ['icmp type echo-request drop', { ...container, protocol: 'icmp' }, 'dropped'],
+    ['icmp type echo-reply drop', { ...container, protocol: 'icmp' }, 'accepted'],
+    ['icmp type echo-request drop', container, 'accepted'],
+    ['icmpv6 type echo-request drop', { ...container6, protocol: 'ipv6-icmp' }, 'dropped'],
+    ['icmpv6 type nd-neighbor-solicit drop', { ...container6, protocol: 'ipv6-icmp' }, 'accepted'],
     ['udp dport 9000-9999 drop', peer, 'accepted'],
     ['udp dport 8000-8999 drop', peer, 'dropped'],
     // Containers use any port.
