@@ -14,7 +14,6 @@ import {
   type Address,
   type Family,
 } from '../../net/address.ts'
-import { kindOf, type Kind } from '../../path/catalog.ts'
 import { briefly, conditionOf, isSendingOnly, placeIn, type Status } from '../../report/status.ts'
 import { isCrossing } from './bridge-probes.ts'
 import { acrossBridge, divertedDatagram, entryOf, filtered, forwarded } from './explain-firewall.ts'
@@ -30,6 +29,7 @@ import { hasOneRoute, isOnlyRouteMissing } from './routes.ts'
 import {
   hostText,
   isOwnDevice,
+  kindIn,
   networksOf,
   outerIn,
   outersIn,
@@ -122,9 +122,6 @@ const nodeText = (side: SeenSide): string => {
   const { name } = side.peer
   return name ? `${briefly(name)} (${hostText(side)})` : hostText(side)
 }
-
-/** Returns the properties of the configured backend; undefined if this version of weft does not know the backend. */
-const kindIn = ({ config }: Status): Kind | undefined => kindOf(config?.backendType ?? '')
 
 /** Returns true if weftd itself, and not the kernel, carries the packets of the family. */
 const isOurs = ({ dataPath }: Status, family: Family): boolean =>

@@ -2,20 +2,16 @@
 
 import type { Route } from '../../host/kernel.ts'
 import { formatNet, netContains, parseAddress, parseNet, type Family, type Net } from '../../net/address.ts'
-import { kindOf, type Kind } from '../../path/catalog.ts'
 import type { PeerStatus, Status } from '../../report/status.ts'
 import type { Facts } from './facts.ts'
 import { each, type Finding } from './findings.ts'
-import { isOwnDevice, ownSides, sideIn, type OwnSide } from './sides.ts'
+import { isOwnDevice, kindIn, ownSides, sideIn, type OwnSide } from './sides.ts'
 
 /**
  * The metric of a route that was made without a metric. The kernel prefers the route with the lowest metric
  * (net/ipv6/route.c, IP6_RT_PRIO_USER).
  */
 const USUAL_METRIC: Readonly<Record<Family, number>> = { ipv4: 0, ipv6: 1024 }
-
-/** Returns the backend of a node; undefined if the node has no configuration or this weft does not know the backend. */
-const kindIn = ({ config }: Status): Kind | undefined => (config ? kindOf(config.backendType) : undefined)
 
 /**
  * Returns true if a route to this node's own containers stays on this host: it has no gateway, or the gateway is a

@@ -18,7 +18,7 @@ import {
 } from '../../net/address.ts'
 import { parseIpv4Net } from '../../net/ipv4.ts'
 import { parseIpv6, parseIpv6Net } from '../../net/ipv6.ts'
-import { isNamedBy, kindOf, outersOf } from '../../path/catalog.ts'
+import { isNamedBy, kindOf, outersOf, type Kind } from '../../path/catalog.ts'
 import { placeIn, sidesOf, titleOf, type PeerSide, type PeerStatus, type Status } from '../../report/status.ts'
 
 /**
@@ -48,6 +48,10 @@ export const networksOf = ({ network, ipv6Network }: NonNullable<Status['config'
   ipv4: parseIpv4Net(network),
   ipv6: parseIpv6Net(ipv6Network ?? ''),
 })
+
+/** Returns the backend of a node; undefined if the node has no configuration or this weft does not know the backend. */
+export const kindIn = ({ config }: Pick<Status, 'config'>): Kind | undefined =>
+  config ? kindOf(config.backendType) : undefined
 
 /**
  * Returns the underlay families that can carry overlay packets of a family, first the family that weftd tries first.
