@@ -120,14 +120,15 @@ function partIn(message: ReceivedMessage, attributes: Attributes): RulePart | un
     ...(dport ? { dport } : {}),
     ...(tos === 0 ? {} : { tos }),
     ...(dscp === undefined ? {} : { dscp }),
-    ...(tunnel ? { tunnel: tunnel.readBigUInt64BE() } : {}),
+    ...(tunnel?.length === 8 ? { tunnel: tunnel.readBigUInt64BE() } : {}),
   }
   return Object.keys(part).length > 0 ? part : undefined
 }
 
 /** Reads a `struct fib_rule_port_range`, two numbers of 16 bits in the byte order of the host. */
 function portsIn(bytes: Buffer | undefined): readonly [number, number] | undefined {
-  const [first, last] = new Uint16Array(Uint8Array.from(bytes ?? []).buffer)
+  if (bytes?.length !== 4) return undefined
+  const [first, last] = new Uint16Array(Uint8Array.from(bytes).buffer)
   return first === undefined || last === undefined ? undefined : [first, last]
 }
 

@@ -234,6 +234,18 @@ it('reads recorded messages with changed, missing and additional bytes without a
   )
 })
 
+it.each([
+  ['the tunnel', 12],
+  ['the source ports', 23],
+  ['the destination ports', 24],
+])('ignores %s of a rule if the attribute has a wrong length', (_what, type) => {
+  for (const length of [0, 1, 2, 3, 5, 7, 9]) {
+    const writer = new MessageWriter(32).u8(2).u8(0).u8(0).u8(0).u8(254).u8(0).u8(0).u8(1).u32(0)
+    const [message] = messagesIn(writer.bytes(type, Buffer.alloc(length, 1)).finish())
+    expect(rulesIn([message!], 'ipv4')).toEqual([expect.not.objectContaining({ part: expect.anything() })])
+  }
+})
+
 it('ignores attributes that it does not know', () => {
   const writer = new MessageWriter(24).u8(2).u8(8).u16(0).u8(254).u8(4).u8(0).u8(1).u32(0)
   writer.address(1, parseAddress('10.0.0.0')!).bytes(3000, Buffer.alloc(7)).attributeU32(6, 9)
