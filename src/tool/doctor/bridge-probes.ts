@@ -3,10 +3,9 @@
 
 import type { Link } from '../../host/kernel.ts'
 import { netContains, type Address, type Family } from '../../net/address.ts'
-import { kindOf } from '../../path/catalog.ts'
 import { placeIn, type Status } from '../../report/status.ts'
 import { addressesIn, peersOf } from './route-queries.ts'
-import { bridgeOf, ownSides, type SeenSide } from './sides.ts'
+import { bridgeOf, kindIn, ownSides, type SeenSide } from './sides.ts'
 
 /** The maximum number of peers whose bridges weft doctor probes. */
 const PROBED_BRIDGES = 4
@@ -28,8 +27,8 @@ export interface BridgeAnswer extends BridgeProbe {
 }
 
 /** Returns true if the underlay carries packets with the addresses of containers, and weftd probes only hosts. */
-export function isCrossing({ config }: Pick<Status, 'config'>): boolean {
-  const kind = kindOf(config?.backendType ?? '')
+export function isCrossing(status: Pick<Status, 'config'>): boolean {
+  const kind = kindIn(status)
   return kind !== undefined && (kind.probe === 'host' || kind.publishesRoute === true)
 }
 

@@ -20,7 +20,7 @@ import { checkNeighbours } from './neighbours.ts'
 import { checkPrograms } from './path-programs.ts'
 import { checkLeases, checkPeers } from './peers.ts'
 import { checkRoutes } from './routes.ts'
-import { networksOf } from './sides.ts'
+import { kindIn, networksOf } from './sides.ts'
 import * as silenceCauses from './silence-causes.ts'
 import { checkTracking } from './tracking.ts'
 import { checkUnderlay } from './underlay.ts'
@@ -351,7 +351,7 @@ function checkDrops({ status, silence }: Facts): Finding[] | undefined {
   }
   // With WireGuard the keys prove that the sender is a node of the network. So the counter `rx_drop_unknown_sender`
   // counts packets with a source address outside that node's subnet.
-  const provesSender = kindOf(status?.config?.backendType ?? '')?.provesSender === true
+  const provesSender = kindIn(status)?.provesSender === true
   const outside = provesSender ? faultText('rx_drop_unknown_sender') : undefined
   // If hosts use different lease directories by mistake, the hosts of each directory form a network of their own.
   // Packets from unknown senders are the only sign of this mistake.

@@ -15,14 +15,13 @@ import { getSysctl } from '../../host/sysctl.ts'
 import { probeUdpPort, type UdpProbeResult } from '../../host/udp-probe.ts'
 import { FAMILIES, familiesOf, familyOf, listed, type Address, type ByFamily, type Family } from '../../net/address.ts'
 import { lengthsUpTo, longestOf } from '../../net/lengths.ts'
-import { kindOf } from '../../path/catalog.ts'
 import { placeIn, sidesOf, type PeerSide, type PeerStatus, type Status } from '../../report/status.ts'
 import { bridgeProbes, type BridgeAnswer } from './bridge-probes.ts'
 import { containerGateways } from './container-gateways.ts'
 import { readListing } from './filter-walk.ts'
 import { gatherIpsec, type IpsecFacts } from './ipsec-facts.ts'
 import { marksIn, routeQueries, underlayQueries, type KernelRoutes } from './route-queries.ts'
-import { bridgeOf, networksOf, ownSides, pathLinks, type AllAnswers, type Answers } from './sides.ts'
+import { bridgeOf, kindIn, networksOf, ownSides, pathLinks, type AllAnswers, type Answers } from './sides.ts'
 
 /**
  * The maximum number of peers that weft doctor itself probes. For all other peers it uses the probe results in weftd's
@@ -338,7 +337,7 @@ async function probePeers(
     listed(sidesOf(peer)).some(({ state }) => state !== 'stored'),
   )
   if (!probe || mtu === undefined) return { answers: new Map(), whyUnprobed: undefined }
-  const overhead = kindOf(status?.config?.backendType ?? '')?.overhead ?? 0
+  const overhead = kindIn(status)?.overhead ?? 0
   const probeBy = async (peer: PeerStatus, family: Family, { pathMtu }: PeerSide): Promise<Answers> => {
     // Probes up to two times, so that a single lost packet does not make a peer look silent.
     const twice = async (bytes: number): Promise<boolean> =>
@@ -483,7 +482,7 @@ async function unforwardedIn(status: Status | undefined, links: readonly Link[])
   const [side] = status ? ownSides(status).filter(({ family }) => family === 'ipv4') : []
   if (!status || !side) return []
   const isDirect = (status.peers?.list ?? []).some(({ way }) => way === 'direct')
-  const isFromHosts = isDirect || kindOf(status.config?.backendType ?? '')?.probe === 'host'
+  const isFromHosts = isDirect || kindIn(status)?.probe === 'host'
   const names = [
     bridgeOf(links, side.subnet, status),
     status.dataPath?.devices.ipv4 ?? undefined,

@@ -25,7 +25,7 @@ import { laterVerdicts, readRules, type HostRules, type HostVerdict } from './ho
 import { ARP, tablesOf, type BaseChain } from './nft-walk.ts'
 import { otherEnd, probePackets } from './probe-packets.ts'
 import { changedBy, diversionsOf, unjudgedBy } from './rule-effects.ts'
-import { bridgeOf, outersIn, ownSides, portsOf, seenSides, type OwnSide, type SeenSide } from './sides.ts'
+import { bridgeOf, kindIn, outersIn, ownSides, portsOf, seenSides, type OwnSide, type SeenSide } from './sides.ts'
 
 /** The maximum number of peers for whose packets weft doctor evaluates the firewall rules. */
 const WALKED_PEERS = 16
@@ -58,7 +58,7 @@ export function checkFirewall(facts: Facts): Finding[] | undefined {
 
 /** Checks that the kernel of this host answers the echo requests with which other nodes probe this node. */
 function ignoredProbes(sides: readonly OwnSide[], { status, ignoredEchoes = [] }: Facts): Finding[] {
-  if ((kindOf(status?.config?.backendType ?? '')?.probe ?? 'nobody') === 'nobody') return []
+  if ((kindIn(status)?.probe ?? 'nobody') === 'nobody') return []
   return sides
     .filter(({ family }) => ignoredEchoes.includes(family))
     .map(({ family }) => {

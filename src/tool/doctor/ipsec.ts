@@ -16,7 +16,7 @@ import {
   type Family,
   type Net,
 } from '../../net/address.ts'
-import { IPSEC_ALLOW_PRIORITY, IPSEC_BLOCK_PRIORITY, IPSEC_REQUEST_ID, kindOf } from '../../path/catalog.ts'
+import { IPSEC_ALLOW_PRIORITY, IPSEC_BLOCK_PRIORITY, IPSEC_REQUEST_ID } from '../../path/catalog.ts'
 import type { Status } from '../../report/status.ts'
 import type { FilteredPacket } from './chain-walk.ts'
 import type { Facts } from './facts.ts'
@@ -24,7 +24,7 @@ import type { Finding } from './findings.ts'
 import { portPacket, sentBack } from './firewall.ts'
 import type { IpsecFacts } from './ipsec-facts.ts'
 import { peersOf } from './route-queries.ts'
-import { bridgeOf, outerIn, ownSides, type OwnSide, type SeenSide } from './sides.ts'
+import { bridgeOf, kindIn, outerIn, ownSides, type OwnSide, type SeenSide } from './sides.ts'
 
 /** A packet to which the kernel applies the policies of one direction. */
 export interface Flow {
@@ -86,8 +86,8 @@ function dropsIn(facts: Facts): readonly Drop[] {
   return [...found.values()]
 }
 
-const isRight = (policy: IpsecPolicy, { config }: Status): boolean =>
-  kindOf(config?.backendType ?? '')?.outside?.protocol === 'esp' &&
+const isRight = (policy: IpsecPolicy, status: Status): boolean =>
+  kindIn(status)?.outside?.protocol === 'esp' &&
   (policy.priority === IPSEC_ALLOW_PRIORITY ||
     policy.priority === IPSEC_BLOCK_PRIORITY ||
     policy.templates.some(({ requestId }) => requestId === IPSEC_REQUEST_ID))

@@ -11,13 +11,13 @@ import {
   type Address,
   type Family,
 } from '../../net/address.ts'
-import { kindOf, portOf, PROTOCOL_TEXTS } from '../../path/catalog.ts'
+import { portOf, PROTOCOL_TEXTS } from '../../path/catalog.ts'
 import { isSendingOnly, placeIn, titleOf, type PeerStatus, type Status } from '../../report/status.ts'
 import type { Facts, Reach } from './facts.ts'
 import { each, firstRemove, type Finding, type FindingName } from './findings.ts'
 import { troubleOf } from './handshakes.ts'
 import { checkRoutes, isOnlyRouteMissing } from './routes.ts'
-import { outerIn, seenSides, sideText, type SeenSide } from './sides.ts'
+import { kindIn, outerIn, seenSides, sideText, type SeenSide } from './sides.ts'
 import type * as SilenceCauses from './silence-causes.ts'
 
 /** The maximum number of silent peers for which weft doctor evaluates the firewall rules and all routes of this host. */
@@ -142,7 +142,7 @@ export function checkPeers(
     const isElse = reaches.get(side.peer.lease)?.port !== undefined
     return known && !isElse ? firstRemove(known) : silentFix(status, side)
   }
-  const isProbed = kindOf(status.config?.backendType ?? '')?.probe !== 'nobody'
+  const isProbed = kindIn(status)?.probe !== 'nobody'
   const isBlind = isProbed && answering === null && answers.size === 0 && list.some(({ state }) => state !== 'stored')
   return [
     ...each(
@@ -200,7 +200,7 @@ function halfFinding(side: SeenSide, isSilent: boolean, cause: FindingName | und
 /** Returns the remedy for a silent peer, which depends on the backend, and names the port and both hosts. */
 function silentFix(status: Status, side: SeenSide): string {
   const { config, node, dataPath } = status
-  const kind = kindOf(config?.backendType ?? '')
+  const kind = kindIn(status)
   const outer = outerIn(status, side.family, side.endpoint)
   const ends = [node ? placeIn(node, outer).publicIp : undefined, placeIn(side.peer, outer).publicIp]
   const hosts = ends.every((end) => end !== undefined)

@@ -2,12 +2,11 @@
 // rules of this host that drop them. Pure.
 
 import type { Address } from '../../net/address.ts'
-import { kindOf } from '../../path/catalog.ts'
 import { placeIn, type Status } from '../../report/status.ts'
 import { echoOf, type FilteredPacket } from './chain-walk.ts'
 import type { Facts } from './facts.ts'
 import { readRules, type HostVerdict } from './host-rules.ts'
-import { ownSides, type OwnSide, type SeenSide } from './sides.ts'
+import { kindIn, ownSides, type OwnSide, type SeenSide } from './sides.ts'
 
 interface ProbePackets {
   /** The echo requests of a peer, and the replies of this host. */
@@ -18,7 +17,7 @@ interface ProbePackets {
 
 /** Returns the packets of the probes between this node and a peer, in the order in which they pass this host. */
 export function probePackets(side: OwnSide, peer: SeenSide, { config, node, dataPath }: Status): ProbePackets {
-  const target = kindOf(config?.backendType ?? '')?.probe ?? 'nobody'
+  const target = kindIn({ config })?.probe ?? 'nobody'
   const isOverlay = target === 'overlay'
   const here = isOverlay ? side.subnet.address : node ? placeIn(node, side.family).publicIp : undefined
   const there = isOverlay ? peer.subnet?.address : peer.publicIp

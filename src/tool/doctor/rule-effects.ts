@@ -3,13 +3,12 @@
 
 import type { Link } from '../../host/kernel.ts'
 import { familyOf, netContains, parseAddress, type Address } from '../../net/address.ts'
-import { kindOf } from '../../path/catalog.ts'
 import type { Status } from '../../report/status.ts'
 import { isWithin, type FilteredPacket, type SeenEffect } from './chain-walk.ts'
 import type { Facts } from './facts.ts'
 import type { Finding } from './findings.ts'
 import type { HostRules, HostVerdict } from './host-rules.ts'
-import type { OwnSide } from './sides.ts'
+import { kindIn, type OwnSide } from './sides.ts'
 
 /** A rule that certainly changes a packet, and the effect of this change on the network. */
 export interface Change {
@@ -89,7 +88,7 @@ export function diversionsOf(
   { config, dataPath }: Status,
   links: readonly Link[],
 ): readonly Pick<Change, 'kind' | 'rule'>[] {
-  const isAnySource = kindOf(config?.backendType ?? '')?.provesSender === true || dataPath?.engine === 'kernel'
+  const isAnySource = kindIn({ config })?.provesSender === true || dataPath?.engine === 'kernel'
   return rules.walk({ ...packet, state: 'new', mark: 0 }).flatMap((verdict) =>
     verdict.effects
       .filter(({ isCertain }) => isCertain)
@@ -141,7 +140,7 @@ function isTooFew(
 ): boolean {
   const isBeforeRouting = hook === 'prerouting' || hook === 'ingress'
   if (!isOutward(packet, side)) return isBeforeRouting && hops < 2
-  return hops < (isBeforeRouting ? 3 : 2) + (kindOf(config?.backendType ?? '')?.decrementsTtl ? 2 : 0)
+  return hops < (isBeforeRouting ? 3 : 2) + (kindIn({ config })?.decrementsTtl ? 2 : 0)
 }
 
 /**
@@ -166,9 +165,7 @@ function firstAddressIn(text: string): Address | undefined {
 /** Returns true if peers drop the packets whose source a rule changes: WireGuard accepts only the sender's subnet. */
 function isRefused({ address }: SeenEffect, { subnet }: OwnSide, { config }: Status): boolean {
   const source = firstAddressIn(address ?? '')
-  return (
-    kindOf(config?.backendType ?? '')?.provesSender === true && source !== undefined && !netContains(subnet, source)
-  )
+  return kindIn({ config })?.provesSender === true && source !== undefined && !netContains(subnet, source)
 }
 
 /**

@@ -49,9 +49,9 @@ export const networksOf = ({ network, ipv6Network }: NonNullable<Status['config'
   ipv6: parseIpv6Net(ipv6Network ?? ''),
 })
 
-/** Returns the backend of a node; undefined if the node has no configuration or this weft does not know the backend. */
-export const kindIn = ({ config }: Pick<Status, 'config'>): Kind | undefined =>
-  config ? kindOf(config.backendType) : undefined
+/** Returns the backend of a node; undefined if the node's configuration or the backend is unknown. */
+export const kindIn = (status: Pick<Status, 'config'> | undefined): Kind | undefined =>
+  status?.config ? kindOf(status.config.backendType) : undefined
 
 /**
  * Returns the underlay families that can carry overlay packets of a family, first the family that weftd tries first.
@@ -90,7 +90,7 @@ export function isOwnDevice(
   device: string,
 ): boolean {
   if (device === dataPath?.device || device === dataPath?.devices[family]) return true
-  const kind = family === 'ipv6' ? kindOf(config?.backendType ?? '') : undefined
+  const kind = family === 'ipv6' ? kindIn({ config }) : undefined
   return kind?.devices.some(([, pattern]) => isNamedBy(pattern, device)) === true
 }
 
