@@ -1482,6 +1482,18 @@ static void test_session() {
     session.forget();
     CHECK(!session.begin_seal(*lane, true, 1'000).is_granted && session.take_staged().empty());
   }
+  {  // A session that forgets must decrypt with none of its three pairs, and must be empty.
+    Session session;
+    make(session, true, 1, 1'000);
+    make(session, true, 2, 1'000);
+    make(session, false, 3, 1'000);
+    session.expect(Session::Expected::kResponse, 4);
+    for (const uint32_t index : {1, 2, 3}) CHECK(!session.begin_open(*opening, index, 0, 1'000));
+    session.forget();
+    for (const uint32_t index : {1, 2, 3})
+      CHECK(session.begin_open(*opening, index, 0, 1'000) == k_rx_drop_no_session);
+    CHECK(!session.expects(Session::Expected::kResponse, 4) && session.is_empty());
+  }
 }
 
 /// A pair must encrypt up to the last counter, and must neither encrypt nor decrypt with the counters above it.
