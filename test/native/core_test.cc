@@ -1461,6 +1461,10 @@ static void test_session() {
     session.send_to(there, false);
     make(session, true, 1, 1'000);
     CHECK(session.accept(pairs, 0, true, lane, 1'000).has_moved && session.to() == lane);
+    session.send_to(there, true);
+    session.forget();
+    make(session, true, 1, 1'000);
+    CHECK(session.accept(pairs, 0, true, lane, 1'000).has_moved && session.to() == lane);
   }
   {  // Waiting packets and keys must expire.
     Session session;
@@ -1557,6 +1561,7 @@ static void test_sessions() {
     CHECK(!sessions.of(number));
   }
   CHECK(mail == 0 && lane == 0 && sessions.take_ready().empty());
+  sessions.for_each([](uint32_t, const Session& session) { CHECK(session.is_empty()); });
   sessions.set_keys(600, {.is_initiator = true, .send = {}, .receive = {}}, 1'000);
   sessions.set_keys(601, {.send = {}, .receive = {}}, 1'000);
   CHECK(lane == 1 && (sessions.take_ready() == std::vector<uint32_t>{600}) && sessions.take_ready().empty());
@@ -2148,8 +2153,15 @@ static void test_segment_rules() {
     VirtioHeader virtio;
     virtio.csum_start = 20;
     virtio.csum_offset = field;
+    Bytes sent = open, unflagged = open;
     CHECK(finish_checksum(virtio, open.data(), read(open)));
     CHECK(open == right);
+    // first_as_sent() must complete a checksum only if the header of the TUN says that the checksum is missing.
+    Packet packet = read(sent);
+    first_as_sent(virtio, unflagged.data(), packet, {});
+    CHECK(unflagged == sent);
+    virtio.flags = kVirtioNeedsCsum;
+    CHECK(first_as_sent(virtio, sent.data(), packet, {}).size() == sent.size() && sent == right);
     virtio.csum_offset = static_cast<uint16_t>(open.size() - 20 - 2);  // the checksum would be the last two bytes
     CHECK(finish_checksum(virtio, open.data(), read(open)));
     virtio.csum_offset++;
