@@ -215,9 +215,10 @@ export async function createNativeTrials({ root, folder }) {
    * Resolves with true if a test program fails with the mutant in the code, false if none fails, and undefined if the
    * code does not compile.
    * @param {{ file: string, index: number, was: string, became: string }} mutant
+   * @param {number} worker Two mutants that are tested at the same time need different numbers.
    */
-  async function isNoticed({ file, index, was, became }) {
-    const to = join(folder, 'mutant')
+  async function isNoticed({ file, index, was, became }, worker) {
+    const to = join(folder, `mutant-${worker}`)
     rmSync(to, { recursive: true, force: true })
     mkdirSync(join(to, 'tree'), { recursive: true })
     // Copy the whole source tree. The compiler searches for a header first in the folder of the file that includes it,
@@ -241,7 +242,7 @@ export async function createNativeTrials({ root, folder }) {
 
   // First try an empty change: the code must compile and pass its tests. If a file were missing from the copied tree,
   // no mutant would compile.
-  if (!isBuilt && (await isNoticed({ file: 'native/core/packet.h', index: 0, was: '', became: '' })) !== false)
+  if (!isBuilt && (await isNoticed({ file: 'native/core/packet.h', index: 0, was: '', became: '' }, 0)) !== false)
     throw new Error('the copied tree without a mistake does not compile')
   writeFileSync(keyPath, key)
   return { state: key, isNoticed }

@@ -9,6 +9,7 @@
 // mutants are not tested again, because build/mutants has the previous result.
 
 import { existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
+import { availableParallelism } from 'node:os'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { parseArgs } from 'node:util'
@@ -146,6 +147,7 @@ async function tryNative(area) {
   const progress = createProgress('test:mutants', { total: number, pace: 'even' })
   progress.now(`${area}: build`, 0)
   trials ??= await createNativeTrials({ root, folder })
+  const { state, isNoticed } = trials
   const path = join(folder, `${area.replaceAll('/', '-')}.json`)
   const kept = existsSync(path) ? JSON.parse(readFileSync(path, 'utf8')) : {}
   /**
@@ -153,19 +155,30 @@ async function tryNative(area) {
    * if the mutant does not compile.
    * @type {Record<string, boolean | null>}
    */
-  const outcomes = kept.state === trials.state ? kept.outcomes : {}
+  const outcomes = kept.state === state ? kept.outcomes : {}
+  /** @type {Mutant[]} */
   const results = []
-  for (const mutant of nativeMutants({ root, area: area.split('/')[1], seed: values.seed })) {
-    if (results.length === number || isOver()) break
-    const key = `${mutant.file} ${mutant.index} ${mutant.was} ${mutant.became}`
-    progress.reach(results.length, `${area}: ${mutant.file.split('/').at(-1)}, line ${mutant.number}`)
-    if (!(key in outcomes)) {
-      outcomes[key] = (await trials.isNoticed(mutant)) ?? null
-      writeFileSync(path, JSON.stringify({ state: trials.state, outcomes }))
+  const left = nativeMutants({ root, area: area.split('/')[1], seed: values.seed })
+  let beingTested = 0
+  /** Tests mutants, each in the same folder of build/mutants, while other workers test others. */
+  const work = async (/** @type {number} */ worker) => {
+    while (results.length + beingTested < number && !isOver()) {
+      const mutant = left.shift()
+      if (mutant === undefined) return
+      const key = `${mutant.file} ${mutant.index} ${mutant.was} ${mutant.became}`
+      progress.reach(results.length, `${area}: ${mutant.file.split('/').at(-1)}, line ${mutant.number}`)
+      if (!(key in outcomes)) {
+        beingTested++
+        const isKilled = await isNoticed(mutant, worker)
+        beingTested--
+        outcomes[key] = isKilled ?? null
+        writeFileSync(path, JSON.stringify({ state, outcomes }))
+      }
+      const isKilled = outcomes[key]
+      if (isKilled !== null) results.push({ ...mutant, isKilled })
     }
-    const isKilled = outcomes[key]
-    if (isKilled !== null) results.push({ ...mutant, isKilled })
   }
+  await Promise.all(Array.from({ length: availableParallelism() }, (_, worker) => work(worker)))
   progress.end()
   return results
 }
