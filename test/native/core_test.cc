@@ -1249,6 +1249,17 @@ static void test_replay_saved_bytes() {
       }
     }
   }
+  // Two runs of words that together are longer than the window must be refused.
+  for (const uint64_t second : {8u, 9u}) {
+    SecretWriter out;
+    for (const uint64_t word : {uint64_t{1024}, uint64_t{16}, uint64_t{8}, uint64_t{0}, second, uint64_t{0}})
+      out.put(word);
+    const SecretBytes saved = out.take();
+    SecretReader in(saved);
+    ReplayWindow window;
+    window.load(in);
+    CHECK(in.is_whole() == (second == 8));
+  }
 }
 
 /// If a window could not grow for lack of memory, and grows later, it must not accept a counter twice. It cannot know
@@ -1494,8 +1505,7 @@ static void test_session() {
     session.expect(Session::Expected::kResponse, 4);
     for (const uint32_t index : {1, 2, 3}) CHECK(!session.begin_open(*opening, index, 0, 1'000));
     session.forget();
-    for (const uint32_t index : {1, 2, 3})
-      CHECK(session.begin_open(*opening, index, 0, 1'000) == k_rx_drop_no_session);
+    for (const uint32_t index : {1, 2, 3}) CHECK(session.begin_open(*opening, index, 0, 1'000) == k_rx_drop_no_session);
     CHECK(!session.expects(Session::Expected::kResponse, 4) && session.is_empty());
   }
 }
