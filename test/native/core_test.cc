@@ -1548,6 +1548,23 @@ static void test_last_counter() {
   CHECK(!refused.is_granted && refused.wants_handshake && !session.may_seal(kNowMs));
 }
 
+/// Shares of a memory limit must reach the limit exactly, and a share must be free again after its owner is destroyed.
+static void test_staged_bytes() {
+  std::atomic<size_t> taken{0};
+  StagedBytes first, second;
+  CHECK(StagedBytes::take(taken, 100, 60, first) && StagedBytes::take(taken, 100, 40, second) && taken == 100);
+  StagedBytes third;
+  CHECK(!StagedBytes::take(taken, 100, 1, third) && taken == 100);
+  {
+    StagedBytes moved(std::move(first));
+    third = std::move(second);
+    CHECK(taken == 100);
+  }
+  CHECK(taken == 40 && StagedBytes::take(taken, 100, 60, first));
+  third = {};
+  CHECK(taken == 60);
+}
+
 /// A session must be found by its number and by the index in a datagram, while other threads create sessions.
 static void test_sessions() {
   std::atomic<int> mail{0}, lane{0};
@@ -3496,6 +3513,7 @@ static void test_threads() {
     test_aead();
     test_session();
     test_last_counter();
+    test_staged_bytes();
     test_sessions();
     test_mailbox();
     test_mailbox_rings();
