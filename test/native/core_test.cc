@@ -3366,7 +3366,7 @@ static void test_mss() {
   Bytes data = syn({}, 1460, kAck);
   Packet read;
   CHECK(read_packet(data.data(), data.size(), read) && !is_tcp_syn(data.data(), read));
-  for (const Bytes& odd : {Bytes{2}, Bytes{2, 0}, Bytes{9, 1}, Bytes{9, 200}, Bytes{0}}) {
+  for (const Bytes& odd : {Bytes{2}, Bytes{2, 0}, Bytes{9, 1}, Bytes{9, 200}, Bytes{0}, Bytes{0, 2}}) {
     Bytes packet = syn(odd, 1460);
     const Bytes was = packet;
     CHECK(read_packet(packet.data(), packet.size(), read));
