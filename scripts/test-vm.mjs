@@ -73,7 +73,7 @@ const ON_FIRST_KERNEL = [
   ['test/netns/ipip.test.ts'],
   ['test/netns/wireguard.test.ts'],
   ['test/netns/wireguard-handshakes.test.ts', '-t', 'with kernel'],
-  ['test/netns/wireguard-userspace.test.ts', '-t', 'beside kernel'],
+  ['test/netns/wireguard-userspace.test.ts', '-t', 'beside the kernel'],
   ['test/netns/wireguard-mixed.test.ts', '-t', 'of kernel'],
   ['test/netns/vxlan.test.ts', '-t', 'a cluster of both (has|sends)'],
   ['test/netns/ipsec-mixed.test.ts'],

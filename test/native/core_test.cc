@@ -485,6 +485,14 @@ static void test_inspect_ipv6() {
       packet[packet.size() - 8] = static_cast<uint8_t>(type);
       CHECK(reason_of(packet) == (type >= 133 && type <= 137 ? kLink : kGood));
     }
+    // The first byte of other data is not the type of a message.
+    context = "other data with the first byte " + std::to_string(type);
+    for (const auto& [headers, protocol] :
+         {std::pair{Headers{{kHop, padding}}, kUdp}, std::pair{Headers{{kFragment, fragment(800, false)}}, kIcmp}}) {
+      Bytes packet = with_extensions(headers, protocol, 8);
+      packet[packet.size() - 8] = static_cast<uint8_t>(type);
+      CHECK(reason_of(packet) == kGood);
+    }
   }
   context = "each length of a packet with all of it";
   const Bytes whole =
