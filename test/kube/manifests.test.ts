@@ -485,6 +485,15 @@ describe('deploy/charts/weft', () => {
       expect(() => render(values)).toThrow()
   })
 
+  it('writes a tag of digits as it is, although YAML parses it as a number', () => {
+    const image = { tag: 20_261_129 }
+    const objects = render({ flannel: { image, flannel_cni: { image } }, netpol: { enabled: true, image } })
+    const pods = objects.filter(({ kind }) => kind === 'DaemonSet').map((each) => podOf([each]))
+    const images = pods.flatMap(({ initContainers = [], containers }) => [...initContainers, ...containers])
+    expect(images).toHaveLength(4)
+    for (const { image: name } of images) expect(name).toMatch(/:20261129$/)
+  })
+
   it("runs flannel's companion for network policies in pods of its own, with the values of flannel's chart", () => {
     const named = (objects: readonly KubeObject[], name: string) =>
       objects.filter(({ metadata }) => metadata.name === name)
