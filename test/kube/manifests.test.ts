@@ -547,7 +547,8 @@ describe('deploy/charts/weft', () => {
     ])
       expect(() => render({ weft })).toThrow()
     const monitored = { monitoring: { enabled: true }, statusIp: '0.0.0.0' }
-    expect(() => render({ flannel: { healthz: { port: 0 } }, weft: monitored })).toThrow(/needs flannel\.healthz\.port/)
+    for (const healthz of [{ port: 0 }, { port: null }, null])
+      expect(() => render({ flannel: { healthz }, weft: monitored })).toThrow(/needs flannel\.healthz\.port/)
     expect(() => render({ flannel: { image: { pullPolicy: 'Sometimes' } } })).toThrow(/pullPolicy/)
   })
 
