@@ -361,6 +361,11 @@ describe('deploy/charts/weft', () => {
     [{ weft: { statusIP: '0.0.0.0' } }, "'statusIP' not allowed"],
     [{ weft: { backend: { VerifySuorce: 'off' } } }, "'VerifySuorce' not allowed"],
     [{ weft: { monitoring: { enabled: true } } }, 'weft.monitoring needs weft.statusIp'],
+    // Kubernetes accepts only texts here, and would refuse the rendered object.
+    [{ flannel: { podAnnotations: { 'prometheus.io/scrape': true } } }, 'got boolean, want string'],
+    [{ flannel: { nodeSelector: { gpu: 1 } } }, 'got number, want string'],
+    [{ flannel: { tolerations: [{ key: 'edge', value: true }] } }, "at '/flannel/tolerations/0/value'"],
+    [{ weft: { env: [{ name: 'FLANNELD_V', value: 1 }] } }, "at '/weft/env/0/value'"],
   ])('refuses %j', (values, says) => expect(() => render(values)).toThrow(says))
 
   it('has scraping and alerts for the Prometheus operator that equal deploy/prometheus', () => {
