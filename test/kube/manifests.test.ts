@@ -626,6 +626,11 @@ describe('deploy/charts/weft', () => {
       Network: '10.244.0.0/16',
       Backend: { Type: 'wireguard', PSK: '0"' },
     })
+    for (const secret of [{ AccessKeySecret: 's3cret' }, { Headers: { Authorization: 's3cret' } }]) {
+      const { text, secrets } = parts({ flannel: { backend: 'ali-vpc' }, weft: { backend: secret } })
+      expect(text).not.toContain('s3cret')
+      expect(secrets.map(({ stringData }) => stringData['net-conf.json'])).toEqual([expect.stringContaining('s3cret')])
+    }
     const digits = parts({ flannel: { ...flannel, psk: 123_456_789 } }).secrets[0]!.stringData['net-conf.json']!
     expect(JSON.parse(digits)).toMatchObject({ Backend: { PSK: '123456789' } })
     const configMap = { configMap: { name: 'kube-flannel-cfg' } }
