@@ -96,10 +96,19 @@ function seriesOf(scene: Scene): { series: string; values: string }[] {
     put('weft_peers_stored', true, '', 4)
     put('weft_peers_programmed', !scene.unusable, '', 4, 4 - (scene.unusable?.(node) ?? 0))
     const peers = NODES.filter((peer) => peer !== node)
-    const whole = peers.filter((peer) => receives(node, peer)).length / peers.length
+    // weftd probes the peers to which it sends packets, and has no metrics of the other peers.
+    const probed = peers.slice(scene.unusable?.(node) ?? 0)
+    const answering = probed.filter((peer) => receives(node, peer)).length
+    put('weft_peers_probed', probed.length === 4, '', 4, probed.length)
+    put('weft_peers_answering', answering === 4, '', 4, answering)
+    const whole = (probed.length / peers.length) * (probed.length === 0 ? 1 : answering / probed.length)
     put('weft_network_whole_ratio', whole === 1, '', 1, whole)
     if (!scene.isLarge)
-      for (const peer of peers) put('weft_peer_answering', receives(node, peer), `,peer="${subnetOf(peer)}"`)
+      for (const peer of peers) {
+        const series = `weft_peer_answering{${at},peer="${subnetOf(peer)}"}`
+        const after = up(node) && probed.includes(peer) ? Number(receives(node, peer)) : '_'
+        found.push({ series, values: then(1, after) })
+      }
     const ends = scene.expiresInS?.(node)
     found.push({
       series: `weft_lease_expiry_timestamp_seconds{${at}}`,
@@ -165,6 +174,11 @@ const SCENES: readonly (readonly [what: string, scene: Scene, fires: Readonly<Re
   ['all are, or that of Prometheus', { clockAhead: () => 3_600 }, { WeftClockOff: 1 }],
   ['no clock is quite right', { clockAhead: (node) => (node === 'e' ? 45 : -45) }, {}],
   ['a node has another backend', { unusable: (node) => (node === 'e' ? 4 : 1) }, { WeftPeersUnusable: 1 }],
+  [
+    'one of many nodes has another backend',
+    { isLarge: true, unusable: (node) => (node === 'e' ? 4 : 1) },
+    { WeftPeersUnusable: 1 },
+  ],
   ['a lease ends', { expiresInS: (node) => (node === 'e' ? 600 : 86_400) }, { WeftLeaseEnding: 1 }],
   [
     'a lease is renewed ten minutes before its end',
