@@ -71,7 +71,9 @@ const noAnswer = (socket: string, why: string, cause?: unknown): WeftError =>
     cause,
   })
 
-function answerAt(socket: string, path: string, signal: AbortSignal, timeoutMs: number): Promise<Answered> {
+async function answerAt(socket: string, path: string, signal: AbortSignal, timeoutMs: number): Promise<Answered> {
+  // With an empty path Node.js would send the request to TCP port 80 of this host, where another program may answer.
+  if (socket === '') throw noAnswer("''", 'the path of the socket is empty')
   return get(socket, path, signal, timeoutMs).catch((error: unknown) => {
     signal.throwIfAborted()
     const { code } = error as NodeJS.ErrnoException

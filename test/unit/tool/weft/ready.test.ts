@@ -80,3 +80,11 @@ it('refuses a negative time', async () => {
   await listen()
   expect(await ready('--wait', '-1')).toMatchObject({ code: 2, err: expect.stringContaining('--wait is -1') })
 })
+
+it('refuses an empty path of the socket, with which Node.js would ask TCP port 80 of the host', async () => {
+  expect(await ready('--status-socket=')).toEqual({
+    code: 1,
+    out: '',
+    err: expect.stringContaining("no weftd answers at '': the path of the socket is empty"),
+  })
+})
