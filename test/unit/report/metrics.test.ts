@@ -139,6 +139,21 @@ it.each(['deploy/grafana', 'deploy/prometheus'])('uses only existing metrics in 
   }
 })
 
+it('shows only the chosen job and nodes in each panel of the dashboard, as the names of nodes may occur in several jobs', () => {
+  const { panels } = JSON.parse(read('deploy/grafana/weft.json')) as {
+    panels: readonly { readonly targets: readonly { readonly expr: string }[] }[]
+  }
+  const queries = panels.flatMap(({ targets }) => targets).map(({ expr }) => expr)
+  expect(queries.length).toBeGreaterThan(10)
+  for (const query of queries) {
+    const names = query.match(/\b(?:(?:weft|process)_[a-z_]+|up)\b/g) ?? []
+    const chosen = query.match(/\b(?:(?:weft|process)_[a-z_]+|up)\{job="\$job",instance=~"\$instance"/g) ?? []
+    expect([query, chosen.length]).toEqual([query, names.length])
+  }
+  // A weftd that does not run has no weft_working.
+  expect(queries.filter((query) => query.includes('weft_working') && query.includes('up{'))).toHaveLength(1)
+})
+
 it('has the name of a peer, if known, as a short and escaped label', async () => {
   const names = ['host2', null, `a"b\\\n${'x'.repeat(1000)}`, '\u001B[2J']
   const list = names.map((name, at) => peerWith(at + 2, { name }))
