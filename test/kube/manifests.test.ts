@@ -478,6 +478,11 @@ describe('deploy/charts/weft', () => {
       expect(securityContext).toMatchObject({ runAsUser: 0, allowPrivilegeEscalation: false })
       expect(image).toMatch(new RegExp(`:[^:@]+@${digest}$`))
     }
+    // The tag of a released chart includes the digest of the release.
+    const released = { tag: `1.0@sha256:${'b'.repeat(64)}` }
+    const imageOf = (image: Values) => podOf(render({ flannel: { image } })).containers[0].image
+    expect(imageOf(released)).toBe(`weft:${released.tag}`)
+    expect(imageOf({ ...released, digest })).toBe(`weft:1.0@${digest}`)
     expect(pod.containers[0].securityContext['capabilities']).toEqual({ drop: ['ALL'], add: ['NET_ADMIN'] })
     expect(pod.volumes).toContainEqual({ name: 'certs', hostPath: { path: '/etc/pki' } })
     expect(pod.containers[0].volumeMounts).toContainEqual({ name: 'certs', mountPath: '/etc/pki' })

@@ -6,9 +6,13 @@ app.kubernetes.io/version: {{ toJson .Chart.AppVersion }}
 app.kubernetes.io/managed-by: {{ toJson .Release.Service }}
 helm.sh/chart: {{ toJson (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_") }}
 {{- end -}}
-{{- /* The name of an image: repository, tag and, if it is set, digest. YAML parses a tag of digits, such as 20261129, as a number. */ -}}
+{{- /*
+The name of an image: repository, tag and, if it is set, digest. YAML parses a tag of digits, such as 20261129, as a number. The tag of a
+released chart includes a digest, which a digest of the values replaces.
+*/ -}}
 {{- define "weft.image" -}}
-{{ .repository }}:{{ kindIs "string" .tag | ternary .tag (toJson .tag) }}{{ with .digest }}@{{ . }}{{ end }}
+{{- $tag := kindIs "string" .tag | ternary .tag (toJson .tag) }}
+{{- .repository }}:{{ with .digest }}{{ regexReplaceAll "@.*" $tag "" }}@{{ . }}{{ else }}{{ $tag }}{{ end }}
 {{- end -}}
 {{- /* The node affinity of weft's pods as JSON. */ -}}
 {{- define "weft.affinity" -}}
