@@ -126,13 +126,14 @@ function publishedRoute({ dataPath }: Pick<Status, 'dataPath'>): Finding[] {
 
 /**
  * Checks that weftd can open the TUN device, which is needed only by backends whose packets weftd itself carries.
- * Returns undefined if weftd has no configuration yet, because then the backend is not known.
+ * Returns undefined if the mode of the device forbids only the user of weft doctor to open it.
  */
-function checkTun({ status, tunProblem, lacksNetAdmin }: Facts): Finding[] | undefined {
+function checkTun({ status, tunProblem, lacksNetAdmin, isRoot }: Facts): Finding[] | undefined {
   if (status?.dataPath?.engine === 'kernel' || status?.dataPath?.engine === 'none') return []
   const lacking: Finding[] =
     lacksNetAdmin && status?.dataPath?.open !== true ? [{ name: 'capability-missing', detail: '' }] : []
   if (tunProblem === undefined) return lacking
+  if (tunProblem === 'EACCES' && !isRoot) return undefined
   const isForbidden = tunProblem === 'EPERM' || tunProblem === 'EACCES'
   return [...lacking, { name: isForbidden ? 'tun-forbidden' : 'tun-missing', detail: tunProblem }]
 }

@@ -27,6 +27,7 @@ const withoutPath: Reason = ({ status }) => (status?.dataPath?.open === true ? u
  * check that this table does not list needs only a weftd that has a configuration and a lease.
  */
 const REASONS: Readonly<Record<string, readonly Reason[]>> = {
+  tun: [() => 'this user may not open /dev/net/tun: run weft doctor as root'],
   firewall: [
     withoutNode,
     () => 'neither iptables nor nft can be read: run weft doctor as root, with one of them installed',

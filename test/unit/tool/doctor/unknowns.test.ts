@@ -28,6 +28,11 @@ it.each<[string, Partial<Facts>, Record<string, RegExp>]>([
     { firewall: /neither iptables nor nft can be read: run weft doctor as root/ },
   ],
   [
+    'the mode of the TUN device forbids this user to open it, which says nothing about weftd',
+    { tunProblem: 'EACCES', isRoot: false },
+    { tun: /^this user may not open \/dev\/net\/tun: run weft doctor as root$/ },
+  ],
+  [
     'the store lets nobody in',
     { store: undefined, whyStoreUnknown: 'etcd: no TLS connection; check --etcd-cafile' },
     { config: /^etcd: no TLS connection; check --etcd-cafile$/ },
