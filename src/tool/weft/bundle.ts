@@ -1,14 +1,9 @@
 // bundle.ts - `weft doctor --bundle`: writes an archive for an issue report. The archive has the state of this host and
 // its weftd, without secrets.
 
-import { spawn } from 'node:child_process'
-import { once } from 'node:events'
-import { mkdir, mkdtemp, open, readFile, rm, unlink, writeFile } from 'node:fs/promises'
-import { tmpdir } from 'node:os'
-import { join } from 'node:path'
-import { text as textOf } from 'node:stream/consumers'
-import { pipeline } from 'node:stream/promises'
-import { createGzip } from 'node:zlib'
+import { open, readFile, unlink } from 'node:fs/promises'
+import { promisify } from 'node:util'
+import { gzip } from 'node:zlib'
 import { version } from '../../base/assets.ts'
 import { isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import { Secret, withoutUser } from '../../base/secret.ts'
@@ -148,25 +143,24 @@ export async function writeBundle(path: string, what: ToBundle, run: Run): Promi
     const why = error.code === 'EEXIST' ? 'it exists already' : messageOf(error)
     throw new WeftError('USAGE', `${path} cannot be written: ${why}`, { remedy: 'name a file that does not exist yet' })
   })
-  const folder = await mkdtemp(join(tmpdir(), 'weft-bundle-'))
   try {
-    await gather(join(folder, FOLDER), what, run)
-    await pack(folder, file.createWriteStream({ flush: true }))
+    await file.writeFile(await promisify(gzip)(tarOf(await gather(what, run))))
+    await file.sync()
   } catch (error) {
     await unlink(path).catch(() => {})
     throw isWeftError(error)
       ? error
       : new WeftError('COMMAND', `${path} cannot be made: ${messageOf(error)}`, {
-          remedy: 'check that the disk is not full, and that tar is installed',
+          remedy: 'check that the disk is not full',
           cause: error,
         })
   } finally {
     await file.close()
-    await rm(folder, { recursive: true, force: true })
   }
 }
 
-async function gather(folder: string, what: ToBundle, run: Run): Promise<void> {
+/** Returns the texts of the archive by the names of their files, without secrets. */
+async function gather(what: ToBundle, run: Run): Promise<Readonly<Record<string, string>>> {
   const { shown, secrets } = what.config === undefined ? { shown: '', secrets: [] } : shownConfig(what.config)
   const clean = cleaner([...what.secrets, ...secrets])
   const subnetEnv = await readFile(what.subnetFile, 'utf8').catch((error: unknown) => `(${messageOf(error)})\n`)
@@ -180,14 +174,38 @@ async function gather(folder: string, what: ToBundle, run: Run): Promise<void> {
     ...(what.status ? { 'status.json': `${JSON.stringify(what.status, undefined, 2)}\n` } : {}),
   }
   for (const [name, commands] of Object.entries(COMMANDS)) files[name] = await outputs(run, commands)
-  await mkdir(folder, { mode: 0o700 })
-  for (const [name, text] of Object.entries(files)) await writeFile(join(folder, name), clean(text), { mode: 0o600 })
+  return Object.fromEntries(Object.entries(files).map(([name, text]) => [name, clean(text)]))
 }
 
-async function pack(folder: string, to: NodeJS.WritableStream): Promise<void> {
-  const owner = ['--owner=0', '--group=0', '--numeric-owner']
-  const tar = spawn('tar', [...owner, '-c', '-C', folder, FOLDER], { stdio: ['ignore', 'pipe', 'pipe'] })
-  const ended = once(tar, 'close') as Promise<[number | null]>
-  const [, said, [code]] = await Promise.all([pipeline(tar.stdout, createGzip(), to), textOf(tar.stderr), ended])
-  if (code !== 0) throw new Error(`tar: ${said.trim() || `it ended with ${code}`}`)
+const BLOCK = 512
+
+/**
+ * Makes a tar archive of a folder with these files, in the format ustar (POSIX, pax, section "ustar Interchange
+ * Format"). weft does not run the program tar and needs no temporary folder, because weft's images have no tar, and
+ * the root file system of a pod is read-only.
+ */
+function tarOf(files: Readonly<Record<string, string>>): Buffer {
+  const seconds = Math.floor(Date.now() / 1000)
+  const octal = (value: number, digits: number): string => `${value.toString(8).padStart(digits, '0')}\0`
+  const header = (name: string, mode: number, size: number, type: '0' | '5'): Buffer => {
+    const block = Buffer.alloc(BLOCK)
+    block.write(name, 0)
+    block.write(octal(mode, 7) + octal(0, 7) + octal(0, 7) + octal(size, 11) + octal(seconds, 11), 100)
+    block.write(`        ${type}`, 148) // the checksum counts as spaces while it is computed
+    block.write('ustar\x0000', 257)
+    block.write(
+      octal(
+        block.reduce((sum, byte) => sum + byte, 0),
+        6,
+      ),
+      148,
+    )
+    return block
+  }
+  const entries = Object.entries(files).flatMap(([name, text]) => {
+    const content = Buffer.from(text)
+    const padding = Buffer.alloc((BLOCK - (content.length % BLOCK)) % BLOCK)
+    return [header(`${FOLDER}/${name}`, 0o600, content.length, '0'), content, padding]
+  })
+  return Buffer.concat([header(`${FOLDER}/`, 0o700, 0, '5'), ...entries, Buffer.alloc(2 * BLOCK)])
 }

@@ -1,9 +1,9 @@
 // bundle.test.ts - the archive contains no secret, nor a part of one.
 
-import { mkdtempSync, rmSync } from 'node:fs'
+import { mkdtempSync, readdirSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { afterEach, beforeEach, expect, it } from 'vitest'
+import { afterEach, beforeEach, expect, it, vi } from 'vitest'
 import { output } from '../../../../lab/command.ts'
 import { Secret } from '../../../../src/base/secret.ts'
 import { writeBundle } from '../../../../src/tool/weft/bundle.ts'
@@ -48,6 +48,34 @@ it.each([
   )
   const read = await output(['tar', '-xzOf', path, 'weft-doctor/log.txt'])
   expect(read.split('\n')[1]).toBe(expected)
+})
+
+it('needs no temporary folder and no program, because the file system of a pod is read-only and the images lack tar', async () => {
+  const path = join(folder, 'bundle.tar.gz')
+  const files = { findings: 'a'.repeat(512), findingsJson: '', status: undefined, subnetFile: join(folder, 'none') }
+  vi.stubEnv('TMPDIR', join(folder, 'missing'))
+  vi.stubEnv('PATH', '')
+  await writeBundle(path, { ...files, config: '{}', secrets: [] }, async () => 'ä\n').finally(() => vi.unstubAllEnvs())
+  const listed = (await output(['tar', '-tvzf', path])).trimEnd().split('\n')
+  expect(listed[0]).toMatch(/^drwx------ 0\/0 .* weft-doctor\/$/)
+  expect(listed.slice(1).every((line) => /^-rw------- 0\/0 .* weft-doctor\/[\w.-]+$/.test(line))).toBe(true)
+  const names = listed.slice(1).map((line) => line.replace(/.*\//, ''))
+  expect(names).toEqual(
+    expect.arrayContaining(['README.txt', 'doctor.txt', 'net-conf.json', 'versions.txt', 'log.txt']),
+  )
+  expect(await output(['tar', '-xzOf', path, 'weft-doctor/doctor.txt'])).toBe('a'.repeat(512))
+  expect(await output(['tar', '-xzOf', path, 'weft-doctor/doctor.json'])).toBe('')
+  expect(await output(['tar', '-xzOf', path, 'weft-doctor/links.txt'])).toContain('$ ss -lun\nä\n')
+})
+
+it('leaves no file if a command fails for an unknown reason', async () => {
+  const path = join(folder, 'bundle.tar.gz')
+  const files = { findings: '', findingsJson: '', status: undefined, subnetFile: join(folder, 'none') }
+  const writing = writeBundle(path, { ...files, config: undefined, secrets: [] }, async () => {
+    throw new Error('why')
+  })
+  await expect(writing).rejects.toThrow(`${path} cannot be made: why`)
+  expect(readdirSync(folder)).toEqual([])
 })
 
 // With a search that looks back through the line at each character, this test would need hours.
