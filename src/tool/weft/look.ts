@@ -28,6 +28,9 @@ export type Colour = (tone: Tone, text: string) => string
 /** The codes that set colours and fonts of a terminal (Select Graphic Rendition, ECMA-48, 8.3.117). */
 const CODES: Readonly<Record<Tone, number>> = { good: 32, bad: 31, doubtful: 33, dim: 2, bold: 1 }
 
+/** The exit code if the output cannot be written, for example to a full disk. */
+const OUTPUT_LOST = 1
+
 interface Stdout {
   readonly isTTY: boolean
   write(text: string | Uint8Array): boolean
@@ -36,20 +39,24 @@ interface Stdout {
 
 /**
  * Creates the screen for a command's output. Uses colours if standard output is a terminal and NO_COLOR is not set
- * (no-color.org).
+ * (no-color.org). If the output cannot be written, writes the reason to `stderr` and calls `exit`.
  */
 export function createScreen(
   stdout: Stdout,
   stderr: { write(text: string): boolean },
   environment: NodeJS.ProcessEnv,
+  exit: (code: number) => void = (code) => process.exit(code),
 ): Screen {
   const isTerminal = stdout.isTTY
   let isRead = true
   stdout.on('error', (error) => {
+    isRead = false
     // Ignore EPIPE: it means that the program that reads the output has ended, as `head` does in `weft capture --follow
     // | head`.
-    if (error.code !== 'EPIPE') throw error
-    isRead = false
+    if (error.code === 'EPIPE') return
+    const why = printable(error.message)
+    stderr.write(`weft: the output cannot be written: ${why}; check that the disk of the output file is not full\n`)
+    exit(OUTPUT_LOST)
   })
   const isColoured = isTerminal && !environment['NO_COLOR'] && environment['TERM'] !== 'dumb'
   return {

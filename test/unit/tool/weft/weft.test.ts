@@ -8,7 +8,7 @@ import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { packageRoot } from '../../../../lab/lab.ts'
 import { countPeers, startingReport, type PeerStatus, type Status } from '../../../../src/report/status.ts'
-import { bitRate, bytes, duration, milliseconds, table } from '../../../../src/tool/weft/look.ts'
+import { bitRate, bytes, createScreen, duration, milliseconds, table } from '../../../../src/tool/weft/look.ts'
 import { end, loadCommands } from '../../../../src/tool/weft/weft.ts'
 import {
   dualPeer,
@@ -23,6 +23,24 @@ import { weft } from '../../../support/screen.ts'
 import { beginningWith } from '../../../support/snapshot.ts'
 
 const COMMANDS = await loadCommands()
+
+it.each([
+  ['EPIPE', '', []],
+  [
+    'ENOSPC',
+    'weft: the output cannot be written: ENOSPC: no space left; check that the disk of the output file is not full\n',
+    [1],
+  ],
+])('ends with one line if the output cannot be written, unless its reader went away: %s', (code, err, exits) => {
+  let [fail, said]: [(error: Error) => void, string] = [() => {}, '']
+  const stdout = { isTTY: false, write: () => true, on: (_event: 'error', listener: typeof fail) => (fail = listener) }
+  const codes: number[] = []
+  const stderr = { write: (text: string) => ((said += text), true) }
+  const screen = createScreen(stdout, stderr, {}, (exit) => codes.push(exit))
+  expect(screen.isRead()).toBe(true)
+  fail(Object.assign(new Error(`${code}: no space left`), { code }))
+  expect([said, codes, screen.isRead()]).toEqual([err, exits, false])
+})
 
 describe('the command line', () => {
   it.each([
