@@ -51,7 +51,7 @@ it('the events that a peer was silent and came back survive a restart, a hand-ov
     eventually(async () => expect((await statusOf(first)).peers).toMatchObject({ stored: 1, answering: number }))
   await answering(1)
   expect(await kindsOf(first)).toEqual([])
-  expect((await weft(first, ['events'])).stdout).toBe('No peer has changed its state.\n')
+  expect((await weft(first, ['events'])).stdout).toBe('No events of peers are recorded.\n')
 
   const fell = Date.now()
   await second.output(['iptables', '-A', 'INPUT', '-p', 'udp', '--dport', '8285', '-j', 'DROP'])

@@ -1,5 +1,6 @@
 // events.ts - `weft events`: shows how the states of peers changed, including events before the last start of weftd.
 
+import { existsSync } from 'node:fs'
 import { messageOf, isWeftError, WeftError } from '../../base/errors.ts'
 import { jsonLine } from '../../base/text.ts'
 import { eventsFile, FLANNEL_FLAGS } from '../../options.ts'
@@ -30,7 +31,7 @@ export const eventsCommand = command({
     const { events, ...report } = await reportOf(socket, subnetFile, signal, (line) => screen.warn(line))
     const shown = events.filter(({ at }) => Date.parse(at) >= from)
     if (json) screen.write(jsonLine({ ...report, events: shown }))
-    else if (shown.length === 0) screen.write('No peer has changed its state.\n')
+    else if (shown.length === 0) screen.write(`No ${since === '' ? '' : 'later '}events of peers are recorded.\n`)
     else {
       const rows = shown.map((event): Cell[] => [
         new Date(event.at).toISOString().replace('.000Z', 'Z'),
@@ -74,7 +75,8 @@ async function reportOf(
         cause: unread,
       })
     })
-    warn(`weft events: ${error.message}; the events are from ${path}`)
+    const source = existsSync(path) ? `the events are from ${path}` : `no events are known, because there is no ${path}`
+    warn(`weft events: ${error.message}; ${source}`)
     return eventsReport(new Date().toISOString(), events)
   }
 }

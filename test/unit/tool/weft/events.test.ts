@@ -1,14 +1,38 @@
-// events.test.ts - the values of --since, on a host whose time zone is not UTC.
+// events.test.ts - the source of the events, and the values of --since on a host whose time zone is not UTC.
 
+import { mkdtempSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
 import { afterAll, expect, it, vi } from 'vitest'
 import { isWeftError } from '../../../../src/base/errors.ts'
+import { writeEvents } from '../../../../src/report/events-file.ts'
 import { sinceOf } from '../../../../src/tool/weft/events.ts'
+import { weft } from '../../../support/screen.ts'
 
 // Kathmandu is 5:45 hours ahead of UTC, and has no daylight saving time.
 vi.stubEnv('TZ', 'Asia/Kathmandu')
 afterAll(() => vi.unstubAllEnvs())
 
 const NOW = Date.parse('2026-11-23T12:00:00Z')
+
+it('says whether the events come from a file, or are not known because weftd does not answer and the file is missing', async () => {
+  const folder = mkdtempSync(join(tmpdir(), 'weft-events-'))
+  const file = join(folder, 'subnet.env')
+  const events = (...words: string[]) =>
+    weft(['events', ...words, '--status-socket', join(folder, 'none'), '--subnet-file', file])
+  try {
+    const missing = await events()
+    expect(missing).toMatchObject({ code: 0, out: 'No events of peers are recorded.\n' })
+    expect(missing.err).toMatch(
+      /the socket does not exist; no events are known, because there is no .*subnet\.env\.events\n$/,
+    )
+    expect((await events('--since', '1h')).out).toBe('No later events of peers are recorded.\n')
+    await writeEvents(`${file}.events`, [])
+    expect((await events()).err).toMatch(/the socket does not exist; the events are from .*subnet\.env\.events\n$/)
+  } finally {
+    rmSync(folder, { recursive: true })
+  }
+})
 
 it.each([
   ['90s', 90],
