@@ -1,9 +1,12 @@
 // docker-opts.test.ts - the five cases of flannel's TestMkDockerOpts, and edge cases of the script.
 
+import { spawnSync } from 'node:child_process'
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
+import { parseEnv } from 'node:util'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
+import { packageRoot } from '../../../../lab/lab.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { dockerOpts } from '../../../../src/tool/weft/docker-opts.ts'
 import { main } from '../../../../src/tool/weft/weft.ts'
@@ -130,4 +133,22 @@ describe('weft docker-opts', () => {
     await expect(make(['-x'])).rejects.toThrow("'-x'")
     await expect(make(['-k'])).rejects.toThrow('-k')
   })
+})
+
+it('gives each start of Docker the same options with the drop-in of docs/docker.md, whose EnvironmentFile is the output', () => {
+  const dropIn = readFileSync(join(packageRoot, 'docs/docker.md'), 'utf8')
+  const [, command = ''] = /^ExecStartPre=(.*)$/m.exec(dropIn) ?? []
+  expect(/^EnvironmentFile=-(.*)$/m.exec(dropIn)?.[1]).toBe('/run/docker_opts.env')
+  const [from, to] = ['subnet.env', 'docker_opts.env'].map((name) => join(folder, name)) as [string, string]
+  writeFileSync(from, 'FLANNEL_SUBNET=10.1.74.1/24\nFLANNEL_MTU=1472\n')
+  const start = (env: NodeJS.ProcessEnv): string => {
+    const weft = [process.execPath, join(packageRoot, 'bin/weft')]
+    const [file = '', ...words] = command.split(' ').flatMap((word) => (word === '/usr/bin/weft' ? weft : word))
+    const ran = spawnSync(file, [...words, '-f', from, '-d', to], { env, encoding: 'utf8' })
+    expect([ran.status, ran.stderr]).toEqual([0, ''])
+    return readFileSync(to, 'utf8')
+  }
+  const first = start(process.env)
+  expect(first).toContain('DOCKER_OPTS=" --bip=10.1.74.1/24 --mtu=1472"')
+  expect(start({ ...process.env, ...parseEnv(first) })).toBe(first)
 })
