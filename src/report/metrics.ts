@@ -324,12 +324,12 @@ export const METRICS: readonly Metric[] = [
   ),
   gauge(
     'weft_lease_expiry_timestamp_seconds',
-    "When this node's lease ends unless weftd renews it, in seconds since 1970. Absent for a reservation, which never ends.",
+    "When this node's lease ends unless weftd renews it, in seconds since 1970. Absent for a reservation, which never ends, and in Kubernetes, where the lease ends when the Node object is deleted.",
     ({ lease }) => one(seconds(lease?.expiresAt ?? null)),
   ),
   gauge(
     'weft_lease_renew_margin_seconds',
-    "How long before the end of this node's lease weftd renews the lease, in seconds (--subnet-lease-renew-margin). Absent for a reservation.",
+    "How long before the end of this node's lease weftd renews the lease, in seconds (--subnet-lease-renew-margin). Absent for a reservation and in Kubernetes.",
     ({ lease }) => one(lease && lease.expiresAt !== null ? lease.renewMarginSeconds : null),
   ),
   counter(

@@ -62,12 +62,19 @@ export function createNodeView() {
         ],
         ['Store', `${store.name}, ${store.reachable ? 'reachable' : 'unreachable'}`],
         ['Leases in', daemon.leases || '–'],
-        ['Lease ends', lease ? (lease.expiresAt === null ? 'never' : dayText(new Date(lease.expiresAt))) : '–'],
+        ['Lease ends', leaseEndText(lease, store.name)],
         ['subnet.env', `${daemon.subnetFile}${status.subnetFileWritten ? '' : ', not written'}`],
         ['Repairs', String(status.repairs)],
       ])
     },
   }
+}
+
+/** Describes when the lease ends. In Kubernetes a lease has no time of its own. */
+function leaseEndText(lease: Status['lease'], store: string): string {
+  if (!lease) return '–'
+  if (lease.expiresAt !== null) return dayText(new Date(lease.expiresAt))
+  return store === 'kubernetes' ? 'when the Node object is deleted' : 'never'
 }
 
 /** Shows the percentage of the network that this node reaches, as a ring and as a number inside the ring. */

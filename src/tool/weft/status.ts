@@ -142,11 +142,7 @@ function heading(status: Status, colour: Colour): string {
   const held = store.held === 0 ? '' : colour('doubtful', `, ${store.held} peers kept although their leases are gone`)
   const reached = store.reachable ? 'reachable' : colour(node ? 'bad' : 'doubtful', 'unreachable')
   lines.push(['store', `${store.name}, ${daemon.leases}: ${reached}, ${compared}${held}`])
-  if (lease)
-    lines.push([
-      'lease',
-      lease.expiresAt === null ? `${lease.key}, reserved` : `${lease.key}, until ${lease.expiresAt}`,
-    ])
+  if (lease) lines.push(['lease', `${lease.key}, ${leaseEndText(status)}`])
   if (peers) lines.push(['peers', peersText(status, colour)])
   if (Object.keys(dataPath?.drops ?? {}).length > 0) lines.push(['drops', dropsText(status)])
   if (status.repairs > 0) lines.push(['repairs', String(status.repairs)])
@@ -165,6 +161,13 @@ function heading(status: Status, colour: Colour): string {
     ),
     peers && peers.list.length > 0 ? '\n' : '',
   ].join('')
+}
+
+/** Describes when the lease ends. In Kubernetes leases are annotations of Node objects, and have no time of their own. */
+function leaseEndText({ lease, store }: Status): string {
+  const expiresAt = lease?.expiresAt ?? null
+  if (expiresAt !== null) return `until ${expiresAt}`
+  return store.name === 'kubernetes' ? 'until the Node object is deleted' : 'reserved'
 }
 
 /**

@@ -337,6 +337,14 @@ describe('weft status', () => {
     expect((await weft(['peers', ...socket()])).code).toBe(0)
   })
 
+  it('says when a lease ends that has no time: never if it is reserved, in Kubernetes with the Node object', async () => {
+    status = { ...status, lease: { ...status.lease!, expiresAt: null } }
+    expect((await weft(['status', ...socket()])).out).toContain('\n  lease      10.5.1.0-24, reserved\n')
+    status = { ...status, store: { ...status.store, name: 'kubernetes' } }
+    const { out } = await weft(['status', ...socket()])
+    expect(out).toContain('\n  lease      10.5.1.0-24, until the Node object is deleted\n')
+  })
+
   it('has a column for handshakes if packets are encrypted', async () => {
     const keys = { publicKey: 'K', attempts: 0, failure: null, stale: 0, unconfirmed: 0, txBytes: 0, rxBytes: 0 }
     const sessions = [
