@@ -310,6 +310,28 @@ describe('deploy/charts/weft', () => {
     expect(pod.volumes.find(({ name }) => name === 'cni-plugin')?.hostPath?.path).toBe('/usr/libexec/cni')
   })
 
+  it("accepts the values of an old release of flannel's chart, and adds the values that its templates contained", () => {
+    // `helm upgrade --reuse-values` uses no default of weft's chart; null removes it.
+    const [absent, image] = [null, { repository: 'r/cni', tag: 'v1.1.2' }]
+    const lacks = { flannel_cni: absent, cniBinDir: absent, cniConfDir: absent, cniConf: absent, healthz: absent }
+    const flannel = { ...lacks, skipCNIConfigInstallation: absent, resources: absent, tolerations: absent }
+    const objects = render({ flannel: { ...flannel, image_cni: image }, weft: null, netpol: null, global: null })
+    holds(objects)
+    const [pod, expected] = [podOf(objects), podOf(manifestObjects())]
+    expect(pod.initContainers[0]!.image).toBe('r/cni:v1.1.2')
+    expect(pod).toHaveProperty('tolerations', (expected as unknown as { tolerations: unknown }).tolerations)
+    expect(pod.containers[0]).toHaveProperty('resources', (expected.containers[0] as { resources?: unknown }).resources)
+    expect(pod.volumes).toEqual(expected.volumes)
+    expect(JSON.parse(dataOf(objects)['cni-conf.json'])).toEqual(JSON.parse(dataOf(manifestObjects())['cni-conf.json']))
+    // flannel's chart v0.25.5 has a comma too much in its values.
+    expect(dataOf(render({ flannel: { enableNFTables: 'false,' } }))['net-conf.json']).not.toContain('NFTables')
+    const own = { tolerations: [], cniBinDir: '/opt/own', resources: { requests: { cpu: '1' } } }
+    const kept = podOf(render({ flannel: { ...flannel, ...own, image_cni: image } }))
+    expect(kept).not.toHaveProperty('tolerations')
+    expect(kept.containers[0]).toMatchObject({ resources: own.resources })
+    expect(kept.volumes.find(({ name }) => name === 'cni-plugin')?.hostPath?.path).toBe('/opt/own')
+  })
+
   it('writes the other backends, and weft’s own options', () => {
     const backendOf = (flannel: Values, weft: Values = {}): unknown => {
       const objects = render({ weft, flannel })
@@ -329,6 +351,8 @@ describe('deploy/charts/weft', () => {
       PersistentKeepaliveInterval: 25,
       Mode: 'separate',
     })
+    // flannel's chart accepts this value only with quotes.
+    expect(backendOf({ backend: 'wireguard', tunnelMode: '"auto"' })).toEqual({ Type: 'wireguard', Mode: 'auto' })
     expect(backendOf({ backend: 'host-gw' })).toEqual({ Type: 'host-gw' })
     const open = render({ weft: { statusIp: '0.0.0.0' } })
     holds(open, false)

@@ -14,6 +14,23 @@ released chart includes a digest, which a digest of the values replaces.
 {{- $tag := kindIs "string" .tag | ternary .tag (toJson .tag) }}
 {{- .repository }}:{{ with .digest }}{{ regexReplaceAll "@.*" $tag "" }}@{{ . }}{{ else }}{{ $tag }}{{ end }}
 {{- end -}}
+{{- /*
+The values about flannel. `helm upgrade --reuse-values` of a release of flannel's chart before 0.28.3 uses only the values of that release: they
+lack values that the older templates contained, and have image_cni in place of flannel_cni.image. This template adds the missing values.
+*/ -}}
+{{- define "weft.flannel" -}}
+{{- $flannel := deepCopy .Values.flannel }}
+{{- if not (hasKey $flannel "flannel_cni") }}
+{{- $tolerations := list (dict "effect" "NoExecute" "operator" "Exists") (dict "effect" "NoSchedule" "operator" "Exists") }}
+{{- $resources := dict "requests" (dict "cpu" "100m" "memory" "100Mi") }}
+{{- $missing := dict "flannel_cni" (dict "image" $flannel.image_cni) "tolerations" $tolerations "resources" $resources }}
+{{- $_ := set $missing "cniBinDir" "/opt/cni/bin" }}
+{{- $_ := set $missing "cniConfDir" "/etc/cni/net.d" }}
+{{- $_ := set $missing "cniConf" (.Files.Get "files/cni-conf.json") }}
+{{- range $name, $value := $missing }}{{ if not (hasKey $flannel $name) }}{{ $_ := set $flannel $name $value }}{{ end }}{{ end }}
+{{- end }}
+{{- toJson $flannel }}
+{{- end -}}
 {{- /* The node affinity of weft's pods as JSON. */ -}}
 {{- define "weft.affinity" -}}
 {{- $linux := dict "key" "kubernetes.io/os" "operator" "In" "values" (list "linux") }}
@@ -40,14 +57,16 @@ released chart includes a digest, which a digest of the values replaces.
 {{- with $flannel.psk }}{{ $_ := set $backend "PSK" . }}{{ end }}
 {{- with $flannel.backendPortv6 }}{{ $_ := set $backend "ListenPortV6" (int .) }}{{ end }}
 {{- with $flannel.keepaliveInterval }}{{ $_ := set $backend "PersistentKeepaliveInterval" (int .) }}{{ end }}
-{{- with $flannel.tunnelMode }}{{ $_ := set $backend "Mode" . }}{{ end }}
+{{- /* flannel's chart writes tunnelMode into JSON as it is, so it works there only with quotes in the value. */ -}}
+{{- with $flannel.tunnelMode }}{{ $_ := set $backend "Mode" (trimAll "\"" .) }}{{ end }}
 {{- end }}
 {{- $weft := default (dict) .Values.weft }}
 {{- range $name, $value := default (dict) $weft.backend }}{{ $_ := set $backend $name $value }}{{ end }}
 {{- $net := dict "Backend" $backend }}
 {{- if .Values.podCidr }}{{ $_ := set $net "Network" .Values.podCidr }}{{ else }}{{ $_ := set $net "EnableIPv4" false }}{{ end }}
 {{- with .Values.podCidrv6 }}{{ $_ := set $net "EnableIPv6" true }}{{ $_ := set $net "IPv6Network" . }}{{ end }}
-{{- if $flannel.enableNFTables }}{{ $_ := set $net "EnableNFTables" true }}{{ end }}
+{{- /* flannel's chart v0.25.5 has the text `false,`. */ -}}
+{{- if hasPrefix "true" (toString $flannel.enableNFTables) }}{{ $_ := set $net "EnableNFTables" true }}{{ end }}
 {{- /* YAML parses a key that has only digits as a number. */ -}}
 {{- with $backend.PSK }}{{ $_ := set $backend "PSK" (kindIs "string" . | ternary . (toJson .)) }}{{ end }}
 {{- toJson $net }}
