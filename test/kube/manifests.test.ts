@@ -523,7 +523,7 @@ describe('deploy/charts/weft', () => {
     const image = { tag: 20_261_129 }
     const objects = render({ flannel: { image, flannel_cni: { image } }, netpol: { enabled: true, image } })
     const pods = objects.filter(({ kind }) => kind === 'DaemonSet').map((each) => podOf([each]))
-    const images = pods.flatMap(({ initContainers = [], containers }) => [...initContainers, ...containers])
+    const images = pods.flatMap((pod) => [...('initContainers' in pod ? pod.initContainers : []), ...pod.containers])
     expect(images).toHaveLength(4)
     for (const { image: name } of images) expect(name).toMatch(/:20261129$/)
   })
