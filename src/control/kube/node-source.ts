@@ -248,9 +248,9 @@ export class NodeSource implements LeaseSource<bigint> {
   /** Returns the change of the leases after a node was deleted. */
   #gone(node: NodeObject): Change | undefined {
     const { uid = '' } = node.metadata ?? {}
-    const found = node.spec ? this.#remember(node) : this.#subnets.get(uid)
-    this.#subnets.delete(uid)
-    return this.#without(uid, found)
+    // Keep the node's subnets until the next listing. If the watch fails before it delivers this change, the next watch
+    // reports the deletion again.
+    return this.#without(uid, node.spec ? this.#remember(node) : this.#subnets.get(uid))
   }
 
   /** Returns the change of the leases after a node was deleted, or is no longer managed by flannel or weft. */

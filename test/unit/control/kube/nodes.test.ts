@@ -147,6 +147,29 @@ describe('the nodes', () => {
     ])
   })
 
+  it('report a deletion again if the watch failed before it delivered the deletion', async () => {
+    const added = { type: 'ADDED', object: node('b', 'b1', '102') }
+    const events = [{ type: 'DELETED', object: node('a', 'a1', '101') }, added]
+    let isBusy = true
+    const { client } = apiOf(({ path }) => {
+      if (path === '/api/v1/nodes')
+        return { metadata: { resourceVersion: '100' }, items: [node('a', 'a1', '7', '10.5.1.0/24')] }
+      if (isBusy) throw new WeftError('STORE_UNAVAILABLE', 'busy')
+      return node('b', 'b1', '102', '10.5.2.0/24')
+    })
+    /** Delivers both events together, as an API server does that caught up. */
+    async function* watchOnce(): AsyncGenerator<readonly WatchEvent[]> {
+      yield events
+      throw new WeftError('STORE_UNAVAILABLE', 'away')
+    }
+    const source = new NodeSource({ ...client, watch: watchOnce }, names)
+    await source.list(signal)
+    await expect(source.watch(100n, signal).next()).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
+    isBusy = false
+    const { value } = await source.watch(100n, signal).next()
+    expect(value.changes.map(shown)).toEqual(['10.5.1.0-24 deleted', '10.5.2.0-24 b'])
+  })
+
   const V6 = { [`${P}/public-ipv6`]: 'fd00::1', [`${P}/backend-v6-data`]: '{"VNI":1}' }
   const IPV4 = { [`${P}/backend-type`]: 'vxlan', [`${P}/backend-data`]: '{"VtepMAC":"1"}' }
 
