@@ -58,9 +58,10 @@ const refuse = (message: string, remedy: string): WeftError =>
 
 const bearer = (token: string): Secret => new Secret(`Bearer ${token}`)
 
-function serverOf(text: string, where: string): Pick<Access, 'server' | 'authorization'> {
-  // Like client-go, weftd uses http if the API server's URL has no scheme.
-  const full = text.includes('://') ? text : `http://${text}`
+function serverOf(text: string, where: string, hasTls = false): Pick<Access, 'server' | 'authorization'> {
+  // If the API server's URL has no scheme, weftd uses https with a kubeconfig that has TLS settings, and http
+  // otherwise, as client-go does (rest/url_utils.go, defaultServerUrlFor).
+  const full = text.includes('://') ? text : `${hasTls ? 'https' : 'http'}://${text}`
   if (!URL.canParse(full) || !/^https?:/i.test(full))
     throw refuse(`${where} is ${JSON.stringify(withoutUser(text))}`, 'give it a URL such as https://10.0.0.1:6443')
   const url = new URL(full)
@@ -185,13 +186,15 @@ async function readKubeconfig(path: string, apiUrl: string): Promise<Access> {
       ? (await readPart(resolve(dirname(path), tokenFile))).trim()
       : given
   const serverName = cluster?.['tls-server-name']
+  const isInsecure = cluster?.['insecure-skip-tls-verify'] === true
+  const hasTls = ca !== undefined || cert !== undefined || isInsecure
   return {
-    ...serverOf(server, apiUrl === '' ? `the server in ${path}` : '--kube-api-url'),
+    ...serverOf(server, apiUrl === '' ? `the server in ${path}` : '--kube-api-url', hasTls),
     ...(typeof token === 'string' && token !== '' ? { authorization: bearer(token) } : {}),
     ...(ca === undefined ? {} : { ca }),
     ...(cert === undefined ? {} : { cert }),
     ...(key === undefined ? {} : { key: new Secret(key) }),
     ...(typeof serverName === 'string' && serverName !== '' ? { serverName } : {}),
-    ...(cluster?.['insecure-skip-tls-verify'] === true ? { isInsecure: true } : {}),
+    ...(isInsecure ? { isInsecure } : {}),
   }
 }

@@ -118,6 +118,18 @@ users:
   })
 
   it.each([
+    ['certificate-authority-data: Q0E=', '', 'https'],
+    ['insecure-skip-tls-verify: true', '', 'https'],
+    ['', 'client-certificate-data: QQ==, client-key-data: QQ==', 'https'],
+    ['', 'token: abc', 'http'],
+  ])('with {%s} and {%s} uses, as client-go does, %s if the server has no scheme', async (cluster, user, scheme) => {
+    const path = kubeconfig({ cluster: `${cluster === '' ? '' : `${cluster}, `}server: "10.0.0.1:6443"`, user })
+    expect(await read({ kubeconfig: path })).toMatchObject({ server: `${scheme}://10.0.0.1:6443` })
+    const elsewhere = await read({ kubeconfig: path, apiUrl: 'elsewhere:6443' })
+    expect(elsewhere).toMatchObject({ server: `${scheme}://elsewhere:6443` })
+  })
+
+  it.each([
     [{ user: 'exec: {command: aws}' }, /kubeconfig has "exec"/],
     [{ user: 'auth-provider: {name: gcp}' }, /kubeconfig has "auth-provider"/],
     [{ cluster: `${CLUSTER}, proxy-url: "http://proxy"` }, /kubeconfig has "proxy-url"/],
