@@ -15,8 +15,8 @@ export interface Access {
   /** The URL of the API server, without a trailing slash and without user and password. */
   readonly server: string
   /**
-   * The value of the HTTP header Authorization: a bearer token, or the user and password of the URL (basic
-   * authentication).
+   * The value of the HTTP header Authorization: a bearer token, or a user and a password (basic authentication) of the
+   * URL or of the kubeconfig.
    */
   readonly authorization?: Secret
   /**
@@ -57,6 +57,9 @@ const refuse = (message: string, remedy: string): WeftError =>
   new WeftError('STORE', `fail to create kubernetes config: ${message}`, { remedy }) // flannel's words
 
 const bearer = (token: string): Secret => new Secret(`Bearer ${token}`)
+/** Returns the value of the HTTP header Authorization with a user and a password (RFC 7617). */
+const basic = (user: string, password: string): Secret =>
+  new Secret(`Basic ${Buffer.from(`${user}:${password}`).toString('base64')}`)
 
 function serverOf(text: string, where: string, hasTls = false): Pick<Access, 'server' | 'authorization'> {
   // If the API server's URL has no scheme, weftd uses https with a kubeconfig that has TLS settings, and http
@@ -69,9 +72,8 @@ function serverOf(text: string, where: string, hasTls = false): Pick<Access, 'se
   url.username = url.password = ''
   const server = url.href.replace(/\/$/, '')
   if (user === '' && password === '') return { server }
-  // A user and password in the URL are sent as basic authentication (RFC 7617), as by Go's client (net/http,
-  // Request.URL).
-  return { server, authorization: new Secret(`Basic ${Buffer.from(`${user}:${password}`).toString('base64')}`) }
+  // A user and password in the URL are sent as basic authentication, as by Go's client (net/http, Request.URL).
+  return { server, authorization: basic(user, password) }
 }
 
 /** Decodes percent escapes in a URL's user or password. Returns the text unchanged if an escape is invalid. */
@@ -178,19 +180,26 @@ async function readKubeconfig(path: string, apiUrl: string): Promise<Access> {
   const ca = await material(cluster, 'certificate-authority')
   const cert = await material(user, 'client-certificate')
   const key = await material(user, 'client-key')
-  const { token: given, tokenFile } = user
+  const { token: given, tokenFile, username, password } = user
   // If a kubeconfig has a token and a token file, the file takes precedence as in client-go, because a program renews
   // the token in the file.
   const token =
     typeof tokenFile === 'string' && tokenFile !== ''
       ? (await readPart(resolve(dirname(path), tokenFile))).trim()
       : given
+  const [name, word] = [username, password].map((each) => (typeof each === 'string' ? each : '')) as [string, string]
+  const authorization =
+    typeof token === 'string' && token !== ''
+      ? bearer(token)
+      : name !== '' || word !== ''
+        ? basic(name, word)
+        : undefined
   const serverName = cluster?.['tls-server-name']
   const isInsecure = cluster?.['insecure-skip-tls-verify'] === true
   const hasTls = ca !== undefined || cert !== undefined || isInsecure
   return {
     ...serverOf(server, apiUrl === '' ? `the server in ${path}` : '--kube-api-url', hasTls),
-    ...(typeof token === 'string' && token !== '' ? { authorization: bearer(token) } : {}),
+    ...(authorization && { authorization }),
     ...(ca === undefined ? {} : { ca }),
     ...(cert === undefined ? {} : { cert }),
     ...(key === undefined ? {} : { key: new Secret(key) }),

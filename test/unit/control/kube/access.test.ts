@@ -117,6 +117,14 @@ users:
     expect(await read({ kubeconfig: insecure })).toEqual({ server: 'https://10.0.0.1:6443', isInsecure: true })
   })
 
+  it('gives a user and a password, unless it has a token too', async () => {
+    const basic = { authorization: new Secret(`Basic ${Buffer.from('jo:sesame').toString('base64')}`) }
+    const user = 'username: jo, password: sesame'
+    expect(await read({ kubeconfig: kubeconfig({ user }) })).toEqual({ server: 'https://10.0.0.1:6443', ...basic })
+    const both = await read({ kubeconfig: kubeconfig({ user: `${user}, token: abc` }) })
+    expect(both).toEqual({ server: 'https://10.0.0.1:6443', ...bearer('abc') })
+  })
+
   it.each([
     ['certificate-authority-data: Q0E=', '', 'https'],
     ['insecure-skip-tls-verify: true', '', 'https'],
