@@ -1,4 +1,5 @@
-// reservation.test.ts - a lease file becomes a reservation as docs/running.md says, even while its node holds the lease.
+// reservation.test.ts - a lease file becomes a reservation as docs/stores.md says, and a lease again, even while its node
+// holds the lease.
 
 import { chmodSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -9,7 +10,7 @@ import { acquireLease, renewLease } from '../../src/control/lease/own-lease.ts'
 import { DirectoryStore } from '../../src/control/store/directory/directory.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 
-it('chmod a-w FILE makes a lease endless, and the next renewal keeps the file and its mode', async () => {
+it('chmod a-w FILE makes a lease endless until chmod u+w FILE, and the next renewal keeps the file and its mode', async () => {
   const directory = mkdtempSync(join(tmpdir(), 'weft-reservation-'))
   writeFileSync(join(directory, 'config'), '{"Network":"10.5.0.0/16"}')
   const store = new DirectoryStore({ directory })
@@ -27,9 +28,15 @@ it('chmod a-w FILE makes a lease endless, and the next renewal keeps the file an
     const file = join(directory, 'subnets', lease.key)
     chmodSync(file, statSync(file).mode & 0o7555)
 
-    expect(await renewLease(store, renewed, options)).toMatchObject({ key: lease.key, expiresAt: undefined })
+    const reserved = await renewLease(store, renewed, options)
+    expect(reserved).toMatchObject({ key: lease.key, expiresAt: undefined })
     expect(statSync(file).mode & 0o222).toBe(0)
     expect((await store.list(options.signal)).entries).toMatchObject([{ key: lease.key, isReservation: true }])
+
+    chmodSync(file, statSync(file).mode | 0o200)
+
+    expect((await renewLease(store, reserved, options)).expiresAt).toBeGreaterThan(Date.now())
+    expect((await store.list(options.signal)).entries).toMatchObject([{ key: lease.key, isReservation: false }])
   } finally {
     await store.close()
     rmSync(directory, { recursive: true })

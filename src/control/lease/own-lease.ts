@@ -449,9 +449,9 @@ export async function renewLease(
     if (written) return { ...lease, attrs, unwritten: undefined, isNew: undefined, ...written }
     const entry = (await store.list(signal)).entries.find(({ key }) => key === lease.key)
     if (!entry) throw new WeftError('LEASE_LOST', `the lease of ${netsText(lease.subnet)} is gone from the store`)
-    // The store has the expected bytes under a new revision. Either the answer to an earlier write of this node was
-    // lost, or an operator turned the lease into a reservation. A reservation must stay a reservation.
-    let isReservation = present.isReservation || entry.isReservation
+    // If the store has the expected bytes under a new revision, the answer to an earlier write of this node was lost, or
+    // an operator turned the lease into a reservation or the reservation into a lease. The lease must stay what it is.
+    let { isReservation } = entry
     if (entry.value !== value && entry.value !== before) {
       const found = decodeOrUndefined(entry)
       const isOwn =

@@ -63,10 +63,18 @@ export async function keepPeers(node: Node): Promise<never> {
     // Compare this node's own lease with the store's after every report, even if the report does not name the lease.
     // The lease may have been deleted before the first listing, or the store may lack its new attributes.
     const own = leases.get(node.lease.key)
-    if (!own || isOwnUnreadable || !leasesEqual(own, { ...node.lease, attrs: node.attrs })) node.leaseDoubt.ring()
+    const isAsWritten = own && !isOwnUnreadable && leasesEqual(own, { ...node.lease, attrs: node.attrs })
+    if (!isAsWritten || hasOtherEnd(node, own)) node.leaseDoubt.ring()
   }
   throw signal.reason
 }
+
+/**
+ * Returns true if an operator has turned this node's lease into a reservation, or the reservation into a lease that
+ * expires. `own` is this node's lease in the store. In Kubernetes no lease expires.
+ */
+const hasOtherEnd = ({ lease, manager }: Node, own: Lease): boolean =>
+  !manager.givesSubnets && (own.revision === undefined) !== (lease.expiresAt === undefined)
 
 /** Stores the host names that come with the leases. The loop in names.ts reads names that are stored separately. */
 function nameHosts({ names }: Node, there: readonly Lease[], removed: readonly Lease[]): void {

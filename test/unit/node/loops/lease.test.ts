@@ -8,6 +8,7 @@ import {
   dataPaths,
   lines,
   logged,
+  nodeStatus,
   ofFamilies,
   ours,
   own,
@@ -173,6 +174,28 @@ it('takes its subnet again when its lease is deleted, and forwards meanwhile', a
   expect(own()).toBe(key)
   expect(dataPaths).toHaveLength(1)
   expect(dataPaths[0]!.closed).toBe(false)
+})
+
+it('keeps its lease alive after an operator has turned its reservation into a lease that expires', async () => {
+  store.put('10.5.0.64-26', ours, true)
+  start()
+  await ready()
+  expect([own(), (await nodeStatus()).lease!.expiresAt]).toEqual(['10.5.0.64-26', null])
+  store.put(own(), ours, false)
+  await until(() => logged(/^I Waiting for \S+ to renew lease$/))
+  expect(store.entries.get(own())).toMatchObject({ isReservation: false, value: ours })
+  const { revision } = store.entries.get(own())!
+  await vi.advanceTimersByTimeAsync(LEASE_TTL_MS)
+  expect(store.entries.get(own())!.revision).toBeGreaterThan(revision)
+})
+
+it('reports a reservation as soon as an operator has reserved its lease', async () => {
+  start()
+  await ready()
+  store.put(own(), ours, true)
+  await until(() => logged(/^I Lease renewed/))
+  expect((await nodeStatus()).lease!.expiresAt).toBe(null)
+  expect(store.entries.get(own())).toMatchObject({ isReservation: true, value: ours })
 })
 
 it.each([
