@@ -174,6 +174,9 @@ function requiredOf(type: BackendType): object {
   return required.length > 0 ? { required: required.map(({ name }) => name) } : {}
 }
 
+/** Returns a schema that accepts an object whose member `key` is `value`. */
+const is = (key: HeadKey, value: boolean): object => ({ properties: { [key]: { const: value } }, required: [key] })
+
 /**
  * Returns the JSON Schema (draft 7, which editors and Helm support) of a network configuration. The schema accepts each
  * key only as documented (`SubnetLen`), although the daemon ignores case.
@@ -210,6 +213,11 @@ export function configSchema(): object {
       },
     },
     additionalProperties: false,
-    anyOf: [{ required: ['Network'] }, { properties: { EnableIPv4: { const: false } }, required: ['IPv6Network'] }],
+    // oxlint-disable no-thenable -- JSON Schema's word
+    allOf: [
+      { if: is('EnableIPv4', false), then: is('EnableIPv6', true), else: { required: ['Network'] } },
+      { if: is('EnableIPv6', true), then: { required: ['IPv6Network'] } },
+    ],
+    // oxlint-enable no-thenable
   }
 }

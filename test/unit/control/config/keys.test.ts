@@ -115,6 +115,31 @@ describe('the schema', () => {
     [{ Network: '10.5.0.0/16', SubnetLen: '24' }, false],
   ])('says of %j: valid is %s', (config, isValid) => expect(validate(config)).toBe(isValid))
 
+  it('requires the network of each enabled family, as weftd does', () => {
+    const members = {
+      Network: '10.5.0.0/16',
+      IPv6Network: 'fd00:5::/48',
+      EnableIPv4: fc.boolean(),
+      EnableIPv6: fc.boolean(),
+    }
+    const head = Object.entries(members).map(([key, value]) => [
+      key,
+      fc.option(typeof value === 'string' ? fc.constant(value) : value, { nil: undefined }),
+    ])
+    fc.assert(
+      fc.property(fc.record(Object.fromEntries(head)), (config) => {
+        let isTaken = true
+        try {
+          checkedConfig(JSON.stringify({ ...config, Backend: { Type: 'udp' } }), { warn: () => {} })
+        } catch (error) {
+          if (!isWeftError(error, 'CONFIG')) throw error
+          isTaken = false
+        }
+        expect(validate(JSON.parse(JSON.stringify(config)))).toBe(isTaken)
+      }),
+      { numRuns: 200, seed: 1 },
+    )
+  })
   it('accepts a value of an option if and only if weftd does', () => {
     const types = Object.keys(KINDS) as BackendType[]
     const anyValue = fc.oneof(
