@@ -55,6 +55,8 @@ export async function createStore(options: KeyStoreOptions, log: Log): Promise<S
           log.warn(
             `Made the lease directory ${path}, which was missing; if it is shared, check that it is mounted, and that --lease-dir is right`,
           ),
+        onUnreadable: (path, why) =>
+          log.warn(`The lease file ${path} cannot be read: ${why}; make it readable for the user of weftd`),
       })
     }
     case 'etcd':

@@ -20,7 +20,7 @@ import {
 import { open as openFile, readFile } from 'node:fs/promises'
 import { createServer, type AddressInfo } from 'node:net'
 import { tmpdir } from 'node:os'
-import { join } from 'node:path'
+import { basename, join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { setTimeout as delay } from 'node:timers/promises'
 import { Etcd3 } from 'etcd3'
@@ -1486,7 +1486,9 @@ describe('the directory store under faults', () => {
 
   it('continues with the other leases if one file cannot be read, and keeps the known value of that lease', async () => {
     const at = directoryBed()
-    const store = at.open()
+    const reports: string[] = []
+    const onUnreadable = (path: string, why: string): void => void reports.push(`${basename(path)}: ${why}`)
+    const store = new DirectoryStore({ directory: at.prefix, onUnreadable })
     for (const last of [1, 2]) await at.put(`10.5.${last}.0-24`, value(`192.0.2.${last}`))
     const keys = async (): Promise<string[]> => (await store.list(signal())).entries.map(({ key }) => key)
     expect(await keys()).toEqual(['10.5.1.0-24', '10.5.2.0-24'])
@@ -1494,7 +1496,16 @@ describe('the directory store under faults', () => {
     await at.remove('10.5.1.0-24')
     symlinkSync('10.5.1.0-24', join(at.prefix, 'subnets/10.5.1.0-24'))
     symlinkSync('10.5.3.0-24', join(at.prefix, 'subnets/10.5.3.0-24'))
-    expect(await keys()).toEqual(['10.5.1.0-24', '10.5.2.0-24'])
+    for (let times = 0; times < 2; times++) expect(await keys()).toEqual(['10.5.1.0-24', '10.5.2.0-24'])
+    expect(reports).toEqual([
+      expect.stringMatching(/^10\.5\.1\.0-24: ELOOP/),
+      expect.stringMatching(/^10\.5\.3\.0-24: ELOOP/),
+    ])
+    await at.remove('10.5.3.0-24')
+    await at.put('10.5.3.0-24', value('192.0.2.3'))
+    expect(await keys()).toEqual(['10.5.1.0-24', '10.5.2.0-24', '10.5.3.0-24'])
+    expect(reports).toHaveLength(2)
+    await store.close()
   })
 
   it('keeps the known value of a file that cannot be read when an event reports a change', async () => {

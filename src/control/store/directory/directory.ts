@@ -10,12 +10,10 @@
 
 import { WeftError } from '../../../base/errors.ts'
 import { LEASE_TTL_MS, type Expected, type Store, type StoreBatch, type StoreChange, type Written } from '../store.ts'
-import { LeaseFiles, type LeaseFile } from './lease-files.ts'
+import { LeaseFiles, type LeaseFile, type LeaseFileEvents } from './lease-files.ts'
 
-interface DirectoryOptions {
+interface DirectoryOptions extends LeaseFileEvents {
   readonly directory: string
-  /** Called with the path of the directory if the directory was missing and this process has created it. */
-  readonly onMade?: (path: string) => void
   /**
    * The lifetime of a lease after its last write, in ms. All daemons that share the directory must use the same value.
    */
@@ -67,7 +65,7 @@ export class DirectoryStore implements Store {
 
   constructor(options: DirectoryOptions) {
     this.#directory = options.directory
-    this.#files = new LeaseFiles(options.directory, options.onMade)
+    this.#files = new LeaseFiles(options.directory, options)
     this.#ttlMs = options.ttlMs ?? LEASE_TTL_MS
     this.#rescanMs = options.rescanMs ?? RESCAN_MS
   }

@@ -28,6 +28,11 @@ import type { StoreEntry } from '../store.ts'
 const CALLS_AT_ONCE = 2
 /** The time limit of the clean-up when the store is closed, in ms. */
 const CLOSE_MS = 500
+/**
+ * The errors that last until an operator repairs a lease file. Any other error may come from a file server that is gone,
+ * and then concerns each file.
+ */
+const LASTING: ReadonlySet<string | undefined> = new Set(['EACCES', 'EPERM', 'ELOOP'])
 /** The maximum age of a temporary file in use, in ms. An older file was left behind by a process that crashed. */
 const STALE_TEMPORARY_MS = 3_600_000
 const WRITABLE = 0o222n
@@ -37,10 +42,17 @@ export interface LeaseFile extends StoreEntry {
   readonly writtenAt: number
 }
 
+/** The functions through which LeaseFiles reports to its caller. */
+export interface LeaseFileEvents {
+  /** Called with the path of the directory if this process has created the directory. */
+  readonly onMade?: ((path: string) => void) | undefined
+  /** Called with the path of a lease file, and the reason, when the file has become unreadable. */
+  readonly onUnreadable?: ((path: string, why: string) => void) | undefined
+}
+
 /** Reads and writes the files of a lease directory. The directory is created at the first operation. */
 export class LeaseFiles {
-  /** Called with the path of the directory if this process created the directory. */
-  readonly #onMade: (path: string) => void
+  readonly #events: LeaseFileEvents
   readonly #top: string
   readonly #subnets: string
   readonly #temporaries: string
@@ -62,15 +74,14 @@ export class LeaseFiles {
   #hasClock = false
   #isClosed = false
   #temporaryCount = 0
+  /** The keys of the lease files that this process could not read and has reported. */
+  readonly #unreadable = new Set<string>()
   /** The files with the hosts' names (claims), as `claims` last read them. */
   #claimed: ReadonlyMap<string, LeaseFile> = new Map()
 
-  /**
-   * Makes the object without accessing the directory. `onMade` gets the path if a later operation creates the
-   * directory.
-   */
-  constructor(directory: string, onMade: (path: string) => void = () => {}) {
-    this.#onMade = onMade
+  /** Makes the object without accessing the directory. */
+  constructor(directory: string, events: LeaseFileEvents = {}) {
+    this.#events = events
     this.#top = resolve(directory)
     this.#subnets = join(this.#top, 'subnets')
     this.#temporaries = join(this.#top, 'tmp')
@@ -124,13 +135,22 @@ export class LeaseFiles {
 
   /**
    * Reads a lease file; undefined if the file does not exist. If the file has not changed since `known` was read,
-   * returns `known` without reading.
+   * returns `known` without reading. If the file cannot be read, returns `known` too.
    */
   async read(key: string, known?: LeaseFile): Promise<LeaseFile | undefined> {
+    const path = join(this.#subnets, key)
     try {
-      return await call(() => this.#readFrom(join(this.#subnets, key), key, known))
+      const file = await call(() => this.#readFrom(path, key, known))
+      this.#unreadable.delete(key)
+      return file
     } catch (error) {
-      if ((error as NodeJS.ErrnoException).code === 'ENOENT') return undefined
+      const { code } = error as NodeJS.ErrnoException
+      if (code === 'ENOENT') this.#unreadable.delete(key)
+      if (code === 'ENOENT') return undefined
+      if (LASTING.has(code) && !this.#unreadable.has(key)) {
+        this.#unreadable.add(key)
+        this.#events.onUnreadable?.(path, messageOf(error))
+      }
       return known
     }
   }
@@ -281,7 +301,7 @@ export class LeaseFiles {
       if (this.#hadFolders && !(await this.#isLeaseDirectory()))
         throw new Error('it no longer has a configuration or leases')
       this.#hasClock = false
-      if (await call(() => makeFolder(this.#top))) this.#onMade(this.#top)
+      if (await call(() => makeFolder(this.#top))) this.#events.onMade?.(this.#top)
       for (const each of [this.#subnets, this.#temporaries, this.#claims]) await call(() => makeFolder(each))
       const present = await this.now()
       await call(async () => {

@@ -27,7 +27,7 @@ beforeEach(() => {
 afterEach(() => rmSync(folder, { recursive: true }))
 
 async function use(path: string): Promise<void> {
-  const files = new LeaseFiles(path, (each) => made.push(each))
+  const files = new LeaseFiles(path, { onMade: (each) => made.push(each) })
   await files.doing(new AbortController().signal, async () => {}).finally(() => files.close())
 }
 
@@ -99,7 +99,7 @@ it('leaves no temporary file if the configuration cannot be replaced', async () 
 })
 
 it('makes its folders again after somebody emptied a directory that has its configuration again', async () => {
-  const files = new LeaseFiles(folder, (each) => made.push(each))
+  const files = new LeaseFiles(folder, { onMade: (each) => made.push(each) })
   const write = () => files.changing(STOPS_NEVER, () => files.write('10.5.1.0-24', '{}', false))
   await write()
   for (const name of readdirSync(folder)) rmSync(join(folder, name), { recursive: true })
