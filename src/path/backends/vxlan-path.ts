@@ -66,12 +66,24 @@ export class VxlanPath extends RoutedPath {
       await super.setRoutes(subnets, before)
       return table.keepOnly(peers, present)
     }
-    const [old, now] = [this.#peersIn(before, subnets), this.#peersIn(this.tunnelled, subnets)]
+    const old = this.#peersIn(before, subnets)
+    const changed = this.#peersIn(this.tunnelled, subnets)
+    const now = [...this.#sharing(old, changed), ...changed]
     this.#wanted.replace(old, now)
     if (!(await table.put(now))) await table.putMissing(this.#peersIn(this.tunnelled), await table.read())
     await super.setRoutes(subnets, before)
     if (!(await table.remove(VxlanEntries.of(old).without(this.#wanted))))
       await table.keepOnly(this.#peersIn(this.tunnelled), await table.read())
+  }
+
+  /**
+   * Returns the peers that still need a forwarding entry of the peers `old`, although no peer of `changed` needs it: a
+   * host has one MAC, and may have several leases.
+   */
+  #sharing(old: readonly VxlanPeer[], changed: readonly VxlanPeer[]): readonly VxlanPeer[] {
+    const gone = new Set(old.map(({ mac }) => mac))
+    for (const { mac } of changed) gone.delete(mac)
+    return gone.size === 0 ? [] : this.#peersIn(this.tunnelled).filter(({ mac }) => gone.has(mac))
   }
 
   #peersIn(peers: ReadonlyMap<string, Lease>, subnets: Iterable<string> = peers.keys()): VxlanPeer[] {

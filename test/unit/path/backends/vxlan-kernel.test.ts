@@ -95,6 +95,18 @@ it('touches only the entries of a lease that changed, came or went, with the sam
   expect(kernel.changes).toEqual([])
 })
 
+it('keeps the entry of a host whose second lease with the same MAC ends', async () => {
+  const { kernel, forwarding, leases, own, dataPath, apply } = await openWithPeers()
+  const second = { ...lease(PEERS + 1, mac(1)), attrs: lease(1).attrs }
+  await apply(second)
+  leases.delete(second.key)
+  await dataPath.apply(leases, own.key, new Set([second.key]))
+  expect((await forwarding()).get(mac(1))).toBe('172.16.0.1')
+  const { index } = kernel.peek('flannel.1')!
+  const line = `Deleted 172.16.0.1 dev flannel.1 lladdr ${mac(1)} NOARP PERMANENT `
+  expect(dataPath.watched[0]?.matters?.(entryEvent(line, index))).toBe(true)
+})
+
 it('ignores reports of its own changes, but not of other changes', async () => {
   const { kernel, dataPath, leases, own, apply } = await openWithPeers()
   await apply(lease(3, '02:99:00:00:00:03'))
