@@ -279,8 +279,9 @@ class WireguardBackend {
     const families = this.#families
     const port = this.#ports.ipv4
     const [first = 'ipv4'] = familiesOf(lease.subnet)
+    // The inner packets of both families need only this host's address in the family of the datagrams.
+    const [outer] = this.#outersOf(first)
     if (this.#carrier === 'userspace') {
-      const [outer] = this.#outersOf(first)
       const { address } = this.#external
       // The outer families in which this host has no address yet. When the host gets such an address, weftd opens the
       // data path again.
@@ -296,7 +297,7 @@ class WireguardBackend {
     return {
       families,
       mtu: this.#mtu(),
-      external: { families: [first], isBound: false },
+      external: { families: [outer], isBound: false },
       isUnreported: true, // the kernel sends no rtnetlink messages about keys and peers
       open: (own) => this.#openKernel(NAME, port, families, own),
     }

@@ -9,6 +9,7 @@ import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
 import {
+  familiesOf,
   formatAddress,
   formatEndpoint,
   formatNet,
@@ -190,6 +191,22 @@ it.each(['separate', 'auto'])('in mode %s keeps its devices after a change of th
   expect(path.isOutdated).toBe(false)
   expect(made()).toBe(before)
   await path.close()
+})
+
+it.each([
+  ['ipv4', 'ipv4'],
+  ['ipv6', 'ipv6'],
+  ['auto', 'ipv4'],
+] as const)('in mode %s reports a missing address only of the family of its datagrams', async (mode, family) => {
+  const { path } = await open(mode, BOTH)
+  const device = { name: 'eth0' }
+  for (const each of ['ipv4', 'ipv6'] as const) {
+    const [entry] = kernel.peek('eth0')!.addresses[each]
+    kernel.act({ kind: 'delete address', device, ...entry! })
+    await path.resync()
+    expect(familiesOf(path.gone())).toEqual(each === family ? [family] : [])
+    kernel.addAddress('eth0', entry!)
+  }
 })
 
 it.each([
