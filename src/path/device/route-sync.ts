@@ -161,7 +161,9 @@ export class RouteSync {
     this.#noteTaken(routes, all)
     const missing = this.#missing(routes, all)
     this.#logReplaced(missing, routes, known)
-    this.#noteRefused(await this.#change(deletions, 'replace route', missing), all)
+    const refusals = await this.#change(deletions, 'replace route', missing)
+    await this.#deleteFormer(refusals, routes, known)
+    this.#noteRefused(refusals, all)
   }
 
   /**
@@ -183,7 +185,26 @@ export class RouteSync {
     const missing = this.#missing(routes, doubtful)
     this.#logReplaced(missing, routes, known)
     const others = refusals.filter(({ entry }) => !doubtful.has(entry[0]))
-    this.#noteRefused([...others, ...(await this.#change([], 'replace route', missing))], touched)
+    const again = await this.#change([], 'replace route', missing)
+    await this.#deleteFormer(again, routes, known)
+    this.#noteRefused([...others, ...again], touched)
+  }
+
+  /**
+   * Deletes weftd's own former routes to the destinations whose new route the kernel refused. A former route leads to a
+   * host that no longer has the subnet. `routes` has the kernel's routes before the refusals, `known` the former hops.
+   */
+  async #deleteFormer(
+    refusals: readonly Refusal[],
+    routes: ReadonlyMap<string, Route>,
+    known: NextHops,
+  ): Promise<void> {
+    const deletions = refusals.flatMap(({ entry: [destination] }) => {
+      const former = known.get(destination)
+      const isOurs = former !== undefined && isThere(routes.get(destination), former)
+      return isOurs ? [deletion(destination, former.gateway, former.device)] : []
+    })
+    await this.#change(deletions, 'replace route', [])
   }
 
   /**

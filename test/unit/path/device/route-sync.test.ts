@@ -127,6 +127,27 @@ describe('RouteSync', () => {
     expect([kernel.routesAsText(), sync.isSet('10.5.2.0/24')]).toEqual([['10.5.2.0/24 dev eth0'], false])
   })
 
+  it.each([['only the changed routes', new Set(['10.5.2.0/24'])] as const, ['all routes', undefined] as const])(
+    'removes its former route to a peer if the kernel refuses the new route: %s',
+    async (_which, touched) => {
+      const { kernel, sync, hop, hops } = open()
+      await sync.apply(hops(2, 3))
+      const others = { destination: '10.5.4.0/24', gateway: '192.0.2.9', device: 'eth0' }
+      kernel.addRoute('ipv4', others)
+      kernel.refuses = (words) => (words.includes(' replace ') ? 'ENETUNREACH' : undefined)
+      const next = new Map([...hops(3), ['10.5.2.0/24', hop(7)] as const, ['10.5.4.0/24', hop(7)] as const])
+      await sync.apply(next, touched && new Set([...touched, '10.5.4.0/24']))
+      expect(kernel.routesAsText()).toEqual([
+        '10.5.3.0/24 via 192.0.2.3 dev eth0',
+        '10.5.4.0/24 via 192.0.2.9 dev eth0',
+      ])
+      expect(sync.isSet('10.5.2.0/24')).toBe(false)
+      kernel.refuses = () => undefined
+      await sync.resync()
+      expect(kernel.routesAsText()).toContain('10.5.2.0/24 via 192.0.2.7 dev eth0')
+    },
+  )
+
   it('logs refused routes once, names five of them, and sets them later', async () => {
     const { kernel, lines, sync, hops, changed } = open()
     const thirds = [2, 3, 4, 5, 6, 7, 8]
