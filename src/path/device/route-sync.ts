@@ -7,10 +7,10 @@
 
 import type { WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
-import { errnoOf } from '../../host/kernel-errors.ts'
+import { errnoOf, isGone } from '../../host/kernel-errors.ts'
 import type { Change, Device, HostKernel, Route } from '../../host/kernel.ts'
 import { isReplaceable, USUAL_METRIC, type FollowedLink } from '../../host/links.ts'
-import { familyOf, parseAddress, parseNet, type Address, type Net } from '../../net/address.ts'
+import { familyOf, formatNet, parseAddress, parseNet, type Address, type Net } from '../../net/address.ts'
 
 /** The maximum number of routes that weftd names when it logs several routes for one reason. */
 const NAMED = 5
@@ -63,7 +63,8 @@ const addition = (kind: 'add route' | 'replace route', [destination, hop]: Entry
   device: hop.device,
   onlink: hop.onlink ?? false,
 })
-function deletion(destination: string, gateway: string, device: Device): Change {
+type Deletion = Change & { readonly kind: 'delete route' }
+function deletion(destination: string, gateway: string, device: Device): Deletion {
   const parts = partsOf(destination, gateway)
   // Name the metric, because a request without a metric would delete the route with the lowest metric, which may be
   // another program's.
@@ -96,6 +97,8 @@ export class RouteSync {
    * bridge. weftd never replaces such a route.
    */
   #taken: ReadonlySet<string> = new Set()
+  /** The deletions that the kernel refused although it may have the route. `#change` tries them again. */
+  #undeleted: readonly Deletion[] = []
   #isFirst = true
 
   constructor({ network, ownDevice, kernel, log }: RouteSyncOptions) {
@@ -171,7 +174,7 @@ export class RouteSync {
    * already have a route.
    */
   async #applySome(known: NextHops, touched: ReadonlySet<string>): Promise<void> {
-    const [deletions, fresh, doubtful]: [Change[], Entry[], Set<string>] = [[], [], new Set()]
+    const [deletions, fresh, doubtful]: [Deletion[], Entry[], Set<string>] = [[], [], new Set()]
     for (const destination of touched) {
       const [old, hop] = [known.get(destination), this.#wanted.get(destination)]
       if (old && hop && !(isSame(old, hop) && this.isSet(destination))) doubtful.add(destination)
@@ -296,16 +299,21 @@ export class RouteSync {
 
   /**
    * Makes the given deletions, and then adds or replaces the routes `entries`. Returns the routes that the kernel
-   * refused. Ignores refused deletions, because a route that another program has changed or removed is no longer
-   * weftd's.
+   * refused. Ignores deletions of routes that are gone, because a route that another program has changed or removed is
+   * no longer weftd's. The next call tries all other refused deletions again.
    */
   async #change(
-    deletions: readonly Change[],
+    given: readonly Deletion[],
     kind: 'add route' | 'replace route',
     entries: readonly Entry[],
   ): Promise<readonly Refusal[]> {
+    const again = this.#undeleted.filter(
+      ({ destination, gateway }) => this.#gatewayTo(formatNet(destination)) !== gateway, // the peer may be back
+    )
+    const deletions = [...again, ...given]
     if (deletions.length + entries.length === 0) return []
     const errors = await this.#kernel.change([...deletions, ...entries.map((entry) => addition(kind, entry))])
+    this.#undeleted = deletions.filter((_deletion, at) => errors[at] && !isGone(errors[at]))
     const fault = errors.find((error) => error && error.code !== 'KERNEL')
     if (fault) throw fault
     const refusals = entries.flatMap((entry, at) => {
@@ -321,6 +329,10 @@ export class RouteSync {
       kind,
       refusals.map(({ entry }) => entry),
     )
+  }
+
+  #gatewayTo(destination: string): Address | undefined {
+    return parseAddress(this.#wanted.get(destination)?.gateway ?? '')
   }
 
   /**

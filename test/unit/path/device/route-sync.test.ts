@@ -148,6 +148,20 @@ describe('RouteSync', () => {
     },
   )
 
+  it('deletes a route later if the kernel does not answer, unless the peer has come back', async () => {
+    const { kernel, sync, hops, changed } = open()
+    await sync.apply(hops(2, 3, 4))
+    kernel.refuses = (words) => (words.includes(' del ') ? 'ETIMEDOUT' : undefined)
+    await sync.apply(hops(4), new Set(['10.5.2.0/24', '10.5.3.0/24']))
+    kernel.refuses = () => undefined
+    await sync.apply(hops(3, 4), new Set(['10.5.3.0/24']))
+    expect(await sync.resync()).toEqual([])
+    expect(kernel.routesAsText()).toEqual(['10.5.3.0/24 via 192.0.2.3 dev eth0', '10.5.4.0/24 via 192.0.2.4 dev eth0'])
+    changed()
+    await sync.resync()
+    expect(changed()).toEqual([])
+  })
+
   it('logs refused routes once, names five of them, and sets them later', async () => {
     const { kernel, lines, sync, hops, changed } = open()
     const thirds = [2, 3, 4, 5, 6, 7, 8]
