@@ -121,10 +121,14 @@ export class VxlanEntryTable {
     return (await this.#change(changes)) === changes.length
   }
 
-  /** Adds the entries for `peers` that are not in `present`. Returns the number of entries that the kernel accepted. */
+  /**
+   * Adds the entries for `peers` that are not in `present`. Returns the number of entries that the kernel accepted. If
+   * two peers have the same address or the same MAC, the device has the entry of the later peer.
+   */
   async putMissing(peers: readonly VxlanPeer[], present: VxlanEntries): Promise<number> {
-    const forward = peers.filter(({ mac, host }) => present.hostOf(mac) !== host)
-    const resolve = peers.filter(({ address, mac }) => present.macOf(address) !== mac)
+    const wanted = VxlanEntries.of(peers)
+    const forward = peers.filter(({ mac, host }) => wanted.hostOf(mac) === host && present.hostOf(mac) !== host)
+    const resolve = peers.filter(({ address, mac }) => wanted.macOf(address) === mac && present.macOf(address) !== mac)
     const changes = [...forward.map((peer) => this.#forwardTo(peer)), ...resolve.map((peer) => this.#resolve(peer))]
     return this.#change(changes)
   }

@@ -2,7 +2,7 @@
 
 import type { Lease } from '../../control/lease/lease.ts'
 import type { KernelEvent } from '../../host/kernel.ts'
-import { formatAddress, formatEndpoint, type Family } from '../../net/address.ts'
+import { addressKey, formatAddress, formatEndpoint, type Family } from '../../net/address.ts'
 import type { PathSide } from '../contract.ts'
 import type { NextHop } from '../device/route-sync.ts'
 import { RoutedPath, type RoutedParts } from './routed-path.ts'
@@ -77,13 +77,20 @@ export class VxlanPath extends RoutedPath {
   }
 
   /**
-   * Returns the peers that still need a forwarding entry of the peers `old`, although no peer of `changed` needs it: a
-   * host has one MAC, and may have several leases.
+   * Returns the peers that still need an entry of the peers `old`, although no peer of `changed` needs it. A host has one
+   * MAC, and may have several leases. Two leases of different lengths may have one first address.
    */
   #sharing(old: readonly VxlanPeer[], changed: readonly VxlanPeer[]): readonly VxlanPeer[] {
-    const gone = new Set(old.map(({ mac }) => mac))
-    for (const { mac } of changed) gone.delete(mac)
-    return gone.size === 0 ? [] : this.#peersIn(this.tunnelled).filter(({ mac }) => gone.has(mac))
+    const macs = new Set(old.map(({ mac }) => mac))
+    const addresses = new Set(old.map(({ address }) => addressKey(address)))
+    for (const { mac, address } of changed) {
+      macs.delete(mac)
+      addresses.delete(addressKey(address))
+    }
+    if (macs.size + addresses.size === 0) return []
+    return this.#peersIn(this.tunnelled).filter(
+      ({ mac, address }) => macs.has(mac) || addresses.has(addressKey(address)),
+    )
   }
 
   #peersIn(peers: ReadonlyMap<string, Lease>, subnets: Iterable<string> = peers.keys()): VxlanPeer[] {

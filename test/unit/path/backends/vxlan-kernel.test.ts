@@ -107,6 +107,18 @@ it('keeps the entry of a host whose second lease with the same MAC ends', async 
   expect(dataPath.watched[0]?.matters?.(entryEvent(line, index))).toBe(true)
 })
 
+it('repairs nothing if two peers have subnets with the same first address, of which either may go', async () => {
+  const { dataPath, leases, own, apply, neighbours } = await openWithPeers()
+  const second = { ...lease(3, mac(PEERS + 1)), key: '10.0.3.0-25', subnet: { ipv4: parseIpv4Net('10.0.3.0/25')! } }
+  await apply(second)
+  const before = (await neighbours()).get('10.0.3.0')
+  for (const _ of [1, 2, 3]) expect(await dataPath.resync()).toEqual([])
+  expect((await neighbours()).get('10.0.3.0')).toBe(before)
+  leases.delete(second.key)
+  await dataPath.apply(leases, own.key, new Set([second.key]))
+  expect((await neighbours()).get('10.0.3.0')).toBe(mac(3))
+})
+
 it('ignores reports of its own changes, but not of other changes', async () => {
   const { kernel, dataPath, leases, own, apply } = await openWithPeers()
   await apply(lease(3, '02:99:00:00:00:03'))
