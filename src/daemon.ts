@@ -24,7 +24,7 @@ import { familiesOf, netText, type Nets } from './net/address.ts'
 import { networkAsking } from './node/ask-nodes.ts'
 import { charonOfHost, createBackend, createSubnetManager } from './node/choose.ts'
 import { dropsReportOf } from './node/drops.ts'
-import { endNode, endUnusedNode, giveNewLeaseBack } from './node/end.ts'
+import { endNode, endUnusedNode, giveNewLeaseBack, leaveNetwork } from './node/end.ts'
 import { retry, whileForwarding } from './node/exit-or-wait.ts'
 import { externalBefore, findExternal } from './node/external.ts'
 import { findConfig, watchConfig } from './node/loops/config.ts'
@@ -130,6 +130,7 @@ export async function startManager(
       await served.close()
     }
   } finally {
+    await leaveNetwork(node, { ...node, manager }, signal.reason) // the node may not have joined its network yet
     await manager.close()
   }
 }
@@ -243,6 +244,7 @@ export async function runNode(
     const isUnused = !canForward(starting) && !handover.isOnLoan && !ownership.hasSuccessor
     const isUseless = lease.isNew === true && isUnused && !signal.aborted && !hasTimedOut(error)
     if (isUseless) await giveNewLeaseBack(means, lease)
+    await leaveNetwork(starting, { ...parts, lease }, signal.reason)
     throw error
   })
   const node = joinNetwork(forwarding, membership)

@@ -112,8 +112,30 @@ async function giveToManager(
 
 /** Ends a node. If the reason is `weftd --leave`, the node leaves its network. */
 export async function endNode(node: Node, reason: unknown): Promise<void> {
+  if (isLeaving(reason)) await leaveNetwork(node, node, reason)
+  else await endDataPath(node, reason)
+}
+
+/** The nodes that have left their network. */
+const left = new WeakSet<NewNode>()
+
+/**
+ * If the reason of the end is `weftd --leave`, makes a node leave its network, and deletes its lease. weftd may still be
+ * starting: then it knows the lease only from the last known state, or does not know the lease. A second call has no
+ * effect.
+ */
+export async function leaveNetwork(
+  node: NewNode,
+  { manager, config, lease }: Pick<Node, 'manager'> & Partial<Pick<Node, 'config' | 'lease'>>,
+  reason: unknown,
+): Promise<void> {
+  if (!isLeaving(reason) || left.has(node)) return
+  left.add(node)
   await endDataPath(node, reason)
-  if (isLeaving(reason)) (reason as Superseded).isLeaseBack = await giveLeaseBack(node)
+  const { claimed, log } = node
+  if (config && lease)
+    (reason as Superseded).isLeaseBack = await giveLeaseBack({ manager, config, lease, claimed, log })
+  else if (manager.givesSubnets) (reason as Superseded).isLeaseBack = undefined
 }
 
 /** Ends a node that could not become ready, and deletes the lease that this process created for the node. */
@@ -128,7 +150,13 @@ export async function endUnusedNode(node: Node): Promise<void> {
  * Deletes this node's lease from the store. Returns true if the store deleted the lease, false if it did not, and
  * undefined if the subnet manager cannot delete leases.
  */
-async function giveLeaseBack({ manager, config, lease, claimed, log }: Node): Promise<boolean | undefined> {
+async function giveLeaseBack({
+  manager,
+  config,
+  lease,
+  claimed,
+  log,
+}: Releasing & Pick<Node, 'lease' | 'claimed'>): Promise<boolean | undefined> {
   if (!manager.holder(config).release) {
     log.info('This node has left; its lease ends with the node of the cluster')
     return undefined

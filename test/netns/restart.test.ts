@@ -535,6 +535,41 @@ it('weftd --leave gives the lease back and removes everything', async () => {
   await daemons[1].line(/Subnet removed/)
 })
 
+// A weftd with the backend udp knows its lease from the last known state; one with host-gw does not know its lease.
+it.each([
+  ['answers', 'udp'],
+  ['answers', 'host-gw'],
+  ['does not answer', 'udp'],
+])(
+  'weftd --leave ends a weftd that still waits for its store, and gives the lease back if the store %s: %s',
+  async (how, type) => {
+    await open({ Type: type })
+    const subnet = subnetOf(a).replace('/', '-')
+    const subnets = join(leases(), 'subnets')
+    await daemons[0].stop()
+    hideStore()
+    if (how === 'does not answer') {
+      renameSync(subnets, `${subnets}-away`)
+      writeFileSync(subnets, 'no folder')
+    }
+    const waiting = a.startDaemon({ args: ['--lease-dir', leases()] })
+    await waiting.line(/Couldn't fetch network config|tries again/)
+    const leaving = a.startDaemon({ args: ['--lease-dir', leases(), '--leave'] })
+    await ended(leaving.process)
+    const isBack = how === 'answers'
+    expect(leaving.lines.join('\n')).toMatch(
+      isBack
+        ? type === 'udp'
+          ? /has left the network, and has given its lease back/
+          : /The lease of \S+ is given back/
+        : /could not give its lease back/,
+    )
+    expect(leaving.process.exitCode).toBe(isBack ? 0 : 1)
+    expect(readdirSync(isBack ? subnets : `${subnets}-away`).includes(subnet)).toBe(!isBack)
+    expect(await device(a)).toBe(false)
+  },
+)
+
 it('a start that fails leaves no device, rule or file', async () => {
   lab = await createLab({ hosts: 1 })
   ;[a] = lab.hosts as [Host]

@@ -49,15 +49,16 @@ export class Superseded extends Error {
   /** Reports to the successor that this process has no data path open any more. */
   readonly confirm: () => void
   /**
-   * The result of the request `leave`: true if the store deleted the lease, false if the store did not; undefined if
-   * the subnet manager cannot delete leases.
+   * The result of the request `leave`: true if the store deleted the lease, false if the store did not; `unknown` if
+   * this process ends before it knows its lease; undefined if the subnet manager cannot delete leases.
    */
-  isLeaseBack: boolean | undefined
+  isLeaseBack: boolean | 'unknown' | undefined
 
   constructor(how: 'end' | 'leave', confirm: () => void) {
     super(how === 'end' ? 'another weftd has taken over' : 'weftd --leave')
     this.how = how
     this.confirm = confirm
+    this.isLeaseBack = how === 'leave' ? 'unknown' : undefined
   }
 }
 

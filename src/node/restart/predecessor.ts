@@ -5,6 +5,7 @@ import { messageOf, WeftError } from '../../base/errors.ts'
 import { afterRunning } from '../../host/bell.ts'
 import { closeAll, type Connection, type Parcel } from '../../host/unix-socket.ts'
 import type { OpenPath } from '../../path/engine/engine.ts'
+import type { Superseded } from './lender.ts'
 import { unpackPaths } from './open-path.ts'
 import { ANSWER_MS, LEAVE_MS, messageFor, parse, STILL_MS, type About, type HandoverEvent } from './protocol.ts'
 
@@ -106,10 +107,11 @@ export class Predecessor {
    * Makes the daemon leave the network. Resolves with Superseded.isLeaseBack, or with undefined if an older version of
    * weftd answers. Rejects with WeftError DEVICE if the daemon does not leave.
    */
-  async leave(): Promise<boolean | undefined> {
+  async leave(): Promise<Superseded['isLeaseBack']> {
     const parcel = await this.request('leave', LEAVE_MS)
     const { ended: hasEnded, isLeaseBack } = parse(parcel?.text ?? '{}')
-    if (hasEnded === true) return typeof isLeaseBack === 'boolean' ? isLeaseBack : undefined
+    if (hasEnded === true)
+      return typeof isLeaseBack === 'boolean' || isLeaseBack === 'unknown' ? isLeaseBack : undefined
     throw new WeftError(
       'DEVICE',
       `another weftd that runs on this host (pid ${this.pidText}) did not say that it has left the network`,
