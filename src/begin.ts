@@ -94,7 +94,11 @@ function handoverParts(node: NewNode, options: CutOptions, kept: readonly number
       },
       attend(isThere) {
         ownership.hasSuccessor = isThere
-        if (!isThere) node.leaseDoubt.ring() // the successor may have written a lease that this process does not know
+        if (isThere) return
+        // The successor may have written a lease that this process does not know, and may have set firewall rules that
+        // this process must remove.
+        node.leaseDoubt.ring()
+        node.firewall?.rules.lookAgain?.()
       },
       refusal: () => (node.options.persist ? undefined : 'it runs with --persist=false, and hands nothing over'),
     },

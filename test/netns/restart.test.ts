@@ -303,6 +303,24 @@ it("forwards again if a successor with another backend dies before it is ready, 
   expect([await device(a), await device(a, 'flannel.1')]).toEqual([true, false])
 })
 
+it("removes the firewall rules of a successor that died before it was ready, and keeps the predecessor's rules", async () => {
+  await open({ Type: 'udp' }, '--iptables-resync', '1')
+  const rules = async (): Promise<string> => `${await a.output(['iptables-save'])}`
+  // The successor wants to masquerade. It hangs after it has set the rules for that.
+  const folder = join(lab.folder, 'slow-iptables')
+  mkdirSync(folder)
+  const restore = (await a.output(['which', 'iptables-restore'])).trim()
+  writeFileSync(join(folder, 'iptables-restore'), `#!/bin/sh\n${restore} "$@" && exec sleep 600\n`, { mode: 0o755 })
+  const env = { PATH: `${folder}:${process.env['PATH']}` }
+  const next = a.startDaemon({ args: ['--lease-dir', leases(), '--ip-masq'], env })
+  await eventually(async () => expect(await rules()).toMatch(/-A FLANNEL-POSTRTG .* MASQUERADE/))
+  await next.stop('SIGKILL')
+  expect(next.lines.join('\n')).not.toContain('flannel is ready')
+  await daemons[0].line(/went away; forwarding again/)
+  await eventually(async () => expect(await rules()).not.toContain('FLANNEL-POSTRTG'))
+  expect(await rules()).toContain('-A FLANNEL-FWD')
+})
+
 it('forwards again if the successor goes away', async () => {
   await open({ Type: 'udp' })
   const { connection, ask, about } = await meet(a)
