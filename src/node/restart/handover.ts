@@ -36,10 +36,11 @@ const MEET_MS = 5_000
 const MEET_RETRY_MS = 50
 const RESUME_RETRY_MS = 1_000
 /**
- * How long, in ms, a predecessor may take to end after it has received `end`. The predecessor kills itself after five
- * seconds (weftd.ts).
+ * How long, in ms, a predecessor may take to end after it has received `end`. The predecessor kills itself after 9 s
+ * (STOP_MS in weftd.ts). This time is longer, because a service manager restarts a predecessor that was killed, and the
+ * restarted weftd would take over again.
  */
-const END_MS = 6_000
+const END_MS = 10_000
 
 /** The properties that an inherited path must have. */
 export interface WantedPath extends Pick<OpenPath, 'bindAddresses' | 'port' | 'without'> {

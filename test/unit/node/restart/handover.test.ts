@@ -10,6 +10,7 @@ import { enterHandover, type WantedPath } from '../../../../src/node/restart/han
 import { fdsOf, packPaths } from '../../../../src/node/restart/open-path.ts'
 import type { Rendezvous } from '../../../../src/node/restart/rendezvous.ts'
 import type { OpenPath } from '../../../../src/path/engine/engine.ts'
+import { STOP_MS } from '../../../../src/weftd.ts'
 
 const open = (): number => openSync('/dev/null', 'r')
 function isOpen(fd: number): boolean {
@@ -338,6 +339,30 @@ describe('a daemon that runs', () => {
       message: expect.stringContaining(message) as string,
       remedy,
     })
+  })
+
+  it('has the time for its end that any weftd has, and is killed only if it hangs for longer', async () => {
+    vi.useFakeTimers({ toFake: ['setInterval', 'clearInterval', 'performance'] })
+    try {
+      const killed: number[] = []
+      const kill = (pid: number): boolean => killed.push(pid) > 0
+      const before = running({ meet: ABOUT, path: { lock: 1 } }, path())
+      const handover = await enter(before, undefined, { kill })
+      await handover.opening()
+      const taken = await handover.take(wanted)
+      handover.settle()
+      expect(before.asked.at(-1)).toBe('end')
+      await vi.advanceTimersByTimeAsync(STOP_MS)
+      expect(killed).toEqual([])
+      await vi.advanceTimersByTimeAsync(2_000)
+      expect(killed).toEqual([42])
+      before.end()
+      await handover.free
+      handover.close(false)
+      fdsOf([taken!]).forEach(closeSync)
+    } finally {
+      vi.useRealTimers()
+    }
   })
 
   it('of another network is not changed', async () => {
