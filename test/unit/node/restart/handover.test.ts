@@ -365,6 +365,37 @@ describe('a daemon that runs', () => {
     }
   })
 
+  it.each(['at the start of this process', 'while this process prepares'])(
+    'is not taken for hung while it stops %s, however long that may take',
+    async (when) => {
+      vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout', 'setInterval', 'clearInterval', 'performance'] })
+      try {
+        const stopping = new AbortController()
+        let isFree = false
+        const before = running({ meet: ABOUT })
+        let listens = when === 'while this process prepares'
+        const tryLock = () => (isFree ? { fd: undefined, sign: () => {}, close: () => {} } : undefined)
+        const connect = () => (listens ? before.connection : undefined)
+        const entering = enter(before, undefined, { tryLock, connect }, stopping)
+        const failed = vi.fn<(error: unknown) => void>()
+        entering.catch(failed)
+        if (listens) await entering
+        listens = false
+        before.end()
+        await vi.advanceTimersByTimeAsync(STOP_MS)
+        isFree = true
+        await vi.advanceTimersByTimeAsync(1_000)
+        expect(failed).not.toHaveBeenCalled()
+        expect(stopping.signal.aborted).toBe(false)
+        const handover = await entering
+        await handover.free
+        handover.close(false)
+      } finally {
+        vi.useRealTimers()
+      }
+    },
+  )
+
   it('of another network is not changed', async () => {
     const before = running({ meet: { ...ABOUT, store: 'etcd /y' } })
     await expect(enter(before)).rejects.toThrow("runs on this host for the store etcd /y; this one's is etcd /x")
