@@ -104,7 +104,7 @@ export function reportWaiting(
     return { isForwarding, leaving: leavingOf(ownership, signal), waitsFor: other + waitsFor }
   }
   const report = (): NodeReport =>
-    startingReport(store, beginning(), ownership.dataPath ? pathOf(ownership, new Map(), 0) : null)
+    startingReport(store, beginning(), ownership.dataPath ? pathOf(ownership, new Map(), performance.now()) : null)
   Object.assign(health, { beginning, report: async () => report() })
   node.notifier?.report({ ready: false, status: report().summary })
 }

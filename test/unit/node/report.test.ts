@@ -1,13 +1,21 @@
 // report.test.ts - what /status.json reports about a node: the states of its peers, their traffic, and problems.
 
 import { expect, it, vi } from 'vitest'
+import { decodeLease } from '../../../src/control/lease/decode.ts'
 import type { OpenEcho } from '../../../src/host/echo.ts'
 import { parseIpv4 } from '../../../src/net/ipv4.ts'
+import { createNode } from '../../../src/node/node.ts'
+import { reportWaiting } from '../../../src/node/report.ts'
+import { createHealth } from '../../../src/report/health.ts'
 import type { Status } from '../../../src/report/status.ts'
+import { openPaths } from '../../support/data-paths.ts'
 import {
+  backend,
   dataPaths,
   inTurns,
   installRig,
+  kernel,
+  log,
   logged,
   own,
   readiness,
@@ -20,6 +28,7 @@ import {
   until,
   value,
 } from '../../support/node-rig.ts'
+import { nodeOptions } from '../../support/options.ts'
 
 installRig()
 
@@ -198,6 +207,19 @@ it('reports the session with a peer, and the keys of unknown senders', async () 
     stale: null,
     unconfirmed: null,
   })
+})
+
+it('reports how long ago a key was heard also while the node waits for its store', async () => {
+  const health = createHealth()
+  const node = createNode({ options: nodeOptions(), store: '', kernel, log, stopping: new AbortController() })
+  const key = '10.5.0.64-26'
+  const lease = { ...decodeLease(key, value('192.0.2.1')), expiresAt: undefined, revision: 0n }
+  await node.ownership.open(() => openPaths(backend, lease, kernel))
+  const from = { address: parseIpv4('192.0.2.9')!, port: 51820 }
+  await vi.advanceTimersByTimeAsync(90_000)
+  dataPaths.at(-1)!.unknownKeys = [{ publicKey: 'key', from, at: performance.now() - 30_000 }]
+  reportWaiting(node, health, 'etcd', 'waiting', { isOnLoan: false, predecessorPid: undefined })
+  expect((await health.status()).dataPath?.unknownKeys).toMatchObject([{ publicKey: 'key', secondsAgo: 30 }])
 })
 
 it('reports the peers that are kept although the store lacks their leases', async () => {
