@@ -86,7 +86,7 @@ async function keep(node: ForwardingNode): Promise<never> {
         await pause(signal, REOPEN_RETRY_MS)
       }
     }
-    await applyPeers(node)
+    await applyKnownPeers(node)
     node.learnt.ring()
     const isMoved = node.pathLease?.key !== before.key || ownership.dataPath?.mtu !== before.mtu
     if (isMoved && isRunning(node)) await publish(node)
@@ -256,5 +256,13 @@ async function renew(node: ForwardingNode, dataPath: DataPaths, log: Log): Promi
   }
   // Set the data path's peers again, because the path to a peer may have changed, and with it the address that weftd
   // probes.
-  if (!dataPath.isOutdated) await applyPeers(node)
+  if (!dataPath.isOutdated) await applyKnownPeers(node)
+}
+
+/**
+ * Sets the data path's peers again. Does nothing while weftd knows no leases, because it has not read them from the
+ * store yet. The kernel may still have the routes to the peers of an earlier run, and must keep them until then.
+ */
+async function applyKnownPeers(node: ForwardingNode): Promise<void> {
+  if (node.view.size > 0 || node.following.listedAt !== undefined) await applyPeers(node)
 }

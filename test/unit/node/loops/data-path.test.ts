@@ -47,6 +47,11 @@ it('receives no peers before the store has answered, so its present peers stay',
   await until(() => logged(/Running backend/))
   await vi.advanceTimersByTimeAsync(120_000)
   expect(dataPaths.map(({ applied }) => applied)).toEqual([[]])
+  // A data path that is opened again in this time has the same devices and routes.
+  dataPaths[0]!.die('the MTU of eth0 changed')
+  await until(() => dataPaths.length === 2, 10_000)
+  await vi.advanceTimersByTimeAsync(120_000)
+  expect(dataPaths.map(({ applied }) => applied)).toEqual([[], []])
 })
 
 it('opens the data path again when it died, with all peers, and closes the old one', async () => {
@@ -487,7 +492,8 @@ it('does not repair a lent path until it is taken back', async () => {
   const plan = planOf(async (of) => ({ ...(await openFake(of)), ...lendable }))
   await lent.open(() => openPaths({ plan, external: EXTERNAL }, lease, new ModelKernel()))
   const options = { 'subnet-file': subnetFile() } as NewNode['options']
-  const facts = { config: {} as Node['config'], backend, lease, attrs: lease.attrs, pathLease: lease }
+  const view = new Map([[lease.key, lease]])
+  const facts = { config: {} as Node['config'], backend, lease, attrs: lease.attrs, pathLease: lease, view }
   const node = Object.assign(createNode({ options, store: '', kernel: new ModelKernel(), log, stopping }, lent), facts)
   await lent.lend()
   const over = keepDataPath(node).catch(() => {})
