@@ -305,7 +305,7 @@ it("forwards again if a successor with another backend dies before it is ready, 
 
 it("removes the firewall rules of a successor that died before it was ready, and keeps the predecessor's rules", async () => {
   await open({ Type: 'udp' }, '--iptables-resync', '1')
-  const rules = async (): Promise<string> => `${await a.output(['iptables-save'])}`
+  const rules = (): Promise<string> => a.output(['iptables-save'])
   // The successor wants to masquerade. It hangs after it has set the rules for that.
   const folder = join(lab.folder, 'slow-iptables')
   mkdirSync(folder)

@@ -209,7 +209,7 @@ it('reports the session with a peer, and the keys of unknown senders', async () 
   })
 })
 
-it('reports how long ago a key was heard also while the node waits for its store', async () => {
+it('reports how long ago an unknown key was received also while the node waits for its store', async () => {
   const health = createHealth()
   const node = createNode({ options: nodeOptions(), store: '', kernel, log, stopping: new AbortController() })
   const key = '10.5.0.64-26'
