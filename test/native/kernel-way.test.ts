@@ -2,6 +2,7 @@
 // both. What the program carries, the engine accepts, and the packet is the same. All else goes on to the engine.
 
 import { closeSync } from 'node:fs'
+import { release } from 'node:os'
 import { join } from 'node:path'
 import fc from 'fast-check'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
@@ -128,7 +129,11 @@ describe('the program ingress', () => {
     const packet = ipv6Packet(from, to, hello())
     const later = Buffer.from(packet)
     later[7]!--
-    expect(takenFrom(frame(packet))).toEqual(later)
+    // The kernel can change the header of the datagram into that of an IPv6 packet since Linux 6.3 (bpf_skb_adjust_room
+    // with BPF_F_ADJ_ROOM_DECAP_L3_IPV6).
+    const [major = 0, minor = 0] = release().split('.').map(Number)
+    const isAble = major > 6 || (major === 6 && minor >= 3)
+    expect(takenFrom(frame(packet))).toEqual(isAble ? later : undefined)
     expect(takenFrom(frame(ipv6Packet(from, to, hello(), { hopLimit: 1 })))).toBeUndefined()
     expect(takenFrom(frame(ipv6Packet(from, to, hello(), { protocol: 58 })))).toBeUndefined()
     expect(takenFrom(frame(ipv6Packet(from, parseIpv6('fd00:5:0:3::2')!, hello())))).toBeUndefined()
