@@ -215,7 +215,7 @@ export async function createNativeTrials({ root, folder }) {
    * Resolves with true if a test program fails with the mutant in the code, false if none fails, and undefined if the
    * code does not compile.
    * @param {{ file: string, index: number, was: string, became: string }} mutant
-   * @param {number} worker Two mutants that are tested at the same time need different numbers.
+   * @param {number} worker The number of the mutant's folder. Mutants tested at the same time need different numbers.
    */
   async function isNoticed({ file, index, was, became }, worker) {
     const to = join(folder, `mutant-${worker}`)

@@ -160,7 +160,7 @@ async function tryNative(area) {
   const results = []
   const left = nativeMutants({ root, area: area.split('/')[1], seed: values.seed })
   let beingTested = 0
-  /** Tests mutants, each in the same folder of build/mutants, while other workers test others. */
+  /** Tests one mutant after another in the worker's own folder of build/mutants. Other workers test other mutants. */
   const work = async (/** @type {number} */ worker) => {
     while (results.length + beingTested < number && !isOver()) {
       const mutant = left.shift()

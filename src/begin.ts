@@ -95,8 +95,8 @@ function handoverParts(node: NewNode, options: CutOptions, kept: readonly number
       attend(isThere) {
         ownership.hasSuccessor = isThere
         if (isThere) return
-        // The successor may have written a lease that this process does not know, and may have set firewall rules that
-        // this process must remove.
+        // The successor is gone. It may have written a lease that this process does not know, and may have set firewall
+        // rules that this process must remove.
         node.leaseDoubt.ring()
         node.firewall?.rules.lookAgain?.()
       },

@@ -130,7 +130,7 @@ export async function startManager(
       await served.close()
     }
   } finally {
-    await leaveNetwork(node, { ...node, manager }, signal.reason) // the node may not have joined its network yet
+    await leaveNetwork(node, { ...node, manager }, signal.reason) // in case weftd stops before the node has a lease
     await manager.close()
   }
 }

@@ -116,12 +116,12 @@ export async function endNode(node: Node, reason: unknown): Promise<void> {
   else await endDataPath(node, reason)
 }
 
-/** The nodes that have left their network. */
+/** The nodes that have begun to leave their network. */
 const left = new WeakSet<NewNode>()
 
 /**
- * If the reason of the end is `weftd --leave`, makes a node leave its network, and deletes its lease. weftd may still be
- * starting: then it knows the lease only from the last known state, or does not know the lease. A second call has no
+ * If `reason` is the request `weftd --leave`, ends the node's data path and deletes the node's lease. If weftd is still
+ * starting and does not know the lease yet, this function deletes no lease. A second call for the same node has no
  * effect.
  */
 export async function leaveNetwork(

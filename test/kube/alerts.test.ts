@@ -96,7 +96,7 @@ function seriesOf(scene: Scene): { series: string; values: string }[] {
     put('weft_peers_stored', true, '', 4)
     put('weft_peers_programmed', !scene.unusable, '', 4, 4 - (scene.unusable?.(node) ?? 0))
     const peers = NODES.filter((peer) => peer !== node)
-    // weftd probes the peers to which it sends packets, and has no metrics of the other peers.
+    // weftd probes only the peers whose lease it can use, and has no weft_peer_answering for the other peers.
     const probed = peers.slice(scene.unusable?.(node) ?? 0)
     const answering = probed.filter((peer) => receives(node, peer)).length
     put('weft_peers_probed', probed.length === 4, '', 4, probed.length)

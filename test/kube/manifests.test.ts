@@ -311,7 +311,7 @@ describe('deploy/charts/weft', () => {
   })
 
   it("accepts the values of an old release of flannel's chart, and adds the values that its templates contained", () => {
-    // `helm upgrade --reuse-values` uses no default of weft's chart; null removes it.
+    // `helm upgrade --reuse-values` ignores the defaults of weft's chart. Here null removes a default.
     const [absent, image] = [null, { repository: 'r/cni', tag: 'v1.1.2' }]
     const lacks = { flannel_cni: absent, cniBinDir: absent, cniConfDir: absent, cniConf: absent, healthz: absent }
     const flannel = { ...lacks, skipCNIConfigInstallation: absent, resources: absent, tolerations: absent }
@@ -323,7 +323,7 @@ describe('deploy/charts/weft', () => {
     expect(pod.containers[0]).toHaveProperty('resources', (expected.containers[0] as { resources?: unknown }).resources)
     expect(pod.volumes).toEqual(expected.volumes)
     expect(JSON.parse(dataOf(objects)['cni-conf.json'])).toEqual(JSON.parse(dataOf(manifestObjects())['cni-conf.json']))
-    // flannel's chart v0.25.5 has a comma too much in its values.
+    // In flannel's chart v0.25.5 the default of enableNFTables has an extra comma.
     expect(dataOf(render({ flannel: { enableNFTables: 'false,' } }))['net-conf.json']).not.toContain('NFTables')
     const own = { tolerations: [], cniBinDir: '/opt/own', resources: { requests: { cpu: '1' } } }
     const kept = podOf(render({ flannel: { ...flannel, ...own, image_cni: image } }))
@@ -385,7 +385,7 @@ describe('deploy/charts/weft', () => {
     [{ weft: { statusIP: '0.0.0.0' } }, "'statusIP' not allowed"],
     [{ weft: { backend: { VerifySuorce: 'off' } } }, "'VerifySuorce' not allowed"],
     [{ weft: { monitoring: { enabled: true } } }, 'weft.monitoring needs weft.statusIp'],
-    // Kubernetes accepts only texts here, and would refuse the rendered object.
+    // Kubernetes accepts only strings here, and would refuse the rendered object.
     [{ flannel: { podAnnotations: { 'prometheus.io/scrape': true } } }, 'got boolean, want string'],
     [{ flannel: { nodeSelector: { gpu: 1 } } }, 'got number, want string'],
     [{ flannel: { tolerations: [{ key: 'edge', value: true }] } }, "at '/flannel/tolerations/0/value'"],
@@ -519,7 +519,7 @@ describe('deploy/charts/weft', () => {
       expect(() => render(values)).toThrow()
   })
 
-  it('writes a tag of digits as it is, although YAML parses it as a number', () => {
+  it('writes a tag of digits unchanged, although YAML parses such a tag as a number', () => {
     const image = { tag: 20_261_129 }
     const objects = render({ flannel: { image, flannel_cni: { image } }, netpol: { enabled: true, image } })
     const pods = objects.filter(({ kind }) => kind === 'DaemonSet').map((each) => podOf([each]))

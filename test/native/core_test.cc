@@ -485,7 +485,7 @@ static void test_inspect_ipv6() {
       packet[packet.size() - 8] = static_cast<uint8_t>(type);
       CHECK(reason_of(packet) == (type >= 133 && type <= 137 ? kLink : kGood));
     }
-    // The first byte of other data is not the type of a message.
+    // The first byte is not an ICMPv6 type in UDP packets and in later fragments.
     context = "other data with the first byte " + std::to_string(type);
     for (const auto& [headers, protocol] :
          {std::pair{Headers{{kHop, padding}}, kUdp}, std::pair{Headers{{kFragment, fragment(800, false)}}, kIcmp}}) {
@@ -1257,7 +1257,7 @@ static void test_replay_saved_bytes() {
       }
     }
   }
-  // Two runs of words that together are longer than the window must be refused.
+  // load() must refuse two runs of words that together are longer than the window.
   for (const uint64_t second : {8u, 9u}) {
     SecretWriter out;
     for (const uint64_t word : {uint64_t{1024}, uint64_t{16}, uint64_t{8}, uint64_t{0}, second, uint64_t{0}})
@@ -1505,7 +1505,7 @@ static void test_session() {
     session.forget();
     CHECK(!session.begin_seal(*lane, true, 1'000).is_granted && session.take_staged().empty());
   }
-  {  // A session that forgets must decrypt with none of its three pairs, and must be empty.
+  {  // After forget() a session must be empty, and must decrypt with none of its three pairs of keys.
     Session session;
     make(session, true, 1, 1'000);
     make(session, true, 2, 1'000);
@@ -1556,7 +1556,7 @@ static void test_last_counter() {
   CHECK(!refused.is_granted && refused.wants_handshake && !session.may_seal(kNowMs));
 }
 
-/// Shares of a memory limit must reach the limit exactly, and a share must be free again after its owner is destroyed.
+/// StagedBytes must grant bytes up to exactly the limit, and must free its bytes when it is destroyed or overwritten.
 static void test_staged_bytes() {
   std::atomic<size_t> taken{0};
   StagedBytes first, second;

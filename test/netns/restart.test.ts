@@ -306,7 +306,7 @@ it("forwards again if a successor with another backend dies before it is ready, 
 it("removes the firewall rules of a successor that died before it was ready, and keeps the predecessor's rules", async () => {
   await open({ Type: 'udp' }, '--iptables-resync', '1')
   const rules = (): Promise<string> => a.output(['iptables-save'])
-  // The successor wants to masquerade. It hangs after it has set the rules for that.
+  // Only the successor masquerades. It hangs after it has set its masquerading rules.
   const folder = join(lab.folder, 'slow-iptables')
   mkdirSync(folder)
   const restore = (await a.output(['which', 'iptables-restore'])).trim()

@@ -1,5 +1,5 @@
-// reservation.test.ts - a lease file becomes a reservation as docs/stores.md says, and a lease again, even while its node
-// holds the lease.
+// reservation.test.ts - chmod turns a lease file into a reservation and back into a lease, as docs/stores.md says, even
+// while a node holds the lease.
 
 import { chmodSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'

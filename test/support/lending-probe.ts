@@ -100,7 +100,7 @@ async function rebind(): Promise<string[]> {
   const other = createSocket('udp6')
   await new Promise<void>((resolve) => other.bind(port, 'fd00:9::1', resolve))
   const engine = new NativeEngine({ ...config(port), bindAddresses: ['127.0.0.1', 'fd00:9::1'] }, { workers: 2 })
-  // Older kernels also cause notes about features of the TUN.
+  // On older kernels the engine also notes missing features of the TUN device.
   const told = [engine.outers.join(' '), ...engine.notes.filter((note) => note.startsWith('cannot reach'))]
   const to = async (address: string, receiving: readonly string[]): Promise<void> => {
     const isDone = await engine.rebind(address).catch((error: unknown) => (error as Error).message)

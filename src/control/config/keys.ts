@@ -174,7 +174,7 @@ function requiredOf(type: BackendType): object {
   return required.length > 0 ? { required: required.map(({ name }) => name) } : {}
 }
 
-/** Returns a schema that accepts an object whose member `key` is `value`. */
+/** Returns a JSON Schema that accepts only objects whose member `key` is `value`. */
 const is = (key: HeadKey, value: boolean): object => ({ properties: { [key]: { const: value } }, required: [key] })
 
 /**
@@ -213,7 +213,7 @@ export function configSchema(): object {
       },
     },
     additionalProperties: false,
-    // oxlint-disable no-thenable -- JSON Schema's word
+    // oxlint-disable no-thenable -- `then` is a keyword of JSON Schema
     allOf: [
       { if: is('EnableIPv4', false), then: is('EnableIPv6', true), else: { required: ['Network'] } },
       { if: is('EnableIPv6', true), then: { required: ['IPv6Network'] } },

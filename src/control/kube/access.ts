@@ -15,8 +15,8 @@ export interface Access {
   /** The URL of the API server, without a trailing slash and without user and password. */
   readonly server: string
   /**
-   * The value of the HTTP header Authorization: a bearer token, or a user and a password (basic authentication) of the
-   * URL or of the kubeconfig.
+   * The value of the HTTP header Authorization: a bearer token, or a user and a password (basic authentication) from
+   * the URL or from the kubeconfig.
    */
   readonly authorization?: Secret
   /**
@@ -57,7 +57,7 @@ const refuse = (message: string, remedy: string): WeftError =>
   new WeftError('STORE', `fail to create kubernetes config: ${message}`, { remedy }) // flannel's words
 
 const bearer = (token: string): Secret => new Secret(`Bearer ${token}`)
-/** Returns the value of the HTTP header Authorization with a user and a password (RFC 7617). */
+/** Returns the value of the HTTP header Authorization for a user and a password (basic authentication, RFC 7617). */
 const basic = (user: string, password: string): Secret =>
   new Secret(`Basic ${Buffer.from(`${user}:${password}`).toString('base64')}`)
 
@@ -72,7 +72,7 @@ function serverOf(text: string, where: string, hasTls = false): Pick<Access, 'se
   url.username = url.password = ''
   const server = url.href.replace(/\/$/, '')
   if (user === '' && password === '') return { server }
-  // A user and password in the URL are sent as basic authentication, as by Go's client (net/http, Request.URL).
+  // weftd sends a user and password in the URL as basic authentication, like Go's client (net/http, Request.URL).
   return { server, authorization: basic(user, password) }
 }
 

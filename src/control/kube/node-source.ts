@@ -248,8 +248,8 @@ export class NodeSource implements LeaseSource<bigint> {
   /** Returns the change of the leases after a node was deleted. */
   #gone(node: NodeObject): Change | undefined {
     const { uid = '' } = node.metadata ?? {}
-    // Keep the node's subnets until the next listing. If the watch fails before it delivers this change, the next watch
-    // reports the deletion again.
+    // Keep the node's subnets until the next listing. If the watch fails before the caller gets this change, the next
+    // watch reports the deletion again, and then this function needs the subnets again.
     return this.#without(uid, node.spec ? this.#remember(node) : this.#subnets.get(uid))
   }
 

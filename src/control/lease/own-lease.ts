@@ -449,8 +449,8 @@ export async function renewLease(
     if (written) return { ...lease, attrs, unwritten: undefined, isNew: undefined, ...written }
     const entry = (await store.list(signal)).entries.find(({ key }) => key === lease.key)
     if (!entry) throw new WeftError('LEASE_LOST', `the lease of ${netsText(lease.subnet)} is gone from the store`)
-    // If the store has the expected bytes under a new revision, the answer to an earlier write of this node was lost, or
-    // an operator turned the lease into a reservation or the reservation into a lease. The lease must stay what it is.
+    // If the store has the expected bytes under a new revision, the answer to an earlier write of this node was lost,
+    // or an operator turned the lease into a reservation or the reservation into a lease. Keep the operator's choice.
     let { isReservation } = entry
     if (entry.value !== value && entry.value !== before) {
       const found = decodeOrUndefined(entry)

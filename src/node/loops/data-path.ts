@@ -260,8 +260,8 @@ async function renew(node: ForwardingNode, dataPath: DataPaths, log: Log): Promi
 }
 
 /**
- * Sets the data path's peers again. Does nothing while weftd knows no leases, because it has not read them from the
- * store yet. The kernel may still have the routes to the peers of an earlier run, and must keep them until then.
+ * Sets the data path's peers again. Does nothing if weftd has not read the leases from the store yet and knows none
+ * from an earlier run, because the kernel must keep its routes to the peers of the earlier run until the store answers.
  */
 async function applyKnownPeers(node: ForwardingNode): Promise<void> {
   if (node.view.size > 0 || node.following.listedAt !== undefined) await applyPeers(node)

@@ -71,7 +71,7 @@ export async function keepPeers(node: Node): Promise<never> {
 
 /**
  * Returns true if an operator has turned this node's lease into a reservation, or the reservation into a lease that
- * expires. `own` is this node's lease in the store. In Kubernetes no lease expires.
+ * expires. `own` is this node's lease as the store reported it. Returns false in Kubernetes, where no lease expires.
  */
 const hasOtherEnd = ({ lease, manager }: Node, own: Lease): boolean =>
   !manager.givesSubnets && (own.revision === undefined) !== (lease.expiresAt === undefined)

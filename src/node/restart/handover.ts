@@ -30,15 +30,15 @@ import type { Lock, Rendezvous } from './rendezvous.ts'
 
 /**
  * How long, in ms, the process that has the subnet file's lock may be unreachable, because it does not listen yet or is
- * about to end. A weftd that stops does not listen any more, and kills itself after 9 s (STOP_MS in weftd.ts).
+ * about to end. A weftd that is stopping no longer listens, and kills itself after 9 s (STOP_MS in weftd.ts).
  */
 const MEET_MS = 10_000
 const MEET_RETRY_MS = 50
 const RESUME_RETRY_MS = 1_000
 /**
- * How long, in ms, a predecessor may take to end after it has received `end`. This time is longer than STOP_MS of
- * weftd.ts, because a service manager restarts a predecessor that was killed, and the restarted weftd would take over
- * again.
+ * How long, in ms, a predecessor may take to end after it has received `end`. Then this process kills the predecessor.
+ * This time is longer than STOP_MS (weftd.ts), so a predecessor that is still stopping is not killed: a service manager
+ * would restart a killed predecessor, and the restarted weftd would take over again.
  */
 const END_MS = 10_000
 

@@ -50,7 +50,8 @@ export class Superseded extends Error {
   readonly confirm: () => void
   /**
    * The result of the request `leave`: true if the store deleted the lease, false if the store did not; `unknown` if
-   * this process ends before it knows its lease; undefined if the subnet manager cannot delete leases.
+   * this process ends before it knows its lease, so that it deleted no lease; undefined if the subnet manager cannot
+   * delete leases.
    */
   isLeaseBack: boolean | 'unknown' | undefined
 

@@ -123,7 +123,8 @@ export class VxlanEntryTable {
 
   /**
    * Adds the entries for `peers` that are not in `present`. Returns the number of entries that the kernel accepted. If
-   * two peers have the same address or the same MAC, the device has the entry of the later peer.
+   * two of the peers have the same address or the same MAC, adds only the entry of the later peer, because the device
+   * can have only one of the two entries.
    */
   async putMissing(peers: readonly VxlanPeer[], present: VxlanEntries): Promise<number> {
     const wanted = VxlanEntries.of(peers)

@@ -77,8 +77,9 @@ export class VxlanPath extends RoutedPath {
   }
 
   /**
-   * Returns the peers that still need an entry of the peers `old`, although no peer of `changed` needs it. A host has one
-   * MAC, and may have several leases. Two leases of different lengths may have one first address.
+   * Returns the present peers that have the MAC or the address of a peer in `old`, except a MAC or an address that a
+   * peer in `changed` has too. The entries of the returned peers must stay. Two leases of one host have the same MAC.
+   * Two subnets of different lengths may have the same first address.
    */
   #sharing(old: readonly VxlanPeer[], changed: readonly VxlanPeer[]): readonly VxlanPeer[] {
     const macs = new Set(old.map(({ mac }) => mac))

@@ -279,7 +279,7 @@ class WireguardBackend {
     const families = this.#families
     const port = this.#ports.ipv4
     const [first = 'ipv4'] = familiesOf(lease.subnet)
-    // The inner packets of both families need only this host's address in the family of the datagrams.
+    // The datagrams carry the packets of both inner families, so the host needs an address only in the outer family.
     const [outer] = this.#outersOf(first)
     if (this.#carrier === 'userspace') {
       const { address } = this.#external

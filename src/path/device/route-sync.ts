@@ -97,7 +97,7 @@ export class RouteSync {
    * bridge. weftd never replaces such a route.
    */
   #taken: ReadonlySet<string> = new Set()
-  /** The deletions that the kernel refused although it may have the route. `#change` tries them again. */
+  /** The deletions that failed although the kernel may still have the route. `#change` tries them again. */
   #undeleted: readonly Deletion[] = []
   #isFirst = true
 
@@ -194,8 +194,9 @@ export class RouteSync {
   }
 
   /**
-   * Deletes weftd's own former routes to the destinations whose new route the kernel refused. A former route leads to a
-   * host that no longer has the subnet. `routes` has the kernel's routes before the refusals, `known` the former hops.
+   * Deletes weftd's own former routes to the destinations whose new route the kernel refused, because the former next
+   * hop may no longer have the subnet. `routes` has the kernel's routes before the refusals; `known` has the former
+   * next hops.
    */
   async #deleteFormer(
     refusals: readonly Refusal[],
@@ -299,8 +300,8 @@ export class RouteSync {
 
   /**
    * Makes the given deletions, and then adds or replaces the routes `entries`. Returns the routes that the kernel
-   * refused. Ignores deletions of routes that are gone, because a route that another program has changed or removed is
-   * no longer weftd's. The next call tries all other refused deletions again.
+   * refused. Ignores failed deletions of routes that are gone, because a route that another program has changed or
+   * removed is no longer weftd's. The next call tries the other failed deletions again.
    */
   async #change(
     given: readonly Deletion[],
@@ -308,7 +309,7 @@ export class RouteSync {
     entries: readonly Entry[],
   ): Promise<readonly Refusal[]> {
     const again = this.#undeleted.filter(
-      ({ destination, gateway }) => this.#gatewayTo(formatNet(destination)) !== gateway, // the peer may be back
+      ({ destination, gateway }) => this.#gatewayTo(formatNet(destination)) !== gateway, // the peer may have come back
     )
     const deletions = [...again, ...given]
     if (deletions.length + entries.length === 0) return []

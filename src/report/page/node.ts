@@ -70,7 +70,7 @@ export function createNodeView() {
   }
 }
 
-/** Describes when the lease ends. In Kubernetes a lease has no time of its own. */
+/** Describes when the lease ends. In Kubernetes a lease has no expiry time. */
 function leaseEndText(lease: Status['lease'], store: string): string {
   if (!lease) return '–'
   if (lease.expiresAt !== null) return dayText(new Date(lease.expiresAt))

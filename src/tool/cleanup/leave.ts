@@ -57,8 +57,8 @@ async function isLeaseLeft({ node, store }: Pick<CutOptions, 'node' | 'store'>, 
 }
 
 /**
- * Logs that the daemon has left the network. `isBack` says whether the daemon deleted its lease; `unknown` if the daemon
- * did not know its lease; undefined if the daemon cannot delete leases, or if it is of an older version, which does not
+ * Logs that the daemon has left the network. `isBack` says whether the daemon deleted its lease; `unknown` if the
+ * daemon did not know its lease; undefined if the daemon cannot delete leases, or has an older version that does not
  * report the deletion.
  */
 function tellEnd(pid: number | undefined, isBack: IsLeaseBack, log: Log): void {

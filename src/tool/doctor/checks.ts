@@ -126,7 +126,8 @@ function publishedRoute({ dataPath }: Pick<Status, 'dataPath'>): Finding[] {
 
 /**
  * Checks that weftd can open the TUN device, which is needed only by backends whose packets weftd itself carries.
- * Returns undefined if the mode of the device forbids only the user of weft doctor to open it.
+ * Returns undefined if weft doctor does not run as root and lacks the permission to open the device, because weftd runs
+ * as root and may have the permission.
  */
 function checkTun({ status, tunProblem, lacksNetAdmin, isRoot }: Facts): Finding[] | undefined {
   if (status?.dataPath?.engine === 'kernel' || status?.dataPath?.engine === 'none') return []

@@ -159,7 +159,7 @@ export async function writeBundle(path: string, what: ToBundle, run: Run): Promi
   }
 }
 
-/** Returns the texts of the archive by the names of their files, without secrets. */
+/** Returns the contents of the archive's files by file name, without secrets. */
 async function gather(what: ToBundle, run: Run): Promise<Readonly<Record<string, string>>> {
   const { shown, secrets } = what.config === undefined ? { shown: '', secrets: [] } : shownConfig(what.config)
   const clean = cleaner([...what.secrets, ...secrets])
@@ -181,8 +181,8 @@ const BLOCK = 512
 
 /**
  * Makes a tar archive of a folder with these files, in the format ustar (POSIX, pax, section "ustar Interchange
- * Format"). weft does not run the program tar and needs no temporary folder, because weft's images have no tar, and
- * the root file system of a pod is read-only.
+ * Format"). Does not use the program tar or a temporary folder, because weft's images have no tar, and the root file
+ * system of weft's pods is read-only.
  */
 function tarOf(files: Readonly<Record<string, string>>): Buffer {
   const seconds = Math.floor(Date.now() / 1000)
@@ -191,7 +191,7 @@ function tarOf(files: Readonly<Record<string, string>>): Buffer {
     const block = Buffer.alloc(BLOCK)
     block.write(name, 0)
     block.write(octal(mode, 7) + octal(0, 7) + octal(0, 7) + octal(size, 11) + octal(seconds, 11), 100)
-    block.write(`        ${type}`, 148) // the checksum counts as spaces while it is computed
+    block.write(`        ${type}`, 148) // for the sum, the checksum field counts as eight spaces
     block.write('ustar\x0000', 257)
     block.write(
       octal(

@@ -9,8 +9,8 @@ export interface Screen {
   /** True if standard output is a terminal, so that a command may overwrite lines that it wrote. */
   readonly isTerminal: boolean
   /**
-   * Returns true while standard output has a reader, and false after the reader closed it (EPIPE); further output is
-   * then lost without an error.
+   * Returns true while standard output can be written, and false after a write failed, for example because the reader
+   * closed it (EPIPE). Further output is then lost.
    */
   isRead(): boolean
   readonly colour: Colour
@@ -39,7 +39,8 @@ interface Stdout {
 
 /**
  * Creates the screen for a command's output. Uses colours if standard output is a terminal and NO_COLOR is not set
- * (no-color.org). If the output cannot be written, writes the reason to `stderr` and calls `exit`.
+ * (no-color.org). If the output cannot be written, writes the reason to `stderr` and calls `exit`, except if the reader
+ * has closed it (EPIPE).
  */
 export function createScreen(
   stdout: Stdout,

@@ -163,7 +163,7 @@ function heading(status: Status, colour: Colour): string {
   ].join('')
 }
 
-/** Describes when the lease ends. In Kubernetes leases are annotations of Node objects, and have no time of their own. */
+/** Describes when the lease ends. In Kubernetes a lease is a part of a Node object, and has no expiry time. */
 function leaseEndText({ lease, store }: Status): string {
   const expiresAt = lease?.expiresAt ?? null
   if (expiresAt !== null) return `until ${expiresAt}`

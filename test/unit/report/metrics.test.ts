@@ -139,7 +139,7 @@ it.each(['deploy/grafana', 'deploy/prometheus'])('uses only existing metrics in 
   }
 })
 
-it('shows only the chosen job and nodes in each panel of the dashboard, as the names of nodes may occur in several jobs', () => {
+it('shows only the chosen job and nodes in each panel of the dashboard, because several jobs may have nodes with the same name', () => {
   const { panels } = JSON.parse(read('deploy/grafana/weft.json')) as {
     panels: readonly { readonly targets: readonly { readonly expr: string }[] }[]
   }
@@ -150,7 +150,7 @@ it('shows only the chosen job and nodes in each panel of the dashboard, as the n
     const chosen = query.match(/\b(?:(?:weft|process)_[a-z_]+|up)\{job="\$job",instance=~"\$instance"/g) ?? []
     expect([query, chosen.length]).toEqual([query, names.length])
   }
-  // A weftd that does not run has no weft_working.
+  // Prometheus has no weft_working for a weftd that does not run, so one panel also uses `up`.
   expect(queries.filter((query) => query.includes('weft_working') && query.includes('up{'))).toHaveLength(1)
 })
 

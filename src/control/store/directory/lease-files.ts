@@ -29,8 +29,8 @@ const CALLS_AT_ONCE = 2
 /** The time limit of the clean-up when the store is closed, in ms. */
 const CLOSE_MS = 500
 /**
- * The errors that last until an operator repairs a lease file. Any other error may come from a file server that is gone,
- * and then concerns each file.
+ * The errors that concern a single lease file and last until an operator repairs the file. Other errors are not
+ * reported for each file, because they may concern all files, for example if the file server does not answer.
  */
 const LASTING: ReadonlySet<string | undefined> = new Set(['EACCES', 'EPERM', 'ELOOP'])
 /** The maximum age of a temporary file in use, in ms. An older file was left behind by a process that crashed. */
@@ -46,7 +46,10 @@ export interface LeaseFile extends StoreEntry {
 export interface LeaseFileEvents {
   /** Called with the path of the directory if this process has created the directory. */
   readonly onMade?: ((path: string) => void) | undefined
-  /** Called with the path of a lease file, and the reason, when the file has become unreadable. */
+  /**
+   * Called with the path and the reason if a lease file cannot be read. Not called again for the same file until the
+   * file has become readable or was deleted.
+   */
   readonly onUnreadable?: ((path: string, why: string) => void) | undefined
 }
 
@@ -135,7 +138,7 @@ export class LeaseFiles {
 
   /**
    * Reads a lease file; undefined if the file does not exist. If the file has not changed since `known` was read,
-   * returns `known` without reading. If the file cannot be read, returns `known` too.
+   * returns `known` without reading. If the file cannot be read, also returns `known`.
    */
   async read(key: string, known?: LeaseFile): Promise<LeaseFile | undefined> {
     const path = join(this.#subnets, key)

@@ -117,7 +117,7 @@ users:
     expect(await read({ kubeconfig: insecure })).toEqual({ server: 'https://10.0.0.1:6443', isInsecure: true })
   })
 
-  it('gives a user and a password, unless it has a token too', async () => {
+  it('provides a user and a password, unless it also has a token', async () => {
     const basic = { authorization: new Secret(`Basic ${Buffer.from('jo:sesame').toString('base64')}`) }
     const user = 'username: jo, password: sesame'
     expect(await read({ kubeconfig: kubeconfig({ user }) })).toEqual({ server: 'https://10.0.0.1:6443', ...basic })
@@ -130,12 +130,15 @@ users:
     ['insecure-skip-tls-verify: true', '', 'https'],
     ['', 'client-certificate-data: QQ==, client-key-data: QQ==', 'https'],
     ['', 'token: abc', 'http'],
-  ])('with {%s} and {%s} uses, as client-go does, %s if the server has no scheme', async (cluster, user, scheme) => {
-    const path = kubeconfig({ cluster: `${cluster === '' ? '' : `${cluster}, `}server: "10.0.0.1:6443"`, user })
-    expect(await read({ kubeconfig: path })).toMatchObject({ server: `${scheme}://10.0.0.1:6443` })
-    const elsewhere = await read({ kubeconfig: path, apiUrl: 'elsewhere:6443' })
-    expect(elsewhere).toMatchObject({ server: `${scheme}://elsewhere:6443` })
-  })
+  ])(
+    'with the cluster {%s} and the user {%s} uses %s for a server without a scheme, as client-go does',
+    async (cluster, user, scheme) => {
+      const path = kubeconfig({ cluster: `${cluster === '' ? '' : `${cluster}, `}server: "10.0.0.1:6443"`, user })
+      expect(await read({ kubeconfig: path })).toMatchObject({ server: `${scheme}://10.0.0.1:6443` })
+      const elsewhere = await read({ kubeconfig: path, apiUrl: 'elsewhere:6443' })
+      expect(elsewhere).toMatchObject({ server: `${scheme}://elsewhere:6443` })
+    },
+  )
 
   it.each([
     [{ user: 'exec: {command: aws}' }, /kubeconfig has "exec"/],

@@ -157,7 +157,7 @@ describe('the nodes', () => {
       if (isBusy) throw new WeftError('STORE_UNAVAILABLE', 'busy')
       return node('b', 'b1', '102', '10.5.2.0/24')
     })
-    /** Delivers both events together, as an API server does that caught up. */
+    /** Delivers both events together, as an API server may after a new watch. */
     async function* watchOnce(): AsyncGenerator<readonly WatchEvent[]> {
       yield events
       throw new WeftError('STORE_UNAVAILABLE', 'away')

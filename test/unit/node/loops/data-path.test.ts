@@ -47,7 +47,7 @@ it('receives no peers before the store has answered, so its present peers stay',
   await until(() => logged(/Running backend/))
   await vi.advanceTimersByTimeAsync(120_000)
   expect(dataPaths.map(({ applied }) => applied)).toEqual([[]])
-  // A data path that is opened again in this time has the same devices and routes.
+  // A data path that is opened again before the store answers receives no peers either.
   dataPaths[0]!.die('the MTU of eth0 changed')
   await until(() => dataPaths.length === 2, 10_000)
   await vi.advanceTimersByTimeAsync(120_000)

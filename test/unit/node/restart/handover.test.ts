@@ -341,7 +341,7 @@ describe('a daemon that runs', () => {
     })
   })
 
-  it('has the time for its end that any weftd has, and is killed only if it hangs for longer', async () => {
+  it('may take STOP_MS to end after the takeover, and is killed only if it takes longer', async () => {
     vi.useFakeTimers({ toFake: ['setInterval', 'clearInterval', 'performance'] })
     try {
       const killed: number[] = []
@@ -366,7 +366,7 @@ describe('a daemon that runs', () => {
   })
 
   it.each(['at the start of this process', 'while this process prepares'])(
-    'is not taken for hung while it stops %s, however long that may take',
+    'is not reported as hung if it is stopping %s, even if the stop takes STOP_MS',
     async (when) => {
       vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout', 'setInterval', 'clearInterval', 'performance'] })
       try {

@@ -107,7 +107,7 @@ it('keeps the entry of a host whose second lease with the same MAC ends', async 
   expect(dataPath.watched[0]?.matters?.(entryEvent(line, index))).toBe(true)
 })
 
-it('repairs nothing if two peers have subnets with the same first address, of which either may go', async () => {
+it('repairs nothing if two peers have subnets with the same first address, and keeps the entry of the remaining peer', async () => {
   const { dataPath, leases, own, apply, neighbours } = await openWithPeers()
   const second = { ...lease(3, mac(PEERS + 1)), key: '10.0.3.0-25', subnet: { ipv4: parseIpv4Net('10.0.3.0/25')! } }
   await apply(second)

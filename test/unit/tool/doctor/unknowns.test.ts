@@ -28,7 +28,7 @@ it.each<[string, Partial<Facts>, Record<string, RegExp>]>([
     { firewall: /neither iptables nor nft can be read: run weft doctor as root/ },
   ],
   [
-    'the mode of the TUN device forbids this user to open it, which says nothing about weftd',
+    'only root may open the TUN device, and this user is not root',
     { tunProblem: 'EACCES', isRoot: false },
     { tun: /^this user may not open \/dev\/net\/tun: run weft doctor as root$/ },
   ],

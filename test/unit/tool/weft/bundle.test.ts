@@ -68,7 +68,7 @@ it('needs no temporary folder and no program, because the file system of a pod i
   expect(await output(['tar', '-xzOf', path, 'weft-doctor/links.txt'])).toContain('$ ss -lun\nä\n')
 })
 
-it('leaves no file if a command fails for an unknown reason', async () => {
+it('leaves no file if running a command throws an unexpected error', async () => {
   const path = join(folder, 'bundle.tar.gz')
   const files = { findings: '', findingsJson: '', status: undefined, subnetFile: join(folder, 'none') }
   const writing = writeBundle(path, { ...files, config: undefined, secrets: [] }, async () => {

@@ -135,7 +135,7 @@ describe('weft docker-opts', () => {
   })
 })
 
-it('gives each start of Docker the same options with the drop-in of docs/docker.md, whose EnvironmentFile is the output', () => {
+it('does not repeat the options of the last start with the drop-in of docs/docker.md, whose EnvironmentFile is the output', () => {
   const dropIn = readFileSync(join(packageRoot, 'docs/docker.md'), 'utf8')
   const [, command = ''] = /^ExecStartPre=(.*)$/m.exec(dropIn) ?? []
   expect(/^EnvironmentFile=-(.*)$/m.exec(dropIn)?.[1]).toBe('/run/docker_opts.env')

@@ -15,7 +15,7 @@ afterAll(() => vi.unstubAllEnvs())
 
 const NOW = Date.parse('2026-11-23T12:00:00Z')
 
-it('says whether the events come from a file, or are not known because weftd does not answer and the file is missing', async () => {
+it('says that the events come from the file, or that no events are known because the file is missing, if weftd does not answer', async () => {
   const folder = mkdtempSync(join(tmpdir(), 'weft-events-'))
   const file = join(folder, 'subnet.env')
   const events = (...words: string[]) =>

@@ -81,7 +81,7 @@ it('refuses a negative time', async () => {
   expect(await ready('--wait', '-1')).toMatchObject({ code: 2, err: expect.stringContaining('--wait is -1') })
 })
 
-it('refuses an empty path of the socket, with which Node.js would ask TCP port 80 of the host', async () => {
+it('refuses an empty path of the socket, with which Node.js would send the request to TCP port 80 of the host', async () => {
   expect(await ready('--status-socket=')).toEqual({
     code: 1,
     out: '',

@@ -31,16 +31,23 @@ it.each([
     'weft: the output cannot be written: ENOSPC: no space left; check that the disk of the output file is not full\n',
     [1],
   ],
-])('ends with one line if the output cannot be written, unless its reader went away: %s', (code, err, exits) => {
-  let [fail, said]: [(error: Error) => void, string] = [() => {}, '']
-  const stdout = { isTTY: false, write: () => true, on: (_event: 'error', listener: typeof fail) => (fail = listener) }
-  const codes: number[] = []
-  const stderr = { write: (text: string) => ((said += text), true) }
-  const screen = createScreen(stdout, stderr, {}, (exit) => codes.push(exit))
-  expect(screen.isRead()).toBe(true)
-  fail(Object.assign(new Error(`${code}: no space left`), { code }))
-  expect([said, codes, screen.isRead()]).toEqual([err, exits, false])
-})
+])(
+  'prints one line and exits if the output cannot be written, but prints nothing if the reader closed it: %s',
+  (code, err, exits) => {
+    let [fail, said]: [(error: Error) => void, string] = [() => {}, '']
+    const stdout = {
+      isTTY: false,
+      write: () => true,
+      on: (_event: 'error', listener: typeof fail) => (fail = listener),
+    }
+    const codes: number[] = []
+    const stderr = { write: (text: string) => ((said += text), true) }
+    const screen = createScreen(stdout, stderr, {}, (exit) => codes.push(exit))
+    expect(screen.isRead()).toBe(true)
+    fail(Object.assign(new Error(`${code}: no space left`), { code }))
+    expect([said, codes, screen.isRead()]).toEqual([err, exits, false])
+  },
+)
 
 describe('the command line', () => {
   it.each([
@@ -337,7 +344,7 @@ describe('weft status', () => {
     expect((await weft(['peers', ...socket()])).code).toBe(0)
   })
 
-  it('says when a lease ends that has no time: never if it is reserved, in Kubernetes with the Node object', async () => {
+  it('shows that a lease without an expiry time is reserved, or in Kubernetes ends with the Node object', async () => {
     status = { ...status, lease: { ...status.lease!, expiresAt: null } }
     expect((await weft(['status', ...socket()])).out).toContain('\n  lease      10.5.1.0-24, reserved\n')
     status = { ...status, store: { ...status.store, name: 'kubernetes' } }
