@@ -7,16 +7,17 @@ app.kubernetes.io/managed-by: {{ toJson .Release.Service }}
 helm.sh/chart: {{ toJson (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_") }}
 {{- end -}}
 {{- /*
-The name of an image: repository, tag and, if it is set, digest. YAML parses a tag of digits, such as 20261129, as a number. The tag of a
-released chart includes a digest, which a digest of the values replaces.
+The name of an image: repository, tag and, if the values have a digest, this digest. YAML parses a tag of digits, such as 20261129, as a
+number. In a released chart the tag includes a digest; a digest in the values replaces it.
 */ -}}
 {{- define "weft.image" -}}
 {{- $tag := kindIs "string" .tag | ternary .tag (toJson .tag) }}
 {{- .repository }}:{{ with .digest }}{{ regexReplaceAll "@.*" $tag "" }}@{{ . }}{{ else }}{{ $tag }}{{ end }}
 {{- end -}}
 {{- /*
-The values about flannel. `helm upgrade --reuse-values` of a release of flannel's chart before 0.28.3 uses only the values of that release: they
-lack values that the older templates contained, and have image_cni in place of flannel_cni.image. This template adds the missing values.
+The values below `flannel`, as JSON. After `helm upgrade --reuse-values` from flannel's chart before 0.28.3, the values are only those of that
+old chart: they have image_cni in place of flannel_cni.image, and lack values that the old chart's templates set themselves. This template adds
+the missing values.
 */ -}}
 {{- define "weft.flannel" -}}
 {{- $flannel := deepCopy .Values.flannel }}
@@ -57,7 +58,7 @@ lack values that the older templates contained, and have image_cni in place of f
 {{- with $flannel.psk }}{{ $_ := set $backend "PSK" . }}{{ end }}
 {{- with $flannel.backendPortv6 }}{{ $_ := set $backend "ListenPortV6" (int .) }}{{ end }}
 {{- with $flannel.keepaliveInterval }}{{ $_ := set $backend "PersistentKeepaliveInterval" (int .) }}{{ end }}
-{{- /* flannel's chart writes tunnelMode into JSON as it is, so it works there only with quotes in the value. */ -}}
+{{- /* flannel's chart copies tunnelMode into JSON without adding quotes, so in flannel's chart the value itself must contain quotes. */ -}}
 {{- with $flannel.tunnelMode }}{{ $_ := set $backend "Mode" (trimAll "\"" .) }}{{ end }}
 {{- end }}
 {{- $weft := default (dict) .Values.weft }}
@@ -65,7 +66,7 @@ lack values that the older templates contained, and have image_cni in place of f
 {{- $net := dict "Backend" $backend }}
 {{- if .Values.podCidr }}{{ $_ := set $net "Network" .Values.podCidr }}{{ else }}{{ $_ := set $net "EnableIPv4" false }}{{ end }}
 {{- with .Values.podCidrv6 }}{{ $_ := set $net "EnableIPv6" true }}{{ $_ := set $net "IPv6Network" . }}{{ end }}
-{{- /* flannel's chart v0.25.5 has the text `false,`. */ -}}
+{{- /* In flannel's chart v0.25.5 the default is the string `false,` with a comma. */ -}}
 {{- if hasPrefix "true" (toString $flannel.enableNFTables) }}{{ $_ := set $net "EnableNFTables" true }}{{ end }}
 {{- /* YAML parses a key that has only digits as a number. */ -}}
 {{- with $backend.PSK }}{{ $_ := set $backend "PSK" (kindIs "string" . | ternary . (toJson .)) }}{{ end }}
