@@ -24,6 +24,7 @@ import { setTimeout } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
 import { COMMON, find, installLine, isThere, KINDS, missingFor, packagesOf, sayLack } from './machine.mjs'
 import { createProgress } from './progress.mjs'
+import { undo } from './undo.mjs'
 
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const color = process.stdout.isTTY && !process.env.NO_COLOR
@@ -121,17 +122,16 @@ async function systemPackages(missing, kinds) {
 
 /**
  * Calls `install` with a policy that prevents Debian packages from starting their services, because tests start their
- * own etcd (Debian policy manual 9.3.3.1).
+ * own etcd (Debian policy manual 9.3.3.1). Removes the policy even if a signal interrupts setup. Otherwise no package
+ * that this machine installs later could start its service.
  */
 async function withoutServices(install) {
   const policy = '/usr/sbin/policy-rc.d'
   if (existsSync(policy)) return install()
-  const remove = () => rmSync(policy, { force: true })
-  process.once('exit', remove)
+  const remove = undo(() => rmSync(policy, { force: true }))
   writeFileSync(policy, '#!/bin/sh\nexit 101\n')
   chmodSync(policy, 0o755)
   await install()
-  process.off('exit', remove)
   remove()
 }
 

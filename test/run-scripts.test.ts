@@ -301,6 +301,21 @@ describe('setup beside another program that installs packages', () => {
   })
 })
 
+describe('setup as root', () => {
+  it('removes its policy for services if a signal interrupts it', async ({ skip }) => {
+    const why = await namespaces()
+    skip(why !== undefined, why)
+    // apt-get interrupts setup, which is its parent process, while the policy exists.
+    const apt = '[ -e /usr/sbin/policy-rc.d ] && echo policy > "$(dirname "$0")/seen"\nkill -INT $PPID\nexec sleep 1'
+    const path = pathWithout(['clang-format'], { 'apt-get': apt })
+    const script = 'mount -t tmpfs none /usr/sbin\n"$@" || code=$?\nls /usr/sbin\nexit $code'
+    const setup = ['unshare', '--user', '--map-root-user', '--mount', 'sh', '-ec', script, 'sh']
+    const { code, stdout } = await runIn({ PATH: path }, ...setup, NODE, join(newClone(), 'scripts/setup.mjs'), 'lint')
+    expect(readFileSync(join(path, 'seen'), 'utf8')).toBe('policy\n')
+    expect({ code, stdout }).toEqual({ code: 130, stdout: '' })
+  })
+})
+
 describe('a program that is made or fetched first', () => {
   const cache = (): string => mkdtempSync(join(folder, 'cache-'))
   const offline = { npm_config_registry: 'http://127.0.0.1:9', npm_config_fetch_retries: '0' }
