@@ -66,10 +66,10 @@ const LOCKED = /^E: Could not get lock \S+ It is held by process (\d+) \((.*)\)$
 
 /**
  * Runs one step of setup and writes one line about the step. If the step fails, prints the whole output of the step and
- * ends the process. If apt-get fails because another process installs packages, waits for the end of that process and
- * runs the step again.
+ * ends the process; with `mayFail` it prints only apt-get's errors and returns false. If apt-get fails because another
+ * process installs packages, waits for the end of that process and runs the step again.
  */
-async function step(title, file, args, { env = {} } = {}) {
+async function step(title, file, args, { env = {}, mayFail = false } = {}) {
   const began = performance.now()
   for (;;) {
     progress.now(title)
@@ -78,10 +78,15 @@ async function step(title, file, args, { env = {} } = {}) {
     if (code === 0) {
       const ok = color ? '\x1b[32mok\x1b[0m' : 'ok'
       process.stdout.write(`  ${ok} ${title}  ${(tookMs / 1000).toFixed(1)} s\n`)
-      return
+      return true
     }
     const [, pid, name] = (file === apt && tookMs < LOCK_MS && LOCKED.exec(output.toString())) || []
     if (pid === undefined) {
+      if (mayFail) {
+        const errors = output.toString().match(/^E: .*$/gm) ?? []
+        process.stdout.write([`  failed: ${title}`, ...errors, ''].join('\n'))
+        return false
+      }
       progress.end()
       process.stderr.write(output)
       fail(`${title} failed (${signal ?? `exit code ${code}`}): ${[file, ...args].join(' ')}`)
@@ -96,28 +101,46 @@ async function step(title, file, args, { env = {} } = {}) {
 const apt = find('apt-get')
 const mayInstall = apt !== undefined && process.getuid() === 0
 
+/**
+ * Returns true if only tests need the prerequisite `need`. If it cannot be installed, setup continues, and the tests
+ * that need it are skipped with a message. All other prerequisites are required.
+ */
+const isOnlyForTests = (need, kinds) =>
+  !need.toBuild && !need.for.some((kind) => kind !== 'test' && kinds.includes(kind))
+
+/** Returns the missing prerequisites that are required, and the Debian packages of these and of all others. */
+function packagesFor(missing, kinds) {
+  const hindering = missing.filter((need) => !isOnlyForTests(need, kinds))
+  const required = packagesOf(hindering)
+  return { hindering, required, forTests: packagesOf(missing).filter((name) => !required.includes(name)) }
+}
+
 async function systemPackages(missing, kinds) {
-  // True if only tests need the prerequisite `need`. If it cannot be installed, setup continues, and the tests that
-  // need it are skipped with a message. All other prerequisites are required.
-  const isOnlyForTests = (need) => !need.toBuild && !need.for.some((kind) => kind !== 'test' && kinds.includes(kind))
-  const hindering = missing.filter((need) => !isOnlyForTests(need))
-  const packages = packagesOf(missing)
+  const { hindering, required, forTests } = packagesFor(missing, kinds)
+  const skipFor = (lacking) =>
+    process.stdout.write(`setup: ${sayLack(lacking)}; the tests that use it will be skipped\n`)
   if (!mayInstall || hindering.some((need) => need.package === undefined)) {
     if (hindering.length > 0) fail(sayLack(hindering))
-    process.stdout.write(`setup: ${sayLack(missing)}; the tests that use it will be skipped\n`)
+    skipFor(missing)
     return
   }
   await withoutServices(async () => {
     // In other languages apt-get words its errors differently.
     const env = { DEBIAN_FRONTEND: 'noninteractive', LC_ALL: 'C.UTF-8' }
-    const [, ...args] = installLine(packages).split(' ')
-    await step('package lists', apt, ['update', '-q'], { env })
-    await step(`install ${packages.join(' ')}`, apt, [...args, '-q'], { env })
+    const install = (packages, mayFail) => {
+      const [, ...args] = installLine(packages).split(' ')
+      return step(`install ${packages.join(' ')}`, apt, [...args, '-q'], { env, mayFail })
+    }
+    const isListed = await step('package lists', apt, ['update', '-q'], { env, mayFail: required.length === 0 })
+    if (required.length > 0) await install(required, false)
+    if (isListed && forTests.length > 0) await install(forTests, true)
   })
-  const services = packages.flatMap((name) => SERVICES[name] ?? [])
+  const services = [...required, ...forTests].flatMap((name) => SERVICES[name] ?? [])
   if (services.length > 0 && find('systemctl')) spawnSync('systemctl', ['disable', ...services], { stdio: 'ignore' })
   const still = missing.filter((need) => !isThere(need))
-  if (still.length > 0) fail(`installed, but still not found: ${still.map(({ name }) => name).join(', ')}`)
+  const needed = still.filter((need) => hindering.includes(need))
+  if (needed.length > 0) fail(`installed, but still not found: ${needed.map(({ name }) => name).join(', ')}`)
+  if (still.length > 0) skipFor(still)
 }
 
 /**
@@ -246,8 +269,9 @@ async function setup(kinds) {
   }
   const wants = { addon: !addonFits(), npm: !npmPackagesFit(), typescript: !typescriptFits() }
   const missing = missingFor(kinds, wants.addon)
+  const { required, forTests } = packagesFor(missing, kinds)
   const steps = [
-    missing.length > 0 && mayInstall ? 2 : 0,
+    missing.length > 0 && mayInstall ? 1 + Number(required.length > 0) + Number(forTests.length > 0) : 0,
     Number(wants.npm),
     Number(wants.addon),
     wants.typescript ? 2 : 0,

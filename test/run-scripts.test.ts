@@ -314,6 +314,32 @@ describe('setup as root', () => {
     expect(readFileSync(join(path, 'seen'), 'utf8')).toBe('policy\n')
     expect({ code, stdout }).toEqual({ code: 130, stdout: '' })
   })
+
+  it.for(['update', 'install'])(
+    'continues without programs for tests if apt-get %s fails',
+    async (failing, { skip }) => {
+      const why = await namespaces()
+      skip(why !== undefined, why)
+      const apt = `[ "$1" != ${failing} ] || { echo "E: no network" >&2; exit 100; }`
+      const path = pathWithout(['fish', 'mandoc'], { 'apt-get': apt })
+      const setup = asRootAfter('mount -t tmpfs none /usr/sbin', NODE, join(newClone(), 'scripts/setup.mjs'))
+      const only = await runIn({ PATH: path }, ...setup, 'test')
+      expect({ code: only.code, stderr: only.stderr }).toEqual({ code: 0, stderr: '' })
+      expect(only.stdout).toMatch(
+        /\n?E: no network\nsetup: this machine lacks [^\n]*mandoc, fish[^\n]*; the tests that use it will be skipped\n/,
+      )
+    },
+  )
+
+  it('ends with 1 if apt-get fails for a program that not only tests need', async ({ skip }) => {
+    const why = await namespaces()
+    skip(why !== undefined, why)
+    const path = pathWithout(['clang-format'], { 'apt-get': 'echo "E: no network" >&2; exit 100' })
+    const setup = asRootAfter('mount -t tmpfs none /usr/sbin', NODE, join(newClone(), 'scripts/setup.mjs'), 'lint')
+    const { code, stderr } = await runIn({ PATH: path }, ...setup)
+    expect(code).toBe(1)
+    expect(stderr).toMatch(/^E: no network\nsetup: package lists failed \(exit code 100\): /)
+  })
 })
 
 describe('a program that is made or fetched first', () => {
