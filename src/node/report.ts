@@ -1,6 +1,6 @@
 // report.ts - makes the status of a node for /status.json from the state that its loops share.
 
-import { hostname } from 'node:os'
+import { hostname, uptime } from 'node:os'
 import { resolve } from 'node:path'
 import { isWeftError } from '../base/errors.ts'
 import type { NetworkConfig } from '../control/config/network-config.ts'
@@ -50,15 +50,40 @@ import type { Handover } from './restart/handover.ts'
 /** The maximum number of peers whose path MTUs weftd reads from the kernel, with one system call for each peer. */
 const MOST_PATHS = 500
 
-/** Returns the part of the status that stays the same while the daemon runs. `version` is the version of weft. */
+/** If the host's clock is set by more than CLOCK_STEP_MS milliseconds, weftd corrects the time of its start. */
+const CLOCK_STEP_MS = 1_000
+
+/**
+ * Makes a function that returns the time at which this process started, in ms since 1970, by the present setting of the
+ * host's clock. A host without a battery for its clock sets the clock only some time after weftd has started. `now` is
+ * the host's clock in ms, and `up` the time since the boot in seconds, which also counts while the host is suspended.
+ */
+export function startTime(now: () => number = Date.now, up: () => number = uptime): () => number {
+  const began = up() * 1000 - performance.now()
+  let known = performance.timeOrigin
+  return () => {
+    const startedAt = now() - (up() * 1000 - began)
+    // Keep the known time unless the clock was set, because both clocks are rounded.
+    if (Math.abs(startedAt - known) > CLOCK_STEP_MS) known = startedAt
+    return known
+  }
+}
+
+/**
+ * Returns the part of the status that stays the same while the daemon runs, except that `startedAt` follows the host's
+ * clock if the clock is set. `version` is the version of weft.
+ */
 export function daemonStatusOf(
   { store, node: options }: Pick<CutOptions, 'store' | 'node'>,
   version: string,
+  startedAt: () => number = startTime(),
 ): DaemonStatus {
   return {
     version,
     pid: process.pid,
-    startedAt: new Date(performance.timeOrigin).toISOString(),
+    get startedAt() {
+      return iso(startedAt())
+    },
     subnetFile: options['subnet-file'],
     leases: leasesOf(store),
     etcdFiles: etcdFilesOf(store),

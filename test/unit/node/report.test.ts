@@ -5,7 +5,7 @@ import { decodeLease } from '../../../src/control/lease/decode.ts'
 import type { OpenEcho } from '../../../src/host/echo.ts'
 import { parseIpv4 } from '../../../src/net/ipv4.ts'
 import { createNode } from '../../../src/node/node.ts'
-import { reportWaiting } from '../../../src/node/report.ts'
+import { reportWaiting, startTime } from '../../../src/node/report.ts'
 import { createHealth } from '../../../src/report/health.ts'
 import type { Status } from '../../../src/report/status.ts'
 import { openPaths } from '../../support/data-paths.ts'
@@ -41,6 +41,26 @@ async function becomes(isSo: (status: Status) => boolean, virtualMs?: number): P
   }, virtualMs)
   return newest
 }
+
+it('corrects the time of the start if the clock is set, but not for the rounding of clocks', () => {
+  const hour = 3_600_000
+  const began = performance.timeOrigin
+  const clock = { aheadMs: 0, runsMs: 0 }
+  const startedAt = startTime(
+    () => began + performance.now() + clock.runsMs + clock.aheadMs,
+    () => (performance.now() + clock.runsMs) / 1000,
+  )
+  expect(startedAt()).toBe(began)
+  Object.assign(clock, { runsMs: hour, aheadMs: 30 })
+  expect(startedAt()).toBe(began)
+  for (const aheadMs of [-hour, 24 * hour]) {
+    Object.assign(clock, { aheadMs })
+    expect(Math.abs(startedAt() - (began + aheadMs))).toBeLessThan(100)
+    const known = startedAt()
+    Object.assign(clock, { aheadMs: aheadMs + 30 })
+    expect(startedAt()).toBe(known)
+  }
+})
 
 it('the report has the node, its lease and its data path', async () => {
   expect(await nodeStatus()).toMatchObject({ state: 'starting', node: null, peers: null })
