@@ -92,6 +92,8 @@ export function createHistory(kept = KEPT): History {
           { tx: txBytes ?? undefined, rx: rxBytes ?? undefined },
         ]),
       )
+      // If the clock was set back, drop the samples with later times, because a chart needs ascending times.
+      while ((samples.at(-1)?.at ?? -Infinity) >= at && at !== last?.at) samples.pop()
       if (last && at > last.at) {
         const seconds = at - last.at
         const between = (now: Rates, then: Rates): Rates => ({

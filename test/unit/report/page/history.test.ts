@@ -54,6 +54,17 @@ it('continues after the clock was set back, and after a status without peers', (
   expect(history.ratesOf('10.5.1.0-24')).toStrictEqual({ tx: undefined, rx: undefined })
 })
 
+it('keeps the times of the samples in ascending order after the clock was set back', () => {
+  const history = createHistory()
+  const times = (): number[] => history.samples().map(second)
+  for (const each of [5, 6, 7, 3, 4]) history.add(statusAt(each, 0, 0, 0))
+  expect(times()).toEqual([4])
+  for (const each of [5, 6, 6, 5.5]) history.add(statusAt(each, 0, 0, 0))
+  expect(times()).toEqual([4, 5])
+  history.add(statusAt(6, 0, 0, 0))
+  expect(times()).toEqual([4, 5, 6])
+})
+
 it('reports both directions of a peer', () => {
   const history = createHistory()
   const counted = (second: number, txBytes: number, rxBytes: number): Status => ({
