@@ -3,7 +3,7 @@
 import type * as dns from 'node:dns/promises'
 import { once } from 'node:events'
 import { existsSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs'
-import { request, Server } from 'node:http'
+import { request, Server, type IncomingMessage } from 'node:http'
 import { connect, createServer, type Socket } from 'node:net'
 import { networkInterfaces, tmpdir } from 'node:os'
 import { join } from 'node:path'
@@ -357,6 +357,27 @@ describe('a client that overloads the server', () => {
       expect(codeOf(answer.toString())).toBe(200)
     }
     socket.destroy()
+  })
+
+  it('is disconnected if it does not read long answers, so that they do not fill the memory', async () => {
+    const { server, health } = await serve()
+    const length = 15 << 20 // more than the kernel keeps for a connection
+    health.page = async () => ({ body: 'x'.repeat(length), headers: {} })
+    /** Requests the page. The returned function reads the answer and resolves with its length. */
+    const open = async (): Promise<() => Promise<number>> => {
+      const sent = request({ port: server.port, host: '127.0.0.1', agent: false }).end()
+      const [response] = (await once(sent, 'response')) as [IncomingMessage]
+      response.on('error', () => {})
+      return () =>
+        new Promise((resolve) => {
+          let read = 0
+          response.on('data', (part: Buffer) => (read += part.length)).once('close', () => resolve(read))
+        })
+    }
+    const readers = [await open(), await open(), await open(), await open()]
+    const lengths = await Promise.all(readers.map((read) => read()))
+    expect(lengths.map((each) => each === length)).toEqual([false, false, true, true])
+    expect(await (await open())()).toBe(length)
   })
 
   it('is disconnected if its header or its body never ends', async () => {
