@@ -24,7 +24,7 @@ import {
   findUnreachableRemains,
 } from './device-remains.ts'
 import { findPublishedRoute } from './published-route.ts'
-import { findRunning } from './running.ts'
+import { findLocking, findRunning } from './running.ts'
 
 export const CLEANUP_HELP = `Usage: weft cleanup [--dry-run] [-f FILE]
 
@@ -49,7 +49,9 @@ interface Output {
  */
 export async function cleanup(args: readonly string[], output: Output): Promise<boolean> {
   const { file, dryRun } = readArguments(args)
-  return removeRemains(file, dryRun, await findRunning(kernel), output)
+  const visible = await findRunning(kernel)
+  const running = visible.length > 0 ? visible : findLocking(handoverLock({ 'subnet-file': file }))
+  return removeRemains(file, dryRun, running, output)
 }
 
 /**

@@ -1,10 +1,11 @@
 // running.test.ts - finds running weftd and flanneld processes of this network namespace in procfs.
 
-import { mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
+import { closeSync, mkdirSync, mkdtempSync, openSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, expect, it } from 'vitest'
-import { findRunning } from '../../../../src/tool/cleanup/running.ts'
+import { addon } from '../../../../src/host/addon.ts'
+import { findLocking, findRunning } from '../../../../src/tool/cleanup/running.ts'
 import { ModelKernel } from '../../../support/model-kernel.ts'
 
 let proc: string
@@ -57,4 +58,15 @@ it('counts a process of another user, whose namespace cannot be read, as one in 
   addProcess('12', '/opt/bin/flanneld')
   writeFileSync(join(proc, '12/ns/net'), 'no link: readlink(2) fails otherwise than for a process that ended')
   expect(await running()).toEqual(['flanneld still runs (pid 12)'])
+})
+
+it('notices a weftd that is not visible by its lock, and does not keep the lock', () => {
+  const lock = join(proc, 'subnet.env.handover.lock')
+  expect(findLocking(lock)).toEqual([])
+  const fd = openSync(lock, 'a+')
+  expect(findLocking(lock)).toEqual([])
+  expect(addon.tryLockFile(fd)).toBe(true)
+  expect(findLocking(lock)).toEqual([`a weftd still runs, which has locked ${lock}`])
+  closeSync(fd)
+  expect(findLocking(lock)).toEqual([])
 })
