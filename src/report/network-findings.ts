@@ -150,8 +150,12 @@ export const NETWORK_FINDINGS = {
 
 export type NetworkFindingName = keyof typeof NETWORK_FINDINGS
 
+/** Returns true if this version of weft knows the finding. A report of a newer weftd may have other findings. */
+export const isKnownFinding = ({ name }: Pick<NetworkFinding, 'name'>): boolean => Object.hasOwn(NETWORK_FINDINGS, name)
+
+/** Returns true if no finding is a failure. A finding that this version of weft does not know may be a failure. */
 export const isNetworkWell = ({ findings }: { readonly findings: readonly NetworkFinding[] }): boolean =>
-  findings.every(({ name }) => NETWORK_FINDINGS[name].level !== 'failure')
+  findings.every((finding) => isKnownFinding(finding) && NETWORK_FINDINGS[finding.name].level !== 'failure')
 
 const callOf = ({ name, subnet, publicIp }: Pick<NetworkNode, 'name' | 'subnet' | 'publicIp'>): string =>
   name ? `${name} (${subnet} at ${publicIp})` : `${subnet} at ${publicIp}`

@@ -2,7 +2,7 @@
 // network only while this section is open.
 
 import { parseToShow } from '../../base/text.ts'
-import { NETWORK_FINDINGS, type NetworkNode } from '../network-findings.ts'
+import { isKnownFinding, NETWORK_FINDINGS, type NetworkNode } from '../network-findings.ts'
 import { cellLook, lookOf, NETWORK_SCHEMA, wholeText, type NetworkReport } from '../network-view.ts'
 import { briefly, type Status } from '../status.ts'
 import { byId, elementOf, h, proseOf, setText, type Child } from './dom.ts'
@@ -66,7 +66,7 @@ export function createNetworkView() {
 
 /** Lists the findings about the network. Each kind of finding is explained once. */
 function findingsOf({ findings }: NetworkReport): readonly Child[] {
-  const names = [...new Set(findings.map(({ name }) => name))].filter((name) => Object.hasOwn(NETWORK_FINDINGS, name))
+  const names = [...new Set(findings.filter(isKnownFinding).map(({ name }) => name))]
   return names.map((name) => {
     const { level, means, fix } = NETWORK_FINDINGS[name]
     const details = findings.filter((each) => each.name === name).map(({ detail }) => h('li', {}, detail))

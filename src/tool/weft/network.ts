@@ -2,12 +2,7 @@
 // the report.
 
 import { jsonLine } from '../../base/text.ts'
-import {
-  isNetworkWell,
-  NETWORK_FINDINGS,
-  type NetworkFindingName,
-  type NetworkNode,
-} from '../../report/network-findings.ts'
+import { isKnownFinding, isNetworkWell, NETWORK_FINDINGS, type NetworkNode } from '../../report/network-findings.ts'
 import { cellLook, lookOf, NETWORK_SCHEMA, wholeText, type NetworkReport } from '../../report/network-view.ts'
 import { briefly } from '../../report/status.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
@@ -68,13 +63,13 @@ function heading(report: NetworkReport, colour: Colour): string {
 const TONES = { failure: 'bad', warning: 'doubtful', note: 'dim' } as const satisfies Record<string, Tone>
 
 function findingsText({ findings }: NetworkReport, colour: Colour): string {
-  const names = [...new Set(findings.map(({ name }) => name))].filter((name): name is NetworkFindingName =>
-    Object.hasOwn(NETWORK_FINDINGS, name),
-  )
+  const names = [...new Set(findings.map(({ name }) => name))]
   return names
     .map((name) => {
-      const { level, means, fix } = NETWORK_FINDINGS[name]
       const details = findings.filter((each) => each.name === name).map(({ detail }) => `    ${detail}\n`)
+      if (!isKnownFinding({ name }))
+        return `${colour('doubtful', name)}: this version of weft does not know this finding\n${details.join('')}`
+      const { level, means, fix } = NETWORK_FINDINGS[name]
       return `${colour(TONES[level], level)}: ${means}\n${details.join('')}  to do: ${fix}\n`
     })
     .join('')

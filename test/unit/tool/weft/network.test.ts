@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { createHealth, serveHealth, serveSocket, type NetworkQuery } from '../../../../src/report/health.ts'
-import type { QueriedNode } from '../../../../src/report/network-findings.ts'
+import type { NetworkFindingName, QueriedNode } from '../../../../src/report/network-findings.ts'
 import { networkReport, type NetworkReport } from '../../../../src/report/network-view.ts'
 import { networkText } from '../../../../src/tool/weft/network.ts'
 import { expectHarmless, HOSTILE } from '../../../support/hostile.ts'
@@ -146,6 +146,14 @@ describe('weft network', () => {
     const refused = await get()
     expect([refused.status, await refused.text()]).toEqual([403, expect.stringContaining('weft network')])
     expect((await network()).code).toBe(0)
+  })
+
+  it('shows a finding of a newer weftd by its name, and does not count the network as well', async () => {
+    const finding = { name: 'new-fault' as NetworkFindingName, detail: 'host1 has it' }
+    await serve({ isGuarded: false, report: async () => ({ ...reportOf(3), findings: [finding] }) })
+    const { code, out, err } = await network()
+    expect({ code, err }).toEqual({ code: 3, err: '' })
+    expect(out).toContain('new-fault: this version of weft does not know this finding\n    host1 has it\n')
   })
 
   it('escapes the names of nodes', async () => {
