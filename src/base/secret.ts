@@ -126,13 +126,29 @@ function wordWithoutUser(word: string): string {
   return word.slice(0, match.index) + kept + word.slice(end + 1)
 }
 
+/**
+ * Matches the text of a URL from `//` to the first @, which may be a user name and a password (RFC 3986 allows commas in
+ * them), or the end of a list of URLs whose last one has a user name.
+ */
+const UNTIL_USER = /\/\/(?:(?!\/\/)[^\s"@])*@/g
+/** Matches a host with an optional port, and not the beginning of a user name and a password. */
+const HOST = /^(?:\[[^\]]*\]|[^:/]*)(?::\d*)?$/
+
+/** Removes the user names and passwords of URLs that contain a comma, at which the callers split lists of URLs. */
+const withoutCommas = (text: string): string =>
+  text.replaceAll(UNTIL_USER, (whole) => {
+    const comma = whole.indexOf(',')
+    const isList = HOST.test(whole.slice(2, comma)) && whole.includes(':', comma)
+    return comma < 0 || isList ? whole : '//'
+  })
+
 /** Removes user names and passwords from all URLs in a text, in linear time. */
-export const withoutUser = (text: string): string => text.replaceAll(/[^\s,]+/g, wordWithoutUser)
+export const withoutUser = (text: string): string => withoutCommas(text).replaceAll(/[^\s,]+/g, wordWithoutUser)
 
 /** Removes user names and passwords from a comma-separated list of URLs. A password may contain commas. */
 function urlsWithoutUser(text: string): string {
   const shown: string[] = []
-  for (const url of text.split(',')) {
+  for (const url of withoutCommas(text).split(',')) {
     const [scheme = ''] = /^\s*(?:[a-z][a-z\d+.-]*:)?\/\//i.exec(url) ?? []
     const end = url.lastIndexOf('@')
     const user = url.slice(scheme.length, end + 1)
