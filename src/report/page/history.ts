@@ -93,7 +93,8 @@ export function createHistory(kept = KEPT): History {
         ]),
       )
       // If the clock was set back, drop the samples with later times, because a chart needs ascending times.
-      while ((samples.at(-1)?.at ?? -Infinity) >= at && at !== last?.at) samples.pop()
+      const later = last && at < last.at ? samples.findIndex((sample) => sample.at >= at) : -1
+      if (later >= 0) samples.splice(later)
       if (last && at > last.at) {
         const seconds = at - last.at
         const between = (now: Rates, then: Rates): Rates => ({
