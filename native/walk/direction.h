@@ -11,6 +11,7 @@
 #include "../core/filter.h"
 #include "../core/icmp.h"
 #include "../core/traffic.h"
+#include "../io/path_probe.h"
 #include "../io/system.h"
 #include "../io/udp.h"
 
@@ -49,6 +50,23 @@ inline size_t as_of_ipv4(size_t path_bytes, const Endpoint& endpoint) {
   constexpr size_t kLongerBytes = kIpv6HeaderBytes - kIpv4HeaderBytes;
   return endpoint.outer == 6 && path_bytes > kLongerBytes ? path_bytes - kLongerBytes : path_bytes;
 }
+
+/// Queries the kernel for the path MTU to endpoints, and stores the answers in the endpoints. Only one thread at a time
+/// may use the object.
+class PathQueries {
+ public:
+  explicit PathQueries(const ByFamily<Sockets>& sockets)
+      : probes_{PathProbe(bound_address(sockets.ipv4.sender)), PathProbe(bound_address(sockets.ipv6.sender))} {}
+  /// Queries the kernel if the endpoint's path MTU is unknown or too old.
+  void refresh(const Endpoint& endpoint, int64_t now_ms) {
+    if (!endpoint.path.is_due(now_ms)) return;
+    const size_t bytes = probes_.of(endpoint.outer).ask(endpoint.to());
+    endpoint.path.learn(as_of_ipv4(bytes, endpoint), now_ms);
+  }
+
+ private:
+  ByFamily<PathProbe> probes_;
+};
 
 /// The smallest plausible MTU for inner packets, in bytes. A path MTU that leaves less for inner packets is ignored.
 constexpr size_t kLeastMtu = 256;

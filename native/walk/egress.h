@@ -27,7 +27,6 @@
 #include "../core/mss.h"
 #include "../core/segment.h"
 #include "../io/clock.h"
-#include "../io/path_probe.h"
 #include "../io/sender.h"
 #include "../io/tun_writer.h"
 #include "../io/udp.h"
@@ -43,8 +42,7 @@ class Egress final : public Direction {
       : path_(path),
         header_(path.features->has(kTunHeader)),
         probes_(path.tun_address, path.sockets.ipv4.sender >= 0 && path.sockets.ipv6.sender >= 0),
-        path_mtu_{PathProbe(bound_address(path.sockets.ipv4.sender)),
-                  PathProbe(bound_address(path.sockets.ipv6.sender))},
+        path_mtu_(path.sockets),
         peers_(peers),
         encap_(std::move(encap)),
         sender_(path.sockets, Encap::kHeaderBytes, Encap::kTrailerBytes, kRoomBytes, path.features, path.counters,
@@ -292,10 +290,7 @@ class Egress final : public Direction {
 
   void ask_path(const Endpoint& endpoint) {
     if (turn_ms_ == 0) turn_ms_ = now_ms();
-    if (endpoint.path.is_due(turn_ms_)) {
-      const size_t bytes = path_mtu_.of(endpoint.outer).ask(endpoint.to());
-      endpoint.path.learn(as_of_ipv4(bytes, endpoint), turn_ms_);
-    }
+    path_mtu_.refresh(endpoint, turn_ms_);
   }
 
   /// Sends an ICMP error about a packet from the TUN. For a superpacket the error quotes the first segment, because the
@@ -317,8 +312,8 @@ class Egress final : public Direction {
   Path path_;
   bool header_;  // true if the TUN uses virtio headers
   Probes probes_;
-  ByFamily<PathProbe> path_mtu_;  // query the path MTU to peers of each IP family
-  int64_t turn_ms_ = 0;           // when the current batch began; 0 until the time is needed
+  PathQueries path_mtu_;
+  int64_t turn_ms_ = 0;  // when the current batch began; 0 until the time is needed
   PeerTables::Reader peers_;
   const PeerTable* table_ = nullptr;
   CircleGuard circles_;

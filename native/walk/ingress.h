@@ -33,6 +33,7 @@ class Ingress final : public Direction {
         peers_(peers),
         encap_(std::move(encap)),
         filter_(path.filter, path.unknown_senders),
+        path_mtu_(path.sockets),
         receiver_(path.sockets.of(outer).receiver, Encap::kHeaderBytes, path.counters, path.rx_drops),
         writer_(path.tun, path.features, path.counters, path.rx_drops) {
     for (const uint8_t version : kIpVersions) {
@@ -204,7 +205,12 @@ class Ingress final : public Direction {
   /// Lowers the MSS in a peer's SYN, so that the segments that this host sends to the peer fit the path.
   void clamp(uint8_t* bytes, const Packet& packet, const VirtioHeader& undone) {
     const Endpoint* peer = table_->find(packet.version, source_address(bytes, packet));
-    const size_t most = peer ? std::min(path_.clamp_mtu, longest_to(*peer, kEncapBytes<Encap>)) : path_.clamp_mtu;
+    size_t most = path_.clamp_mtu;
+    if (peer) {
+      // This host may not have sent a long packet to the peer yet, so query the path MTU here too.
+      path_mtu_.refresh(*peer, now_ms());
+      most = std::min(most, longest_to(*peer, kEncapBytes<Encap>));
+    }
     clamp_mss(bytes, packet, most - mss_header_bytes(packet), undone.flags & kVirtioNeedsCsum);
   }
 
@@ -250,6 +256,7 @@ class Ingress final : public Direction {
   const PeerTable* table_ = nullptr;  // valid while pump() runs
   Encap encap_;
   Filter filter_;
+  PathQueries path_mtu_;
   Received received_;
   Receiver receiver_;
   CoalesceLimits limits_;

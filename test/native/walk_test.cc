@@ -728,7 +728,7 @@ void test_longest() {
 }
 
 /// The MSS in the SYN of TCP connections must fit the path MTU, in both directions. If the path MTU is implausible, the
-/// TUN's MTU must be used.
+/// TUN's MTU must be used. If the path MTU is old, the kernel must be queried; its answer for loopback is large.
 template <typename Encap>
 void test_clamp() {
   constexpr size_t kBefore = kOuterBytes + kEncapBytes<Encap>, kClamp = 1400, kLeast = 256;
@@ -739,13 +739,14 @@ void test_clamp() {
                                    {kClamp + kBefore, kClamp},
                                    {kClamp + kBefore + 1, kClamp},
                                    {0, kClamp}}) {
-    for (const bool outward : {true, false}) {
-      context = std::string(outward ? "out" : "in") + ", a path of " + std::to_string(path);
+    for (const auto& [outward, is_old] : {std::pair{true, false}, {false, false}, {true, true}, {false, true}}) {
+      context = std::string(outward ? "out" : "in") + ", a path of " + std::to_string(path) + (is_old ? ", old" : "");
       Host<Encap> host(kAllFeatures, {}, VerifySource::kStrict, kClamp);
       PeerTables::Reader reader = host.peers.reader(1);
       const uint8_t peer[] = {10, 5, 2, 2};
       reader.acquire().find(4, peer)->path.learn(path, clock_ms);
       reader.release();
+      if (is_old) clock_ms += PathMtu::kAskEveryMs;
       Fields f = outward ? Fields{} : inward();
       f.flags = kSyn;
       f.payload = 0;
@@ -763,7 +764,8 @@ void test_clamp() {
           out.push_back(Bytes(each.begin() + sizeof(VirtioHeader), each.end()));
         }
       }
-      CHECK(out.size() == 1 && is_whole(out[0]) && load_be16(&out[0][42]) == most - 40);
+      const size_t expected = is_old ? kClamp : most;
+      CHECK(out.size() == 1 && is_whole(out[0]) && load_be16(&out[0][42]) == expected - 40);
     }
   }
   context.clear();
