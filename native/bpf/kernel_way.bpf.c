@@ -250,13 +250,15 @@ int egress(struct packet* packet) {
   u8 *data = (u8*)(u64)packet->data, *end = (u8*)(u64)packet->data_end;
   struct inner inner = {};
   struct peer* peer;
-  int is_own;  // true if the packet comes from the TUN's own address
+  int is_own;        // true if the packet comes from the TUN's own address
+  int is_from_here;  // true if the packet comes from this node's subnet
   if (is_v6) {
     const struct ipv6* ip = (void*)data;
     if ((u8*)(ip + 1) > end) return leave(kLeftKind);
     peer = find6(ip->destination);
     inner = (struct inner){kIpv6Bytes, kIpv6Bytes + BE16(ip->payload), ip->next, ip->hops};
     is_own = is_same6(ip->source, now->own6);
+    is_from_here = now->mask6[0] != 0 && is_within6(ip->source, now->subnet6, now->mask6);
     if (ip->version >> 4 != 6 || (inner.protocol != kTcp && inner.protocol != kUdp && inner.protocol != kIcmpv6)) {
       return leave(kLeftKind);
     }
@@ -266,6 +268,7 @@ int egress(struct packet* packet) {
     peer = find4(ip->destination);
     inner = (struct inner){kIpv4Bytes, BE16(ip->total), ip->protocol, ip->ttl};
     is_own = ip->source == now->own;
+    is_from_here = now->mask != 0 && (ip->source & now->mask) == now->subnet;
     if (ip->version_length != 0x45 || (ip->fragment & BE16(kFragmentBits))) return leave(kLeftKind);
   } else {
     return leave(kLeftKind);
@@ -278,6 +281,9 @@ int egress(struct packet* packet) {
     if (!(peer->flags & kTried) || !is_tcp || !is_own || upper + 4 > end) return leave(kLeftNotPromoted);
     if (*(const u16*)(upper + 2) != now->proof_port) return leave(kLeftNotPromoted);
   }
+  // The peer's `ingress` leaves packets with any other source to the peer's engine, which cannot use superpackets and
+  // unfinished checksums.
+  if (!is_from_here) return leave(kLeftSender);
   if (inner.hops <= 1) return leave(kLeftHops);
   if (inner.total != len || len > kMostBytes) return leave(kLeftLength);
   u32 upper_bytes = 0;

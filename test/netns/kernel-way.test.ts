@@ -74,6 +74,11 @@ it('the kernel carries TCP and UDP between containers of proven peers, with the 
   expect(stdout).toMatch(/Time to live exceeded/)
 })
 
+it("the engine carries packets from a host's own address, which the peer's kernel does not accept", async () => {
+  const { a, podB } = await promotedPods()
+  await transfer(a, podB, podB.address, 4, a.address)
+})
+
 it('the kernel carries IPv6 packets inside IPv4', async () => {
   lab = await createLab({ hosts: 2, families: ['ipv4', 'ipv6'] })
   const [a, b] = lab.hosts as [Host, Host]

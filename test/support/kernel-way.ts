@@ -21,7 +21,7 @@ print(digest.hexdigest(), flush=True)
 `
 const SEND = `
 import hashlib, random, socket, sys
-s = socket.create_connection((sys.argv[1], 7000))
+s = socket.create_connection((sys.argv[1], 7000), source_address=(sys.argv[3], 0) if len(sys.argv) > 3 else None)
 digest = hashlib.sha256()
 for number in range(int(sys.argv[2])):
     data = random.Random(number).randbytes(1 << 20)
@@ -43,13 +43,20 @@ export async function promoted(
   pings.kill()
 }
 
-/** Sends some MiB of random bytes by TCP, and checks their digest. */
-export async function transfer(from: Place, to: Place, address: string, mebibytes: number): Promise<void> {
+/** Sends some MiB of random bytes by TCP, and checks their digest. `source` is the sender's address; if left out, the kernel chooses it. */
+export async function transfer(
+  from: Place,
+  to: Place,
+  address: string,
+  mebibytes: number,
+  source?: string,
+): Promise<void> {
   const receiver = to.spawn(['python3', '-c', RECEIVE, address])
   let text = ''
   receiver.stdout!.on('data', (data: Buffer) => (text += String(data)))
   await eventually(() => expect(text).toContain('listening'))
-  const sent = await from.output(['python3', '-c', SEND, address, String(mebibytes)], { timeoutMs: EVENT_MS })
+  const how = [address, String(mebibytes), ...(source === undefined ? [] : [source])]
+  const sent = await from.output(['python3', '-c', SEND, ...how], { timeoutMs: EVENT_MS })
   await eventually(() => expect(text.split('\n')[1]).toBe(sent.trim()))
 }
 
