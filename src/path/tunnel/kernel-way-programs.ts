@@ -171,8 +171,9 @@ export async function programInFront(bpf: Bpf, hooks: readonly Hook[]): Promise<
     const filters = await bpf.listFilters(hook)
     const own = filters.findIndex(isOwn)
     const before = filters.slice(0, own === -1 ? filters.length : own)
-    // `filters` is in the order in which the kernel runs the filters.
-    const [first] = own === -1 ? before.filter(({ priority }) => priority < OWN_PRIORITY) : before
+    // `filters` is in the order in which the kernel runs the filters. A foreign filter with the priority of weft's
+    // filters counts too, because weft's filter would replace it.
+    const [first] = own === -1 ? before.filter(({ priority }) => priority <= OWN_PRIORITY) : before
     if (first) return `the tc filter ${first.name || first.kind} with priority ${first.priority}`
   }
   return undefined

@@ -523,12 +523,15 @@ it('takes all peers back after a change of the queueing discipline, and under a 
   expect(near.way.state).toMatchObject({ isActive: true, promoted: 0 })
 })
 
-it("does not begin behind another program's filter on the TUN", async () => {
+it.each([5, 4096])("does not begin behind or replace another program's filter on the TUN: %i", async (priority) => {
   const { way, bpf, lines } = rig()
-  bpf.filters.set(`${TUN} true`, [{ priority: 5, kind: 'bpf', name: 'count' }])
+  const others = [{ priority, kind: 'bpf', name: 'count' }]
+  bpf.filters.set(`${TUN} true`, others)
   await way.check()
   await way.check()
-  expect(lines).toEqual([expect.stringContaining('the tc filter count with priority 5 runs before a program of weft')])
+  const why = `the tc filter count with priority ${priority} runs before a program of weft`
+  expect(lines).toEqual([expect.stringContaining(why)])
+  expect(bpf.filters.get(`${TUN} true`)).toBe(others)
 })
 
 it('joins segments again if another program removes the program that takes them', async () => {
