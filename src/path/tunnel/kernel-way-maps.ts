@@ -1,7 +1,7 @@
 // kernel-way-maps.ts - the maps of the eBPF programs: their sizes, and the layouts of their keys and values.
 // native/bpf/kernel_way.bpf.c has the same layouts. Pure.
 
-import { isIpv4Net, type Address, type Nets } from '../../net/address.ts'
+import { familyOf, isIpv4Net, type Address, type Family, type Nets } from '../../net/address.ts'
 import type { Peer } from '../engine/peers.ts'
 
 /**
@@ -84,6 +84,15 @@ export interface ProgramConfig {
   readonly leavesProbes: boolean
 }
 
+/**
+ * This number is added to the slot of a peer's IPv6 subnet. The eBPF programs so count the packets of the peer's IPv4
+ * subnet and of its IPv6 subnet separately, although both subnets have the same slot in the engine.
+ */
+const IPV6_SLOT = 2 ** 31
+/** Returns the key in the map `traffic` for a peer's slot and the family of its subnet; 0 if the peer has no slot. */
+export const trafficKey = (slot: number, family: Family): number =>
+  slot === 0 || family === 'ipv4' ? slot : slot + IPV6_SLOT
+
 export const PROMOTED = 1
 export const TRIED = 2
 
@@ -151,7 +160,7 @@ export function encodePeer(peer: Peer, limit: number, flags: number, acceptsIpv4
   view.setUint32(0, peer.outer === 'ipv4' || acceptsIpv4 ? (peer.hosts.ipv4 ?? 0) : 0)
   view.setUint16(4, peer.port)
   view.setUint16(6, limit, IS_LITTLE)
-  view.setUint32(8, peer.slot ?? 0, IS_LITTLE)
+  view.setUint32(8, trafficKey(peer.slot ?? 0, familyOf(peer.subnet)), IS_LITTLE)
   view.setUint32(12, peer.outer === 'ipv4' ? flags : 0, IS_LITTLE)
   return value
 }

@@ -9,7 +9,16 @@ import { messageOf } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import type { HostKernel, RouteAnswer } from '../../host/kernel.ts'
 import type { FollowedLink } from '../../host/links.ts'
-import { formatAddress, formatNet, listed, netContains, type Address, type Net, type Nets } from '../../net/address.ts'
+import {
+  familyOf,
+  formatAddress,
+  formatNet,
+  listed,
+  netContains,
+  type Address,
+  type Net,
+  type Nets,
+} from '../../net/address.ts'
 import type { FastPath } from '../contract.ts'
 import type { Engine } from '../engine/engine.ts'
 import type { Peer } from '../engine/peers.ts'
@@ -194,8 +203,10 @@ export class KernelWayPeers {
 
   /** Returns the number of packets that the eBPF programs have received from the peer with this tunnel address. */
   carriedFrom(address: string): number {
-    const slot = this.#byAddress.get(plain(address))?.peer.slot ?? 0
-    return this.#way.programs()?.traffic(slot, process.hrtime.bigint())[2] ?? 0
+    const peer = this.#byAddress.get(plain(address))?.peer
+    if (!peer) return 0
+    // Count only packets of the family of `address`, because the kernel may carry IPv4 packets but no IPv6 packets.
+    return this.#way.programs()?.traffic(peer.slot ?? 0, process.hrtime.bigint(), familyOf(peer.subnet))[2] ?? 0
   }
 
   /** Returns true if the eBPF programs carry the packets to this subnet. */
@@ -504,7 +515,7 @@ export class KernelWayPeers {
   }
 
   #sentBytes({ peer }: WayPeer): number {
-    return this.#way.programs()?.traffic(peer.slot ?? 0, process.hrtime.bigint())[1] ?? 0
+    return this.#way.programs()?.traffic(peer.slot ?? 0, process.hrtime.bigint(), familyOf(peer.subnet))[1] ?? 0
   }
 }
 

@@ -3,8 +3,9 @@
 
 import { closeSync, readFileSync } from 'node:fs'
 import type { addon } from '../../host/addon.ts'
+import { FAMILIES, type Family } from '../../net/address.ts'
 import { isOwn, NAME } from '../device/kernel-way-remains.ts'
-import { SLOT_NUMBERS } from '../engine/traffic.ts'
+import { addTraffic, SLOT_NUMBERS } from '../engine/traffic.ts'
 import {
   COUNTERS,
   encodeConfig,
@@ -12,6 +13,7 @@ import {
   MAPS,
   sumOfCpus,
   TRAFFIC_BYTES,
+  trafficKey,
   type CounterName,
   type MapName,
   type ProgramConfig,
@@ -134,13 +136,19 @@ export class KernelPrograms {
 
   /**
    * Returns the traffic that the eBPF programs counted in one slot, as the five numbers of `Engine.traffic`. `nowNs` is
-   * the time of CLOCK_MONOTONIC in ns.
+   * the time of CLOCK_MONOTONIC in ns. `family` is the family of the inner packets; if left out, both families count.
    */
-  traffic(slot: number, nowNs: bigint): Float64Array {
+  traffic(slot: number, nowNs: bigint, family?: Family): Float64Array {
+    if (family) return this.#trafficAt(trafficKey(slot, family), nowNs)
+    const [ipv4, ipv6] = FAMILIES.map((each) => this.#trafficAt(trafficKey(slot, each), nowNs))
+    return addTraffic(ipv4 as Float64Array, ipv6 as Float64Array)
+  }
+
+  #trafficAt(key: number, nowNs: bigint): Float64Array {
     const values = new Uint8Array(TRAFFIC_BYTES * this.#cpus)
     const numbers = new Float64Array(SLOT_NUMBERS)
     numbers[SLOT_NUMBERS - 1] = -1
-    if (!this.#bpf.lookUpInMap(this.#maps.traffic, keyOf(slot), values)) return numbers
+    if (!this.#bpf.lookUpInMap(this.#maps.traffic, keyOf(key), values)) return numbers
     const sums = sumOfCpus(values, TRAFFIC_BYTES)
     for (let at = 0; at < SLOT_NUMBERS - 1; at++) numbers[at] = Number(sums[at] ?? 0n)
     const view = new DataView(values.buffer)

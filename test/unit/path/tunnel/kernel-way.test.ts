@@ -4,13 +4,17 @@ import { connect, createServer } from 'node:net'
 import { afterEach, expect, it, vi } from 'vitest'
 import type { Hook } from '../../../../native/addon.d.ts'
 import { addon } from '../../../../src/host/addon.ts'
+import { FollowedLink } from '../../../../src/host/links.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
+import { parseIpv6Net } from '../../../../src/net/ipv6.ts'
 import type { Peer } from '../../../../src/path/engine/peers.ts'
 import { COUNTERS, IS_LITTLE, TRAFFIC_BYTES } from '../../../../src/path/tunnel/kernel-way-maps.ts'
-import type { Bpf } from '../../../../src/path/tunnel/kernel-way-programs.ts'
+import { KernelWayPeers } from '../../../../src/path/tunnel/kernel-way-peers.ts'
+import { KernelPrograms, type Bpf } from '../../../../src/path/tunnel/kernel-way-programs.ts'
 import { ProofConnection } from '../../../../src/path/tunnel/kernel-way-proof.ts'
 import { KernelWay, type KernelWayParts } from '../../../../src/path/tunnel/kernel-way.ts'
 import { eventually } from '../../../support/event.ts'
+import { log } from '../../../support/fake-host.ts'
 import { ModelKernel } from '../../../support/model-kernel.ts'
 import { needs } from '../../../support/needs.ts'
 import { hostsAt } from '../../../support/peer-hosts.ts'
@@ -205,6 +209,52 @@ it('does not promote a peer if the kernel has not carried the proof', async () =
     expect(near.lines.at(-1)).toMatch(/the kernel of one of the two hosts did not carry the proof/),
   )
   expect(near.way.carries(PEER.subnet)).toBe(false)
+})
+
+it('counts the carried packets of IPv4 and IPv6 separately, although a peer has one slot', () => {
+  const subnets = [parseIpv4Net('10.5.2.0/24')!, parseIpv6Net('fd00:5:0:2::/64')!]
+  const slots = new Map<number, number>()
+  class OneFamily extends FakeBpf {
+    override updateMap(_fd: number, key: Uint8Array, value: Uint8Array): void {
+      slots.set(key.length, new DataView(value.buffer).getUint32(8, IS_LITTLE))
+    }
+    override lookUpInMap(_fd: number, key: Uint8Array, value: Uint8Array): boolean {
+      if (new DataView(key.buffer).getUint32(0, IS_LITTLE) !== slots.get(8)) return false
+      const view = new DataView(value.buffer)
+      view.setBigUint64(8, 300_000n, IS_LITTLE)
+      view.setBigUint64(16, 7n, IS_LITTLE)
+      return true
+    }
+  }
+  const bpf = new OneFamily()
+  const programs = new KernelPrograms(bpf, bpf.kernelWayObject()!)
+  const peers = new KernelWayPeers(
+    {
+      kernel: new ModelKernel(),
+      log,
+      engine: { tunName: 'flannel0', traffic: () => new Float64Array() },
+      ownHost: () => parseIpv4('192.0.2.1')!,
+      port: PORT,
+      mtu: 1472,
+      networks: {},
+      subnets: {},
+      pathMtu: () => 1500,
+    },
+    {
+      uplink: new FollowedLink('eth0'),
+      programs: () => programs,
+      isActive: () => true,
+      refused: () => {},
+    },
+  )
+  peers.setPeers(subnets.map((subnet) => ({ ...PEER, subnet })))
+  expect([...slots]).toEqual([
+    [8, SLOT],
+    [20, SLOT + 2 ** 31],
+  ])
+  expect(['10.5.2.0', 'fd00:5:0:2::'].map((address) => peers.carriedFrom(address))).toEqual([7, 0])
+  expect([...programs.traffic(SLOT, 0n)]).toEqual([0, 300_000, 7, 0, -1])
+  programs.close()
 })
 
 it('does not promote a peer that has no FastPath', async () => {
