@@ -211,7 +211,7 @@ it('does not promote a peer if the kernel has not carried the proof', async () =
   expect(near.way.carries(PEER.subnet)).toBe(false)
 })
 
-it('counts the carried packets of IPv4 and IPv6 separately, although a peer has one slot', () => {
+it('counts the carried IPv4 packets and IPv6 packets separately, although a peer has one slot', () => {
   const subnets = [parseIpv4Net('10.5.2.0/24')!, parseIpv6Net('fd00:5:0:2::/64')!]
   const slots = new Map<number, number>()
   class OneFamily extends FakeBpf {
