@@ -36,6 +36,54 @@ const keysOf = ({ added, changed, removed }: ViewChange) =>
   [added, changed, removed].map((leases) => leases.map((each) => each.key))
 
 describe('a view', () => {
+  describe.each(['ipv4', 'ipv6'] as const)('of a lease whose annotations of %s cannot be read', (bad) => {
+    const good = bad === 'ipv4' ? 'ipv6' : 'ipv4'
+    type Given = Partial<Pick<Lease, 'revision'> & Pick<Lease['attrs'], 'backendType'>> & { readonly last?: number }
+    /** Returns a lease with the addresses and the data of both families, which end with the number `last`. */
+    const whole = ({ revision = 7n, backendType = 'vxlan', last = 1 }: Given = {}): Lease => ({
+      ...lease(key(1)),
+      revision,
+      attrs: {
+        publicIp: { ipv4: parseIpv4(`192.0.2.${last}`)!, ipv6: 0xfdn + BigInt(last) },
+        backendType,
+        backendData: { ipv4: last },
+        backendV6Data: { ipv6: last },
+      },
+    })
+    /** Returns the entry of a lease that lacks the family `bad`. */
+    const half = (given: Given = {}): Entry & { readonly lease: Lease } => {
+      const { attrs, ...rest } = whole(given)
+      const { publicIp, backendType, backendData, backendV6Data } = attrs
+      const data = good === 'ipv4' ? { backendData } : { backendV6Data }
+      const read = { ...rest, attrs: { publicIp: { [good]: publicIp[good] }, backendType, ...data } }
+      return { key: key(1), lease: read, invalid: { family: bad, problem: 'it is junk' } }
+    }
+    const viewAfter = (before: Lease | undefined, after: Entry) => {
+      const { view, lines } = newView()
+      if (before) view.list([{ key: key(1), lease: before }], 0)
+      view.change([{ kind: 'put', entry: after }], 1)
+      return { found: view.leases.get(key(1)), lines }
+    }
+
+    it('takes only this family from the previous lease of the same node and backend', () => {
+      const [old, now] = [whole({ last: 1 }), whole({ last: 2 })]
+      const data = bad === 'ipv4' ? { backendData: { ipv4: 1 } } : { backendV6Data: { ipv6: 1 } }
+      const publicIp = { ...now.attrs.publicIp, [bad]: old.attrs.publicIp[bad] }
+      const { found, lines } = viewAfter(old, half({ last: 2 }))
+      expect(found).toEqual({ ...now, attrs: { ...now.attrs, publicIp, ...data } })
+      expect(lines).toEqual([`Ignoring bad subnet node: ${key(1)}: it is junk`])
+    })
+
+    it.each<[string, Given | undefined]>([
+      ['no previous lease', undefined],
+      ['the previous lease of another node', { revision: 6n }],
+      ['a previous lease of another backend', { backendType: 'wireguard' }],
+    ])('lacks this family after %s', (_what, given) => {
+      const entryNow = half({ last: 2 })
+      expect(viewAfter(given && whole(given), entryNow).found).toEqual(entryNow.lease)
+    })
+  })
+
   it('holds leases that vanished shortly before the majority for the same time as the majority', () => {
     const { view, thirds } = newView()
     view.list(
