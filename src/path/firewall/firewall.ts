@@ -57,6 +57,7 @@ function withBlackhole(rules: Firewall, options: FirewallOptions & { readonly bl
       if (!isToLook) return rules.ensure(subnet)
       isToLook = isWanted
       const both = await Promise.all([rules.ensure(subnet), ensureRoutes(subnet)])
+      isToLook ||= both[1].failures.length > 0
       return { repaired: both.flatMap(({ repaired }) => repaired), failures: both.flatMap(({ failures }) => failures) }
     },
   }

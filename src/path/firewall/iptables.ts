@@ -3,7 +3,7 @@
 import { access } from 'node:fs/promises'
 import { describeError, isWeftError, prefixed } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
-import { notInstalled, type Run } from '../../host/command.ts'
+import { isRefusal, notInstalled, type Run } from '../../host/command.ts'
 import { isIptables162, isNfTables, WAIT } from '../../host/iptables.ts'
 import type { HostKernel, NftTable } from '../../host/kernel.ts'
 import { FAMILIES, formatNet, type Family, type Net, type Nets } from '../../net/address.ts'
@@ -65,17 +65,25 @@ export function createIptables(options: FirewallOptions): Firewall {
   const families = parts.map((part) => new FamilyChains(part, options))
   const unchanged = new UnchangedRules(kernel)
   let isOtherToGo = false
+  const tryLater = (): void => {
+    isOtherToGo = true
+    unchanged.forget()
+  }
   return {
     lookAgain() {
-      isOtherToGo = true
-      unchanged.forget()
+      tryLater()
       for (const family of families) family.lookAgain()
     },
     ensure(subnet) {
       const isInNftables = families.every((family) => family.isInNftables(subnet))
       return unchanged.unless(subnet, isInNftables, async () => {
-        if (isOtherToGo) await removeNftRules(parts, run, kernel).catch(() => {}) // as `raise` does
-        isOtherToGo = false
+        if (isOtherToGo) {
+          isOtherToGo = false // before the removal, because `lookAgain` may be called meanwhile
+          await removeNftRules(parts, run, kernel).catch((error: unknown) => {
+            // Ignore a refusal, as `raise` does, because nft would refuse the removal again.
+            if (!isRefusal(error) && notInstalled(error) === undefined) tryLater()
+          })
+        }
         const works = families.flatMap((family) => family.works(subnet))
         return ensureEach(works.map((work) => () => prefixed('Failed to ensure iptables rules: ', work())))
       })
@@ -125,7 +133,7 @@ class FamilyChains {
   /** For each chain: the subnet, and the chain's rules as iptables printed them after weftd had last set them. */
   readonly #shown = new Map<string, string>()
   /** The chains that weftd has checked or removed since the start, or since the last `lookAgain`. */
-  readonly #tidy = new Set<IptablesChain>()
+  #tidy = new Set<IptablesChain>()
   /** The chains that weftd has set and whose rules it has not read back from iptables yet. */
   #unconfirmed: readonly SetChain[] = []
   /** True if iptables has version 1.6.2 or later; undefined until weftd has read the version. */
@@ -185,13 +193,14 @@ class FamilyChains {
   ): readonly (() => Promise<readonly string[]>)[] {
     const wish = this.#wishFor(subnet)
     return this.#chainsToCheck(subnet, chains).map((chain) => async () => {
+      const tidy = this.#tidy
       const isRepaired = await this.#ensureChain(chain, all, subnet).catch((error: unknown) => {
         // If iptables is not installed, this run has set no rules and cannot remove those of an earlier run, so the
         // failure is not an error.
         if (wish[chain.wish] || this.#shown.has(chain.chain) || notInstalled(error) === undefined) throw error
         return false
       })
-      this.#tidy.add(chain)
+      tidy.add(chain)
       return isRepaired ? [`rules of ${chain.chain}${this.#family === 'ipv6' ? ' (IPv6)' : ''}`] : []
     })
   }
@@ -239,7 +248,7 @@ class FamilyChains {
 
   /** Makes the next call of `works()` search again for rules that must be removed. */
   lookAgain(): void {
-    this.#tidy.clear()
+    this.#tidy = new Set() // a running check adds its chains to the former set
   }
 
   /**

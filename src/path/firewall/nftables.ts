@@ -90,8 +90,10 @@ export function createNftables(options: FirewallOptions): Firewall {
     },
     ensure: (subnet) =>
       unchanged.unless(subnet, true, async () => {
-        if (isOtherToGo) await removeOther()
-        isOtherToGo = false
+        if (isOtherToGo) {
+          isOtherToGo = false // before the removal, because `lookAgain` may be called meanwhile
+          await removeOther()
+        }
         return ensureEach(tables.map(({ workFor }) => workFor(subnet)))
       }),
     lookAgain() {

@@ -217,6 +217,61 @@ describe('iptables', () => {
     },
   )
 
+  it('removes the unwanted rules of nft later if nft does not answer', async () => {
+    const listing = 'nft -s list table ip flannel-ipv4'
+    const host = fakeHost(MODERN)
+    const firewall = createIptables(host.options({}))
+    await firewall.raise(SUBNET)
+    host.answers[listing] = late()
+    firewall.lookAgain?.()
+    await firewall.ensure(SUBNET)
+    host.answers[listing] = 'table ip flannel-ipv4 { # handle 1\n\tchain postrtg {\n\t}\n}\n'
+    expect(host.inputs('nft').join('')).not.toContain('delete')
+    await firewall.ensure(SUBNET)
+    expect(host.inputs('nft').join('')).toContain('delete table ip flannel-ipv4')
+    host.calls.length = 0
+    await firewall.ensure(SUBNET)
+    expect(host.inputs('nft')).toEqual([])
+  })
+
+  it.each(['iptables', 'nftables'] as const)(
+    'checks again for unwanted rules if the successor dies during a check: %s',
+    async (mode) => {
+      const host = fakeHost({
+        ...MODERN,
+        'iptables-nft-save': '',
+        'iptables-legacy-save': '',
+        'iptables-nft-restore': '',
+      })
+      const { run, ...rest } = host.options({ masq: false, forward: mode === 'nftables' })
+      let onRun = (): void => {}
+      const watched: Run = (...command) => run(...command).finally(() => onRun())
+      const make = mode === 'iptables' ? createIptables : createNftables
+      const firewall = make({ ...rest, run: watched })
+      await firewall.raise(SUBNET)
+      host.calls.length = 0
+      firewall.lookAgain?.()
+      await firewall.ensure(SUBNET)
+      const isOther = ({ file }: Call): boolean => mode === 'iptables' || file.startsWith('iptables')
+      const count = host.calls.filter(isOther).length
+      host.calls.length = 0
+      onRun = () => {
+        if (host.calls.filter(isOther).length < count) return
+        // The check has just read the rules for the last time.
+        onRun = () => {}
+        const left = '*filter\n:FLANNEL-FWD - [0:0]\nCOMMIT\n'
+        Object.assign(host.answers, { 'iptables-save': left, 'iptables-nft-save': left })
+        firewall.lookAgain?.()
+      }
+      firewall.lookAgain?.()
+      await firewall.ensure(SUBNET)
+      const gone = () => [...host.inputs('iptables-restore'), ...host.inputs('iptables-nft-restore')].join('')
+      expect(gone()).toBe('')
+      await firewall.ensure(SUBNET)
+      expect(gone()).toContain('-X FLANNEL-FWD')
+    },
+  )
+
   it("continues if an earlier network's rules cannot be removed, and tries again", async () => {
     const host = fakeHost({ ...MODERN, 'iptables-restore': refused('busy') })
     const previous = { network: { ipv4: parseIpv4Net('10.7.0.0/16')! }, subnet: {} }
@@ -679,6 +734,19 @@ describe('the firewall', () => {
       expect(host.kernel.routesAsText()).not.toContain('blackhole 10.42.5.0/24 metric 4294967295')
     },
   )
+
+  it("removes a successor's blackhole route later if the kernel does not answer", async () => {
+    const host = fakeHost(MODERN)
+    const firewall = createFirewall('iptables', { ...host.options({ masq: false, forward: false }), blackhole: false })
+    await firewall.raise(SUBNET)
+    host.kernel.addRoute('ipv4', { type: 'blackhole', destination: '10.42.7.0/24', metric: 4294967295 })
+    host.kernel.refuses = () => 'ETIMEDOUT'
+    firewall.lookAgain?.()
+    expect(await failuresOf(firewall.ensure(SUBNET))).toHaveLength(1)
+    host.kernel.refuses = () => undefined
+    expect(await firewall.ensure(SUBNET)).toEqual(fine())
+    expect(host.kernel.routesAsText()).toEqual([])
+  })
 
   it('logs if a blackhole route of an earlier run stays', async () => {
     const host = fakeHost(MODERN)
