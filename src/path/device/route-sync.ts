@@ -179,7 +179,7 @@ export class RouteSync {
       const [old, hop] = [known.get(destination), this.#wanted.get(destination)]
       if (old && hop && !(isSame(old, hop) && this.isSet(destination))) doubtful.add(destination)
       else if (hop && !old) fresh.push([destination, hop])
-      else if (old && !hop) deletions.push(deletion(destination, old.gateway, old.device))
+      else if (old && !hop) deletions.push(...this.#deletionsOf(destination, old))
     }
     const refusals = await this.#change(deletions, 'add route', fresh)
     for (const { entry, error } of refusals) if (errnoOf(error) === 'EEXIST') doubtful.add(entry[0])
@@ -194,19 +194,32 @@ export class RouteSync {
   }
 
   /**
-   * Deletes weftd's own former routes to the destinations whose new route the kernel refused, because the former next
-   * hop may no longer have the subnet. `routes` has the kernel's routes before the refusals; `known` has the former
-   * next hops.
+   * Returns the deletions of the route to a peer that has left. If the kernel refused this route, it may still have the
+   * former route to the same host through the backend's own device, which `#deleteFormer` keeps.
+   */
+  #deletionsOf(destination: string, { gateway, device }: NextHop): readonly Deletion[] {
+    const own = this.#refused.has(destination) && device.index !== this.#ownDevice?.index ? this.#ownDevice : undefined
+    return [device, ...(own ? [own] : [])].map((each) => deletion(destination, gateway, each))
+  }
+
+  /**
+   * Deletes weftd's own former routes to the destinations whose new route the kernel refused, because a former route
+   * may lead to a host that no longer has the subnet. Keeps a former route through the backend's own device to the same
+   * host, because packets still reach the host by this route. `routes` has the kernel's routes before the refusals;
+   * `known` has the former next hops.
    */
   async #deleteFormer(
     refusals: readonly Refusal[],
     routes: ReadonlyMap<string, Route>,
     known: NextHops,
   ): Promise<void> {
-    const deletions = refusals.flatMap(({ entry: [destination] }) => {
-      const former = known.get(destination)
-      const isOurs = former !== undefined && isThere(routes.get(destination), former)
-      return isOurs ? [deletion(destination, former.gateway, former.device)] : []
+    const deletions = refusals.flatMap(({ entry: [destination, hop] }) => {
+      const [route, former] = [routes.get(destination), known.get(destination)]
+      if (route?.gateway === undefined) return []
+      const isOwn = route.deviceIndex === this.#ownDevice?.index
+      const isOurs = isOwn || (former !== undefined && isThere(route, former))
+      if (!isOurs || (isOwn && route.gateway === hop.gateway)) return []
+      return [deletion(destination, route.gateway, { name: route.device, index: route.deviceIndex })]
     })
     await this.#change(deletions, 'replace route', [])
   }

@@ -28,6 +28,9 @@ function open({ ownDevice }: { ownDevice?: FollowedLink } = {}) {
   return { kernel, lines, device, sync, hop, hops, changed }
 }
 
+/** A new next hop of the peer with the subnet 10.5.2.0/24. */
+const MOVED = new Map([['10.5.2.0/24', { gateway: '192.0.2.7', device: new FollowedLink('eth0') }]])
+
 describe('RouteSync', () => {
   it("removes an earlier process's routes to peers through its own device, and keeps the device's own routes", async () => {
     const own = new FollowedLink('flannel.1')
@@ -145,6 +148,29 @@ describe('RouteSync', () => {
       kernel.refuses = () => undefined
       await sync.resync()
       expect(kernel.routesAsText()).toContain('10.5.2.0/24 via 192.0.2.7 dev eth0')
+    },
+  )
+
+  it.each([
+    ['leaves', 'only the changed route', new Map(), new Set(['10.5.2.0/24'])] as const,
+    ['leaves', 'all routes', new Map(), undefined] as const,
+    ['moves', 'only the changed route', MOVED, new Set(['10.5.2.0/24'])] as const,
+    ['moves', 'all routes', MOVED, undefined] as const,
+  ])(
+    'keeps the route through the tunnel if the kernel refuses the direct route to the same host, until the peer %s: %s',
+    async (_until, _which, after, touched) => {
+      const own = new FollowedLink('flannel.ipip')
+      const { kernel, sync, hops } = open({ ownDevice: own })
+      kernel.addLink({ name: 'flannel.ipip', type: 'ipip' })
+      await own.find(kernel)
+      const tunnelled = new Map([['10.5.2.0/24', { gateway: '192.0.2.2', device: own, onlink: true }]])
+      await sync.apply(tunnelled)
+      const before = kernel.routesAsText()
+      kernel.refuses = (words) => (words.includes(' replace ') ? 'ENOBUFS' : undefined)
+      await sync.apply(hops(2), touched)
+      expect([kernel.routesAsText(), sync.isSet('10.5.2.0/24')]).toEqual([before, false])
+      await sync.apply(after, touched)
+      expect(kernel.routesAsText()).toEqual([])
     },
   )
 
