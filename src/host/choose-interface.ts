@@ -30,6 +30,7 @@ import {
   candidatesOf,
   compile,
   fitsOf,
+  heldBy,
   isOfHost,
   makeshiftOf,
   preferredAddress,
@@ -266,7 +267,7 @@ async function firstThatFits(host: Host, wishes: InterfaceWishes, asked: Address
     // interface, so its operator must give --iface too.
     const own = listed(asked)
     try {
-      return await complete(host, await (own.length === 0 ? byDefaultRoute(host) : byAddresses(host, own)))
+      return await complete(host, await (own.length === 0 ? byDefaultRoute(host) : byAddresses(host, own)), asked)
     } catch (error) {
       if (!isWeftError(error, 'INTERFACE')) throw error
       const withoutRoute = families.length > 1 ? 'not of both default routes' : 'no default route'
@@ -285,7 +286,7 @@ async function firstThatFits(host: Host, wishes: InterfaceWishes, asked: Address
   const failures: WeftError[] = []
   for (const [wish, find] of tries) {
     try {
-      return await complete(host, await find())
+      return await complete(host, await find(), asked)
     } catch (error) {
       if (!isWeftError(error, 'INTERFACE') && !isWeftError(error, 'USAGE')) throw error
       log.info(`Could not find valid interface matching ${wish}: ${error.message}`)
@@ -315,13 +316,18 @@ async function remedyFor(host: Host, failures: readonly WeftError[], otherwise: 
 }
 
 /**
- * Adds to a found interface the addresses that the operator's flag did not determine. Throws WeftError INTERFACE if the
- * interface lacks an address of a family of the network.
+ * Adds to a found interface the addresses that the operator's flag did not determine. If the interface has the public IP
+ * `asked` of a family, the node uses this address, because peers send to it. Throws WeftError INTERFACE if the interface
+ * lacks an address of a family of the network.
  */
-async function complete(host: Host, { link, given = {}, isNamed = false, pattern }: Found): Promise<Choice> {
+async function complete(
+  host: Host,
+  { link, given = {}, isNamed = false, pattern }: Found,
+  asked: Addresses,
+): Promise<Choice> {
   const addresses: Address[] = []
   for (const family of host.families) {
-    const address = given[family] ?? (await addressToStartWith(host, link, family))
+    const address = given[family] ?? heldBy(link, asked[family]) ?? (await addressToStartWith(host, link, family))
     if (address === undefined) throw await lacking(host, link, family, SAYS[family].noAddress(link.name))
     addresses.push(address)
   }
@@ -375,7 +381,10 @@ function withOthers(
 ): ExternalInterface {
   const asked = byFamily(readPublicIp(wishes).filter((address) => families.includes(familyOf(address))))
   const others = families.flatMap((family) => {
-    const other = found.address[family] === undefined && link ? preferredAddress(link, family, fits) : undefined
+    const other =
+      found.address[family] === undefined && link
+        ? (heldBy(link, asked[family]) ?? preferredAddress(link, family, fits))
+        : undefined
     return other === undefined || isLinkLocal(other) ? [] : [other]
   })
   const address = byFamily([...listed(found.address), ...others])

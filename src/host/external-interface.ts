@@ -116,6 +116,13 @@ export class AddressHold {
 
 export const addressesOf = (link: Link, family: Family): readonly LinkAddress[] => link.addresses[family]
 
+/** Returns `address` if the interface has it and a socket can be bound to it; otherwise undefined. */
+export const heldBy = (link: Link, address: Address | undefined): Address | undefined =>
+  address !== undefined &&
+  addressesOf(link, familyOf(address)).some((each) => each.address === address && !each.tentative)
+    ? address
+    : undefined
+
 /**
  * Returns true if the address can be a node's address on the external interface, and false for an unspecified,
  * loopback, multicast or IPv4-mapped IPv6 address.
@@ -230,12 +237,13 @@ function goneOf(external: ExternalInterface, link: Link | undefined): ByFamily<s
  * link-local address does not count, because peers cannot send to it.
  */
 function addressThatCame(
-  { hold }: ExternalInterface,
+  { hold, named, publicIp }: ExternalInterface,
   link: Link,
   family: Family,
   fits: ((text: string) => boolean) | undefined,
 ): Address | undefined {
-  const address = preferredAddress(link, family, fits)
+  const asked = named.publicIp[family] ? publicIp[family] : undefined
+  const address = heldBy(link, asked) ?? preferredAddress(link, family, fits)
   const home = hold?.home(family)
   if (home !== undefined && addressesOf(link, family).some((each) => each.address === home && !each.duplicate))
     return home

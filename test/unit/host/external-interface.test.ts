@@ -440,6 +440,14 @@ describe('chooseExternalInterface in a network with IPv6', () => {
     [DUAL, { publicIpv6: 'fd00:1::2' }, 'eth1', '198.51.100.1 fd00:1::2', 'ipv6'],
     [DUAL, { publicIp: '198.51.100.2' }, 'eth1', '198.51.100.2 fd00:1::1', 'ipv4'],
     [DUAL, { publicIp: '198.51.100.2', publicIpv6: 'fd00:1::2' }, 'eth1', '198.51.100.2 fd00:1::2', 'ipv4 ipv6'],
+    // by name, with a public address that the interface has
+    [DUAL, { ifaces: ['eth1'], publicIp: '198.51.100.2' }, 'eth1', '198.51.100.2 fd00:1::1', ''],
+    [DUAL, { ifaces: ['eth1'], publicIpv6: 'fd00:1::2' }, 'eth1', '198.51.100.1 fd00:1::2', ''],
+    [DUAL, { ifaces: ['198.51.100.1'], publicIpv6: 'fd00:1::2' }, 'eth1', '198.51.100.1 fd00:1::2', 'ipv4'],
+    [DUAL, { ifaces: ['198.51.100.1'], publicIp: '198.51.100.2' }, 'eth1', '198.51.100.1 fd00:1::1', 'ipv4'],
+    [DUAL, { patterns: ['^eth1$'], publicIp: '198.51.100.2' }, 'eth1', '198.51.100.2 fd00:1::1', ''],
+    [DUAL, { ifaces: ['eth0'], publicIpv6: 'fd00::79' }, 'eth0', '192.0.2.7 2001:db8::7', ''], // tentative
+    [DUAL, { ifaces: ['eth0'], publicIpv6: 'fd00:1::2' }, 'eth0', '192.0.2.7 2001:db8::7', ''], // on another interface
   ])('for %j given %j takes %s %s', async (families, wishes, name, address, named) => {
     const { found, ...is } = await chooseOf(families, wishes)
     expect(is).toMatchObject({ name, address })
@@ -880,6 +888,17 @@ describe('currentExternal with both families', () => {
       },
       eth0('192.0.2.8', 'fd00::8'),
       { address: addresses('192.0.2.8', 'fd00::8'), publicIp: addresses('192.0.2.8', '2001:db8::1') },
+    ],
+    [
+      'the public IPv6 that was named, as the address of a family that had none',
+      {
+        ...of('192.0.2.7'),
+        families: FAMILIES,
+        publicIp: addresses('192.0.2.7', 'fd00::9'),
+        named: { address: unnamed, publicIp: { ipv4: false, ipv6: true } },
+      },
+      eth0('192.0.2.7', 'fd00::8', 'fd00::9'),
+      { address: addresses('192.0.2.7', 'fd00::9') },
     ],
     [
       'the addresses that match the expression they were chosen by',

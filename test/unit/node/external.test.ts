@@ -137,6 +137,25 @@ describe('the external interface', () => {
     expect(await waitWith({ ...known, name: 'eth1', index: 3 })).toMatchObject({ name: 'eth0', address })
   })
 
+  it('with the address of --public-ip gets this address also if the node used another one earlier', async () => {
+    addDefaultRoute()
+    kernel.addAddress('eth0', { address: parseIpv4('192.0.2.8')!, prefixLength: 24 })
+    const { options } = parseFlags(FLAGS, ['--iface=eth0', '--public-ip=192.0.2.8'])
+    const publicIp = { ipv4: parseIpv4('192.0.2.8')! }
+    const known: ExternalInterface = {
+      name: 'eth0',
+      index: 2,
+      mtu: 1500,
+      address: { ipv4: parseIpv4('192.0.2.7')! },
+      publicIp,
+      families: ['ipv4'],
+      named: { address: { ipv4: false, ipv6: false }, publicIp: { ipv4: true, ipv6: false } },
+    }
+    const parts = { known: async () => known }
+    const found = await waitForInterface(kernel, options, ['ipv4'], createBell(), { log, signal }, parts)
+    expect(found).toMatchObject({ address: publicIp, publicIp })
+  })
+
   it('logs the earlier address with which it continues, or for which it waits', async () => {
     addDefaultRoute()
     const { options } = parseFlags(FLAGS, [])
