@@ -183,6 +183,22 @@ export const currentExternal = async (kernel: HostKernel, before: ExternalInterf
 export const fitsOf = async ({ pattern }: ExternalInterface): Promise<((text: string) => boolean) | undefined> =>
   pattern === undefined ? undefined : compile(pattern)
 
+/**
+ * Returns the external interface for a backend that sends datagrams from the public IP, as the kernel does for flanneld
+ * with vxlan (pkg/backend/vxlan). If another interface of the host has the public IP of a family, such as the loopback
+ * device, the result has the public IP in place of the interface's address. Behind NAT no interface has the public IP,
+ * and the node sends from the interface's address.
+ */
+export async function sendingFromPublicIp(kernel: HostKernel, external: ExternalInterface): Promise<ExternalInterface> {
+  const { address, publicIp } = external
+  if (familiesOf(address).every((family) => (publicIp[family] ?? address[family]) === address[family])) return external
+  const links = await kernel.links()
+  const held = listed(publicIp).filter(
+    (each) => address[familyOf(each)] !== undefined && links.some((link) => heldBy(link, each) !== undefined),
+  )
+  return { ...external, address: byFamily([...held, ...listed(address)]) }
+}
+
 /** Returns the families of the network, including families of which the interface has no address now. */
 const familiesFor = ({ families, address }: ExternalInterface): readonly Family[] => families ?? familiesOf(address)
 

@@ -162,6 +162,22 @@ describe('a cluster of both', () => {
     expect((await ping(ttl - 1)).stdout).toContain('Time to live exceeded')
   }
 
+  it.each(['kernel', 'userspace'] as const)(
+    'sends from the public IP if another interface of the host has it, as with flanneld: %s',
+    async (way) => {
+      lab = await createLab({ hosts: 2 })
+      const [a, b] = lab.hosts as [Host, Host]
+      await b.output(['ip', 'address', 'add', '203.0.113.7/32', 'dev', 'lo'])
+      await a.output(['ip', 'route', 'add', '203.0.113.7', 'via', b.address])
+      await start(a, 'userspace') // drops datagrams that do not come from a peer's public IP
+      await start(b, way, {}, {}, { args: ['--public-ip', '203.0.113.7'] })
+      expect(leaseOf(b)).toContain('"PublicIP":"203.0.113.7"')
+      const [podA, podB] = (await Promise.all(lab.hosts.map((host) => host.startPod()))) as [Pod, Pod]
+      await reach(podA.namespace, podB.address)
+      await reach(podB.namespace, podA.address)
+    },
+  )
+
   it('carries congestion marks in both directions, as kernels do (RFC 6040)', async ({ skip }) => {
     lab = await createLab({ hosts: 2 })
     const [a, b] = lab.hosts as [Host, Host]

@@ -8,7 +8,7 @@
 import { isWeftError, messageOf } from '../../base/errors.ts'
 import { seldom } from '../../base/log.ts'
 import type { Lease, LeaseAttrs } from '../../control/lease/lease.ts'
-import { currentExternal } from '../../host/external-interface.ts'
+import { currentExternal, sendingFromPublicIp } from '../../host/external-interface.ts'
 import { familiesOf, listed, onlyOf, type Addresses, type ByFamily, type Family } from '../../net/address.ts'
 import { formatIpv4 } from '../../net/ipv4.ts'
 import { formatIpv6 } from '../../net/ipv6.ts'
@@ -118,7 +118,8 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
       macs = found
       const underlayMtu = own.mtu || external.mtu
       const mtus = { ipv4: underlayMtu - overheadBy(TYPE, 'ipv4'), ipv6: underlayMtu - overheadBy(TYPE, 'ipv6') }
-      setup = { names, options: own, port: port || outside.port, mtus, macs, external }
+      const sending = await sendingFromPublicIp(kernel, external)
+      setup = { names, options: own, port: port || outside.port, mtus, macs, external: sending }
       carrier = await choose()
       const dataOf = (mac: string | undefined) => (mac === undefined ? null : { VNI: vni, VtepMAC: mac })
       return {

@@ -12,6 +12,7 @@ import {
   mtuChange,
   readExternalText,
   resumeExternal,
+  sendingFromPublicIp,
   seeExternal,
   preferredAddress,
   type ExternalInterface,
@@ -799,6 +800,30 @@ describe('currentExternal', () => {
   ])('follows %s', async (_title, was, kernel, change) => {
     const { index: _index, ...is } = await currentExternal(kernel, was)
     expect(is).toEqual({ ...was, ...change })
+  })
+})
+
+describe('sendingFromPublicIp', () => {
+  const own = { ipv4: parseIpv4('192.0.2.7')!, ipv6: parseIpv6('2001:db8::7')! }
+  const publicIp = { ipv4: parseIpv4('203.0.113.7')!, ipv6: parseIpv6('2001:db8:9::7')! }
+  const before = { name: 'eth0', mtu: 1500, address: own, publicIp, named: { address: {}, publicIp: {} } }
+  const on = (...addresses: string[]): ModelKernel =>
+    hostWith([both(1, 'lo', ['127.0.0.1', ...addresses]), both(2, 'eth0', ['192.0.2.7', '2001:db8::7'])], [])
+
+  it.each([
+    ['no interface, as behind NAT', [], own],
+    ['another interface, in IPv4', ['203.0.113.7'], { ...own, ipv4: publicIp.ipv4 }],
+    ['another interface, in IPv6', ['2001:db8:9::7'], { ...own, ipv6: publicIp.ipv6 }],
+    ['another interface', ['203.0.113.7', '2001:db8:9::7'], publicIp],
+  ])('has the address for datagrams if the public IP is on %s', async (_where, addresses, address) => {
+    expect(await sendingFromPublicIp(on(...addresses), before)).toEqual({ ...before, address })
+  })
+
+  it('keeps the addresses if they are the public IP, without a query to the kernel', async () => {
+    const kernel = on()
+    const same = { ...before, publicIp: own }
+    expect(await sendingFromPublicIp(kernel, same)).toBe(same)
+    expect(kernel.reads).toEqual([])
   })
 })
 
