@@ -2,12 +2,12 @@
 
 import { applyChanges, removeAll } from '../../host/kernel-errors.ts'
 import type { Device, HostKernel, Link } from '../../host/kernel.ts'
-import { ADDRESS_BITS, familyOf, netContains, type Address, type Net } from '../../net/address.ts'
+import { ADDRESS_BITS, familyOf, isLinkLocal, netContains, type Address, type Net } from '../../net/address.ts'
 
 export interface DeviceState {
   /**
-   * Sets the MTU and the address and brings the device up, and removes addresses of an earlier lease. A repeated call
-   * changes nothing.
+   * Sets the MTU and the address and brings the device up. Like flanneld (pkg/ip/iface.go), removes all other IPv4
+   * addresses in `network`, or all other IPv6 addresses except link-local ones. A repeated call changes nothing.
    */
   configure(): Promise<void>
   /**
@@ -31,7 +31,9 @@ export function deviceState(kernel: HostKernel, device: Device, mtu: number, own
         { kind: 'replace address', device, address: own, prefixLength, noDad },
       ])
       const addresses = (await find())?.addresses[family] ?? []
-      const old = addresses.filter(({ address }) => address !== own && netContains(network, address))
+      const isOld = (address: Address): boolean =>
+        family === 'ipv6' ? !isLinkLocal(address) : netContains(network, address)
+      const old = addresses.filter(({ address }) => address !== own && isOld(address))
       await removeAll(
         kernel,
         old.map((each) => ({

@@ -21,6 +21,18 @@ it('removes the address of an earlier lease, and keeps foreign addresses outside
   ])
 })
 
+it('removes all other IPv6 addresses except link-local ones, as those of an earlier network', async () => {
+  const kernel = new ModelKernel()
+  const others = ['fe80::1', 'fd00:5:0:9::', 'fd00:4:0:1::'].map(at)
+  kernel.addLink({ name: 'flannel-v6.1', mtu: 1430 }, [at('fd00:5:0:1::'), ...others])
+  const [own, network] = [at('fd00:5:0:1::').address, parseNet('fd00:5::/48') as Net]
+  await deviceState(kernel, { name: 'flannel-v6.1' }, 1430, own, network).configure()
+  expect(kernel.peek('flannel-v6.1')?.addresses.ipv6.map(({ address }) => address)).toEqual([
+    own,
+    at('fe80::1').address,
+  ])
+})
+
 it('reports one difference, and repairs all', async () => {
   const kernel = new ModelKernel()
   const own = at('fd00:5:1::').address
