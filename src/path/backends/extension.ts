@@ -143,11 +143,12 @@ class Commands {
   }
 
   /**
-   * Runs a command and returns its output. Returns an empty text if the command is not configured. Like flanneld, sets
-   * no time limit. Logs a command that runs longer than ten seconds, and logs it again each time its run time has
-   * doubled.
+   * Runs a command and returns its output. As with flanneld, the command's input is `data` and a line feed. Returns an
+   * empty text if the command is not configured. Like flanneld, sets no time limit. Logs a command that runs longer than
+   * ten seconds, and logs it again each time its run time has doubled.
    */
-  async call(name: Command, variables: Variables, signal: AbortSignal, input = ''): Promise<string> {
+  async call(name: Command, variables: Variables, signal: AbortSignal, data = ''): Promise<string> {
+    const input = `${data}\n`
     const [file, ...args] = wordsOf(this.#settings[name].reveal(), variables)
     if (file === undefined) return ''
     const began = performance.now()
@@ -274,7 +275,7 @@ class ExtensionPath implements DataPath {
     const { backendData } = peer.attrs
     const data = typeof backendData === 'string' ? backendData : ''
     try {
-      await this.#commands.call(name, variables, signal, `${data}\n`)
+      await this.#commands.call(name, variables, signal, data)
     } catch (error) {
       if (signal.aborted) return
       this.#failures++

@@ -1,5 +1,8 @@
 // extension.test.ts - parsing and running the commands of the extension backend.
 
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
 import { afterEach, describe, expect, it, vi } from 'vitest'
 import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
@@ -46,7 +49,7 @@ it('reads commands regardless of the case of their names, and refuses values tha
   )
 })
 
-describe('a command that takes long', () => {
+describe('a command', () => {
   const lines: string[] = []
   const quiet = { info: () => {}, warn: (line: string) => void lines.push(line), error: () => {}, v: () => false }
   afterEach(() => {
@@ -79,6 +82,17 @@ describe('a command that takes long', () => {
     })
   }
   const own = { ...lease(1), expiresAt: undefined, revision: 1n }
+
+  it('reads a line feed as its input, and only its standard output is the data of the node', async () => {
+    const folder = mkdtempSync(join(tmpdir(), 'extension-'))
+    const script = join(folder, 'pre')
+    writeFileSync(script, 'read -r data || exit 7; echo "<$data>"; echo noise >&2')
+    const extension = backend({ PreStartupCommand: `sh ${script}` })
+    // ModelKernel has no interface, so the backend keeps the given one.
+    const attrs = await extension.prepare(new AbortController().signal)
+    rmSync(folder, { recursive: true })
+    expect(attrs.backendData).toBe('<>')
+  })
 
   it('logs a peer like flanneld, with its address', () => {
     expect(backend({}).words?.added?.(lease(2))).toEqual(['Subnet added: 10.5.2.0/24 via 192.0.2.2'])
