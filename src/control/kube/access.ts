@@ -64,7 +64,7 @@ const basic = (user: string, password: string): Secret =>
 function serverOf(text: string, where: string, hasTls = false): Pick<Access, 'server' | 'authorization'> {
   // If the API server's URL has no scheme, weftd uses https with a kubeconfig that has TLS settings, and http
   // otherwise, as client-go does (rest/url_utils.go, defaultServerUrlFor).
-  const full = text.includes('://') ? text : `${hasTls ? 'https' : 'http'}://${text}`
+  const full = text.includes('://') ? text : hasTls ? `https://${text}` : `http://${text}`
   if (!URL.canParse(full) || !/^https?:/i.test(full))
     throw refuse(`${where} is ${JSON.stringify(withoutUser(text))}`, 'give it a URL such as https://10.0.0.1:6443')
   const url = new URL(full)
