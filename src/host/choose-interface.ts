@@ -327,7 +327,9 @@ async function complete(
 ): Promise<Choice> {
   const addresses: Address[] = []
   for (const family of host.families) {
-    const address = given[family] ?? heldBy(link, asked[family]) ?? (await addressToStartWith(host, link, family))
+    const chosen = isNamed || pattern !== undefined ? given[family] : undefined
+    const address =
+      chosen ?? heldBy(link, asked[family]) ?? given[family] ?? (await addressToStartWith(host, link, family))
     if (address === undefined) throw await lacking(host, link, family, SAYS[family].noAddress(link.name))
     addresses.push(address)
   }
@@ -383,7 +385,7 @@ function withOthers(
   const others = families.flatMap((family) => {
     const other =
       found.address[family] === undefined && link
-        ? (heldBy(link, asked[family]) ?? preferredAddress(link, family, fits))
+        ? ((fits ? undefined : heldBy(link, asked[family])) ?? preferredAddress(link, family, fits))
         : undefined
     return other === undefined || isLinkLocal(other) ? [] : [other]
   })

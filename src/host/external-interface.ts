@@ -124,6 +124,18 @@ export const heldBy = (link: Link, address: Address | undefined): Address | unde
     : undefined
 
 /**
+ * Returns the public IP that the operator gave, if the interface has it; otherwise undefined. `fits` is the regular
+ * expression that chose the node's addresses. With such an expression the result is undefined, because the node keeps
+ * the addresses that the expression chose.
+ */
+const askedOn = (
+  { named, publicIp }: ExternalInterface,
+  link: Link,
+  family: Family,
+  fits: ((text: string) => boolean) | undefined,
+): Address | undefined => (named.publicIp[family] && !fits ? heldBy(link, publicIp[family]) : undefined)
+
+/**
  * Returns true if the address can be a node's address on the external interface, and false for an unspecified,
  * loopback, multicast or IPv4-mapped IPv6 address.
  */
@@ -253,13 +265,15 @@ function goneOf(external: ExternalInterface, link: Link | undefined): ByFamily<s
  * link-local address does not count, because peers cannot send to it.
  */
 function addressThatCame(
-  { hold, named, publicIp }: ExternalInterface,
+  external: ExternalInterface,
   link: Link,
   family: Family,
   fits: ((text: string) => boolean) | undefined,
 ): Address | undefined {
-  const asked = named.publicIp[family] ? publicIp[family] : undefined
-  const address = heldBy(link, asked) ?? preferredAddress(link, family, fits)
+  const { hold } = external
+  const asked = askedOn(external, link, family, fits)
+  if (asked !== undefined) return asked
+  const address = preferredAddress(link, family, fits)
   const home = hold?.home(family)
   if (home !== undefined && addressesOf(link, family).some((each) => each.address === home && !each.duplicate))
     return home
@@ -270,18 +284,25 @@ function addressThatCame(
 }
 
 /**
- * Returns the address that the node must use from now on; `known` is its present address. The node returns to the
- * address with which it started, and leaves a makeshift or deprecated address for a better address. If the interface
- * lacks `known`, the node keeps `known` for HOLD_MS before it uses another address.
+ * Returns the address that the node must use from now on; `known` is its present address. The node uses the public IP
+ * that the operator gave as soon as the interface has it, even if this address is deprecated. Otherwise the node returns
+ * to the address with which it started, and leaves a makeshift or deprecated address for a better address. If the
+ * interface lacks `known`, the node keeps `known` for HOLD_MS before it uses another address.
  */
 function follow(
-  { named, hold }: ExternalInterface,
+  external: ExternalInterface,
   known: Address,
   link: Link,
   fits: ((text: string) => boolean) | undefined,
 ): Address {
+  const { named, hold } = external
   const family = familyOf(known)
   if (named.address[family]) return known
+  const asked = askedOn(external, link, family, fits)
+  if (asked !== undefined) {
+    hold?.isThere(asked)
+    return asked
+  }
   const all = addressesOf(link, family)
   // A tentative address may be the node's known address: unplugging the cable makes an interface's addresses tentative.
   const there = all.find(({ address, duplicate }) => address === known && !duplicate)

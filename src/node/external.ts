@@ -170,15 +170,11 @@ const inFamilies = (external: ExternalInterface, families: readonly Family[]): E
   publicIp: onlyOf(families, external.publicIp),
 })
 
-/**
- * Returns the properties of an interface that the operator's flags set: the pattern, the given addresses, and whether the
- * given public IP is also the interface's address.
- */
+/** Returns the properties of an interface that the operator's flags set: the pattern and the given addresses. */
 const namedIn = ({ named, pattern, address, publicIp }: ExternalInterface) => [
   pattern,
   ...FAMILIES.flatMap((family) => [
     named.address[family] ? address[family] : undefined,
     named.publicIp[family] ? publicIp[family] : undefined,
-    named.publicIp[family] && publicIp[family] === address[family],
   ]),
 ]

@@ -435,6 +435,7 @@ describe('chooseExternalInterface in a network with IPv6', () => {
     [IPV6, { canReach: '198.51.100.9' }, 'eth1', 'fd00:1::1', ''],
     [DUAL, { canReach: 'fd00:1::9' }, 'eth1', '198.51.100.1 fd00:1::1', ''],
     [DUAL, { canReach: '198.51.100.9' }, 'eth1', '198.51.100.2 fd00:1::1', ''],
+    [DUAL, { canReach: '198.51.100.9', publicIp: '198.51.100.1' }, 'eth1', '198.51.100.1 fd00:1::1', ''],
     // chosen by the public addresses
     [IPV6, { publicIpv6: 'fd00:1::2' }, 'eth1', 'fd00:1::2', 'ipv6'],
     [IPV6, { publicIp: '198.51.100.2' }, 'eth0', '2001:db8::7', ''],
@@ -791,6 +792,24 @@ describe('currentExternal', () => {
       { address: nine },
     ],
     [
+      'the public IP that was named, when it appears',
+      { ...before, publicIp: nine, named: { ...named, publicIp: { ipv4: true } } },
+      eth0(1500, '192.0.2.7', '192.0.2.9'),
+      { address: nine },
+    ],
+    [
+      'no named public IP in place of an address that an expression chose',
+      { ...before, pattern: '7$', publicIp: nine, named: { ...named, publicIp: { ipv4: true } } },
+      eth0(1500, '192.0.2.7', '192.0.2.9'),
+      {},
+    ],
+    [
+      'no named public IP in place of a named address',
+      { ...before, publicIp: nine, named: { address: { ipv4: true }, publicIp: { ipv4: true } } },
+      eth0(1500, '192.0.2.7', '192.0.2.9'),
+      {},
+    ],
+    [
       'the address that matches the expression it was chosen by',
       { ...before, pattern: '^192' },
       eth0(1500, '198.51.100.1', '192.0.2.9'),
@@ -924,6 +943,12 @@ describe('currentExternal with both families', () => {
       },
       eth0('192.0.2.7', 'fd00::8', 'fd00::9'),
       { address: addresses('192.0.2.7', 'fd00::9') },
+    ],
+    [
+      'no other address than the public IPv6 that was named, even if this address is deprecated',
+      { ...before, named: { address: unnamed, publicIp: { ipv4: false, ipv6: true } } },
+      eth0('192.0.2.7', 'fd00::8', 'fd00::7 deprecated'),
+      {},
     ],
     [
       'the addresses that match the expression they were chosen by',
@@ -1090,6 +1115,21 @@ describe('an address that disappears and returns', () => {
     expect(await look('192.0.2.8/24', '192.0.2.7/24')).toBe('192.0.2.7')
     await leave()
     expect(await look('192.0.2.7/24')).toBe('192.0.2.7')
+  })
+
+  it('is used again when it returns as a /32 if it is the named public IP', async () => {
+    now = { ...now, named: { address: {}, publicIp: { ipv4: true } } }
+    for (let times = 0; times < 2; times++) {
+      expect(await look('192.0.2.8/24')).toBe('192.0.2.7')
+      vi.advanceTimersByTime(4_900)
+      expect(await look('192.0.2.8/24')).toBe('192.0.2.7')
+      expect(await look('192.0.2.8/24', '192.0.2.7/32')).toBe('192.0.2.7')
+    }
+    await look('192.0.2.8/24')
+    vi.advanceTimersByTime(5_000)
+    expect(await look('192.0.2.8/24')).toBe('192.0.2.8')
+    expect(await look('192.0.2.8/24', '192.0.2.7/32')).toBe('192.0.2.7')
+    expect(addressText(now.publicIp)).toBe('192.0.2.7')
   })
 
   it('of a family that was missing is used, unless it is link-local', async () => {
