@@ -334,6 +334,21 @@ export function addressChange(before: ExternalInterface, now: ExternalInterface,
   return `the address of ${now.name} changed from ${formatAddress(was)} to ${formatAddress(is)}`
 }
 
+/**
+ * Describes that the host now has the public IP of a family, if a data path sends from another address. `sending` is the
+ * external interface with the address from which the data path sends, and `now` the same as `sendingFromPublicIp` now
+ * returns it.
+ */
+export function publicIpCame(
+  sending: ExternalInterface | undefined,
+  now: ExternalInterface | undefined,
+  family: Family,
+): string | undefined {
+  const [was, is] = [sending?.address[family], now?.address[family]]
+  if (was === undefined || is === undefined || is === was || is !== now?.publicIp[family]) return undefined
+  return `this host has the public IP ${formatAddress(is)} now`
+}
+
 export const mtuChange = (before: ExternalInterface, now: ExternalInterface): string | undefined =>
   now.mtu === before.mtu ? undefined : `the MTU of ${now.name} changed from ${before.mtu} to ${now.mtu}`
 

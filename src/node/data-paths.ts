@@ -10,7 +10,14 @@ import { seldom, type Log } from '../base/log.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../control/lease/lease.ts'
 import { createTurn } from '../host/bell.ts'
 import type { Watched } from '../host/events.ts'
-import { addressChange, mtuChange, seeExternal, type ExternalInterface } from '../host/external-interface.ts'
+import {
+  addressChange,
+  mtuChange,
+  publicIpCame,
+  seeExternal,
+  sendingFromPublicIp,
+  type ExternalInterface,
+} from '../host/external-interface.ts'
 import type { HostKernel } from '../host/kernel.ts'
 import { FAMILIES, FAMILY_NAMES, onlyOf, type Addresses, type ByFamily, type Family } from '../net/address.ts'
 import type {
@@ -30,7 +37,7 @@ import type { Engine, OpenPath } from '../path/engine/engine.ts'
 import { mergePeers, sumCounters, sumTraffic } from '../path/sums.ts'
 
 interface DataPathsParts {
-  readonly backend: Pick<Backend, 'plan' | 'external'>
+  readonly backend: Pick<Backend, 'plan' | 'external' | 'sending'>
   readonly lease: OwnLease
   readonly leases: ReadonlyMap<string, Lease>
   /**
@@ -85,6 +92,8 @@ class PathPart {
   path: DataPath | undefined
   /** The external interface for which `path` was opened. */
   external: ExternalInterface | undefined
+  /** `Backend.sending` when `path` was opened. */
+  sending: ExternalInterface | undefined
   /** Why this data path does not carry its families; undefined if it carries them. */
   lacking: string | undefined
   /** The length of this data path's part of the list `next` that `drops` returned last. */
@@ -289,7 +298,7 @@ export class DataPaths {
   }
 
   async #openPart(part: PathPart): Promise<void> {
-    const { external } = this.#backend
+    const { external, sending } = this.#backend
     const known = this.#applied?.leases ?? this.#initial
     const path = await part.plan.open(this.#own, known, this.#signal, this.#others)
     try {
@@ -306,7 +315,7 @@ export class DataPaths {
       await path.close()
       throw error
     }
-    Object.assign(part, { path, external, lacking: undefined })
+    Object.assign(part, { path, external, sending, lacking: undefined })
     const onFault = (reason: Error): void => {
       if (!this.#isClosed && part.carried === path) this.#lose([[part, reason]])
     }
@@ -457,6 +466,7 @@ export class DataPaths {
    */
   async #checkExternal(): Promise<void> {
     const { now, gone } = await seeExternal(this.#kernel, this.#backend.external)
+    const sending = this.#backend.sending && (await sendingFromPublicIp(this.#kernel, now))
     this.#gone = onlyOf(
       this.#plan.flatMap(({ external }) => external?.families ?? []),
       gone,
@@ -468,7 +478,10 @@ export class DataPaths {
     this.#lose(
       this.#carried().flatMap(([part]) => {
         const [moved] = boundTo(part.plan).flatMap(
-          (family) => addressChange(part.external ?? this.#plannedFor, now, family) ?? [],
+          (family) =>
+            addressChange(part.external ?? this.#plannedFor, now, family) ??
+            publicIpCame(part.sending, sending, family) ??
+            [],
         )
         return moved === undefined ? [] : [[part, new Error(moved)] as const]
       }),

@@ -66,6 +66,11 @@ export interface Backend {
   readonly isSealed?: boolean
   /** The external interface as the last `prepare` found it. */
   readonly external: ExternalInterface
+  /**
+   * The external interface with the addresses from which the data paths send, as the last `prepare` found it
+   * (sendingFromPublicIp); left out if the data paths always send from the addresses of `external`.
+   */
+  readonly sending?: ExternalInterface | undefined
   /** flanneld's log lines for peers, if they differ from those that flanneld logs with most backends. */
   readonly words?: Partial<PeerWords>
   /**

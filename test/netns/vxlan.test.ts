@@ -178,6 +178,22 @@ describe('a cluster of both', () => {
     },
   )
 
+  it.each(['kernel', 'userspace'] as const)(
+    'sends from the public IP also if another interface gets it later: %s',
+    async (way) => {
+      lab = await createLab({ hosts: 2 })
+      const [a, b] = lab.hosts as [Host, Host]
+      await a.output(['ip', 'route', 'add', '203.0.113.7', 'via', b.address])
+      await start(a, 'userspace') // drops datagrams that do not come from a peer's public IP
+      const daemon = await start(b, way, {}, {}, { args: ['--iface', b.address, '--public-ip', '203.0.113.7'] })
+      await b.output(['ip', 'address', 'add', '203.0.113.7/32', 'dev', 'lo'])
+      await daemon.line(/this host has the public IP 203\.0\.113\.7 now/)
+      const [podA, podB] = (await Promise.all(lab.hosts.map((host) => host.startPod()))) as [Pod, Pod]
+      await reach(podA.namespace, podB.address)
+      await reach(podB.namespace, podA.address)
+    },
+  )
+
   it('carries congestion marks in both directions, as kernels do (RFC 6040)', async ({ skip }) => {
     lab = await createLab({ hosts: 2 })
     const [a, b] = lab.hosts as [Host, Host]

@@ -128,6 +128,9 @@ function amend(backend: Backend, manager: Node['manager'], log: Log): Backend {
     get external() {
       return backend.external
     },
+    get sending() {
+      return backend.sending
+    },
     async prepare(stopping) {
       const attrs = await backend.prepare(stopping)
       const { publicIp } = attrs

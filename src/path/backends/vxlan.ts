@@ -56,7 +56,8 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
   let macs: ByFamily<string> = {}
   let logged = ''
   let carrier: VxlanCarrier | undefined
-  let setup: VxlanSetup
+  let setup: VxlanSetup | undefined
+  const setupNow = (): VxlanSetup => setup as VxlanSetup // `prepare` was called and set the setup
   // A log that drops repeated lines. In a dual-stack network weftd calls `prepare` again and again while one of the two
   // families does not work.
   const calm = seldom(log)
@@ -70,13 +71,13 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
       if (line !== logged) log.info(line)
       logged = line
     }
-    const userspace = (): VxlanCarrier => prepareUserspaceVxlan(() => setup, options)
+    const userspace = (): VxlanCarrier => prepareUserspaceVxlan(setupNow, options)
     if (dataPath === 'userspace') {
       logOnce('VXLAN is carried by weftd itself: "DataPath" is "userspace"')
       return userspace()
     }
     try {
-      const prepared = await prepareKernelVxlan(() => setup, options)
+      const prepared = await prepareKernelVxlan(setupNow, options)
       const ignored = own.tunnel.probePathMtu
         ? ', which lets routers fragment its datagrams: "ProbePathMTU" is ignored'
         : ''
@@ -96,6 +97,9 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
     routesToHosts: directRouting,
     get external() {
       return external
+    },
+    get sending() {
+      return setup?.external
     },
     get tunNames() {
       return carrier?.tunNames

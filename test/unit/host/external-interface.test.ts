@@ -10,6 +10,7 @@ import {
   currentExternal,
   externalText,
   mtuChange,
+  publicIpCame,
   readExternalText,
   resumeExternal,
   sendingFromPublicIp,
@@ -836,6 +837,16 @@ describe('sendingFromPublicIp', () => {
     ['another interface', ['203.0.113.7', '2001:db8:9::7'], publicIp],
   ])('has the address for datagrams if the public IP is on %s', async (_where, addresses, address) => {
     expect(await sendingFromPublicIp(on(...addresses), before)).toEqual({ ...before, address })
+  })
+
+  it('changes when the host gets the public IP, but not when the host loses it', async () => {
+    const behindNat = await sendingFromPublicIp(on(), before)
+    const holding = await sendingFromPublicIp(on('203.0.113.7'), before)
+    expect(publicIpCame(behindNat, holding, 'ipv4')).toBe('this host has the public IP 203.0.113.7 now')
+    expect(publicIpCame(behindNat, holding, 'ipv6')).toBeUndefined()
+    expect(publicIpCame(holding, behindNat, 'ipv4')).toBeUndefined()
+    expect(publicIpCame(holding, holding, 'ipv4')).toBeUndefined()
+    expect(publicIpCame(undefined, undefined, 'ipv4')).toBeUndefined()
   })
 
   it('keeps the addresses if they are the public IP, without a query to the kernel', async () => {

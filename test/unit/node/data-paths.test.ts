@@ -819,3 +819,28 @@ it('continues after a rename of the external interface, and gives the backend th
   await path.resync()
   expect((await path.fault).message).toBe('the MTU of uplink0 changed from 1500 to 1400')
 })
+
+it('that sends from the interface fails when the host gets the public IP', async () => {
+  const r = rig()
+  const publicIp = { ipv4: parseIpv4('203.0.113.7')! }
+  const own = { ipv4: PUBLIC.ipv4 }
+  const named = { address: {}, publicIp: { ipv4: true } }
+  const external: ExternalInterface = { name: 'eth0', index: 1, mtu: 1500, address: own, publicIp, named }
+  const kernel = new ModelKernel()
+  kernel.addLink({ name: 'eth0', index: 1, mtu: 1500 }, [{ address: own.ipv4, prefixLength: 24 }])
+  kernel.addLink({ name: 'lo', index: 2, mtu: 65_536 })
+  const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
+  const plan: PlannedPath = {
+    families: ['ipv4'],
+    mtu: 1430,
+    external: { families: ['ipv4'], isBound: true },
+    open: () => r.openFake('ipv4', LEASE, new Map()),
+  }
+  const backend = { external, sending: external, plan: () => [plan] }
+  const signal = new AbortController().signal
+  const path = await openDataPaths({ backend, lease: LEASE, leases: new Map(), signal, kernel, log })
+  expect(await path.resync()).toEqual(['ipv4 was repaired'])
+  kernel.addAddress('lo', { address: publicIp.ipv4, prefixLength: 32 })
+  expect(await path.resync()).toEqual([])
+  expect((await path.fault).message).toBe('this host has the public IP 203.0.113.7 now')
+})
