@@ -137,9 +137,10 @@ const HOST = /^(?:\[[^\]]*\]|[^:/]*)(?::\d*)?$/
 /** Removes the user names and passwords of URLs that contain a comma, at which the callers split lists of URLs. */
 const withoutCommas = (text: string): string =>
   text.replaceAll(UNTIL_USER, (whole) => {
-    const comma = whole.indexOf(',')
-    const isList = HOST.test(whole.slice(2, comma)) && whole.includes(':', comma)
-    return comma < 0 || isList ? whole : '//'
+    const parts = whole.slice(2).split(',')
+    const last = parts.pop() ?? ''
+    const isList = last.includes(':') && parts.every((part) => HOST.test(part))
+    return parts.length === 0 || isList ? whole : '//'
   })
 
 /** Removes user names and passwords from all URLs in a text, in linear time. */

@@ -54,6 +54,8 @@ const URLS: readonly [string, string][] = [
   ['http://u:se,same,sesame@h:1,http://h:2', 'http://h:1,http://h:2'],
   ['http://h:1,http://u:se,sa:me@h:2/a,h:3', 'http://h:1,http://h:2/a,h:3'],
   ['http://u:1,sesame@h', 'http://h'],
+  ['http://u,x:se,same@h', 'http://h'],
+  ['http://u,x:se:sa,me@h', 'http://h'],
   ['http://u:se,s@me@h', 'http://h'],
   ['http://h:1,u:sesame@h:2,[::1]:3,//[::1]:4,u:sesame@h', 'http://h:1,h:2,[::1]:3,//[::1]:4,h'],
   ['', ''],
