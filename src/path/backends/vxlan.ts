@@ -8,7 +8,7 @@
 import { isWeftError, messageOf } from '../../base/errors.ts'
 import { seldom } from '../../base/log.ts'
 import type { Lease, LeaseAttrs } from '../../control/lease/lease.ts'
-import { currentExternal, sendingFromPublicIp } from '../../host/external-interface.ts'
+import { currentExternal, sendingFromPublicIp, type ExternalInterface } from '../../host/external-interface.ts'
 import { familiesOf, listed, onlyOf, type Addresses, type ByFamily, type Family } from '../../net/address.ts'
 import { formatIpv4 } from '../../net/ipv4.ts'
 import { formatIpv6 } from '../../net/ipv6.ts'
@@ -56,8 +56,8 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
   let macs: ByFamily<string> = {}
   let logged = ''
   let carrier: VxlanCarrier | undefined
-  let setup: VxlanSetup | undefined
-  const setupNow = (): VxlanSetup => setup as VxlanSetup // `prepare` was called and set the setup
+  let setup: VxlanSetup
+  let sending: ExternalInterface | undefined
   // A log that drops repeated lines. In a dual-stack network weftd calls `prepare` again and again while one of the two
   // families does not work.
   const calm = seldom(log)
@@ -71,13 +71,13 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
       if (line !== logged) log.info(line)
       logged = line
     }
-    const userspace = (): VxlanCarrier => prepareUserspaceVxlan(setupNow, options)
+    const userspace = (): VxlanCarrier => prepareUserspaceVxlan(() => setup, options)
     if (dataPath === 'userspace') {
       logOnce('VXLAN is carried by weftd itself: "DataPath" is "userspace"')
       return userspace()
     }
     try {
-      const prepared = await prepareKernelVxlan(setupNow, options)
+      const prepared = await prepareKernelVxlan(() => setup, options)
       const ignored = own.tunnel.probePathMtu
         ? ', which lets routers fragment its datagrams: "ProbePathMTU" is ignored'
         : ''
@@ -99,7 +99,7 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
       return external
     },
     get sending() {
-      return setup?.external
+      return sending
     },
     get tunNames() {
       return carrier?.tunNames
@@ -122,7 +122,7 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
       macs = found
       const underlayMtu = own.mtu || external.mtu
       const mtus = { ipv4: underlayMtu - overheadBy(TYPE, 'ipv4'), ipv6: underlayMtu - overheadBy(TYPE, 'ipv6') }
-      const sending = await sendingFromPublicIp(kernel, external)
+      sending = await sendingFromPublicIp(kernel, external)
       setup = { names, options: own, port: port || outside.port, mtus, macs, external: sending }
       carrier = await choose()
       const dataOf = (mac: string | undefined) => (mac === undefined ? null : { VNI: vni, VtepMAC: mac })

@@ -50,7 +50,13 @@ export const MAPS = {
   config: { type: ARRAY, keyBytes: 4, valueBytes: CONFIG_BYTES, entries: 1, flags: 0 },
   peers4: { type: LPM_TRIE, keyBytes: 8, valueBytes: PEER_BYTES, entries: MOST_PEERS, flags: ALLOCATED_LATER },
   peers6: { type: LPM_TRIE, keyBytes: 20, valueBytes: PEER_BYTES, entries: MOST_PEERS, flags: ALLOCATED_LATER },
-  traffic: { type: HASH_PER_CPU, keyBytes: 4, valueBytes: TRAFFIC_BYTES, entries: MOST_PEERS, flags: ALLOCATED_LATER },
+  traffic: {
+    type: HASH_PER_CPU,
+    keyBytes: 4,
+    valueBytes: TRAFFIC_BYTES,
+    entries: 2 * MOST_PEERS, // a peer of both families has two entries
+    flags: ALLOCATED_LATER,
+  },
   counters: { type: ARRAY_PER_CPU, keyBytes: 4, valueBytes: 8, entries: COUNTERS.length, flags: 0 },
 } as const
 export type MapName = keyof typeof MAPS
