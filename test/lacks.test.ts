@@ -19,7 +19,8 @@ it(
     try {
       symlinkSync(process.execPath, join(folder, 'node'))
       // every Debian has coreutils and a shell (policy manual 3.8)
-      for (const name of ['sh', 'env', 'mkfifo']) symlinkSync(join('/usr/bin', name), join(folder, name))
+      for (const name of ['sh', 'env', 'mkfifo', 'touch', 'chmod'])
+        symlinkSync(join('/usr/bin', name), join(folder, name))
       const vitest = join(packageRoot, 'node_modules/vitest/vitest.mjs')
       const { code, stdout, stderr } = await execute(
         [
