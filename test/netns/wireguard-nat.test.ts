@@ -45,8 +45,12 @@ async function translate(host: Host, ports: string): Promise<void> {
   }`
   await host.output(['nft', '-f', '-'], { input: `table ip home { }\ndelete table ip home\n${table}\n` })
 }
-async function homeOf(host: Host): Promise<void> {
-  await host.output(['ip', 'address', 'add', `${PUBLIC}/32`, 'dev', 'eth0'])
+/** Puts a NAT with the address PUBLIC in front of `host`. Only `other` needs to know the MAC address of the NAT. */
+async function homeOf(host: Host, other: Host): Promise<void> {
+  const [{ address: mac }] = JSON.parse(await host.output(['ip', '-j', 'link', 'show', 'eth0'])) as [
+    { address: string },
+  ]
+  await other.output(['ip', 'neighbour', 'add', PUBLIC, 'lladdr', mac, 'dev', 'eth0'])
   await translate(host, '40000-40999')
   await remembers(host, REMEMBERS_S)
 }
@@ -60,7 +64,7 @@ const placeOf = async (peer: string, by: Host): Promise<string | null | undefine
 it.each(['userspace', 'kernel'])('stays reachable while all hosts are silent, for a node with %s', async (other) => {
   lab = await createLab({ hosts: 2 })
   const [a, b] = lab.hosts as [Host, Host]
-  await homeOf(a)
+  await homeOf(a, b)
   const keepalive = { PersistentKeepaliveInterval: 1 }
   const daemons = [await start(b, { ...keepalive, DataPath: other }), await start(a, keepalive)]
   const [podA, podB] = [await a.startPod(), await b.startPod()]
@@ -87,7 +91,7 @@ it.each(['userspace', 'kernel'])('stays reachable while all hosts are silent, fo
 it('whose public address is not its interface’s reaches others although the NAT has forgotten it', async () => {
   lab = await createLab({ hosts: 2 })
   const [a, b] = lab.hosts as [Host, Host]
-  await homeOf(a)
+  await homeOf(a, b)
   const daemons = [await start(b, {}), await start(a, {}, '--public-ip', PUBLIC)]
   const [podA, podB] = [await a.startPod(), await b.startPod()]
   await reach(podA.namespace, podB.address)
