@@ -37,6 +37,8 @@ const RESCAN_SHARE = 0.05
  * acquires its own lease.
  */
 const STALE_LEASE_MS = 24 * 3_600_000
+/** Matches the name of a lease file (lease.ts, leaseKey). weftd deletes no other file from the folder of the leases. */
+const LEASE_NAME = /^\d+\.\d+\.\d+\.\d+-\d+(?:&[\da-f:]+-\d+)?$/
 /** The number of files whose reads one listing queues at a time. lease-files.ts runs fewer reads simultaneously. */
 const READS_ASKED = 64
 
@@ -238,7 +240,7 @@ export class DirectoryStore implements Store {
   async #removeEnded(): Promise<void> {
     const longAgo = (await this.#files.now()) - STALE_LEASE_MS
     for (const file of this.#listed.files.values()) {
-      if (this.#isLive(file, longAgo)) continue
+      if (this.#isLive(file, longAgo) || !LEASE_NAME.test(file.key)) continue
       const present = await this.#files.read(file.key)
       if (present?.revision === file.revision) await this.#files.remove(file.key).catch(() => {})
     }

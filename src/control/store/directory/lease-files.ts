@@ -9,10 +9,13 @@
 // A reader never sees an incomplete file, because a lease appears by link(2) or rename(2). On a full disk a renewal
 // overwrites the same bytes. The lock is an open file description lock, which the kernel (over NFS version 4 the file
 // server) releases when the process ends.
+//
+// Other hosts and programs may write to the directory, and weftd usually runs as root. So weftd does not follow a symbolic
+// link in place of a file that it writes, and deletes only files whose names have the form that weftd gives them.
 
 import { randomBytes } from 'node:crypto'
 import { constants, watch as watchDirectory, type FSWatcher } from 'node:fs'
-import { link, open, readdir, readFile, rename, stat, unlink, type FileHandle } from 'node:fs/promises'
+import { link, open, readdir, rename, stat, unlink, type FileHandle } from 'node:fs/promises'
 import { hostname } from 'node:os'
 import { join, resolve } from 'node:path'
 import { messageOf, WeftError } from '../../../base/errors.ts'
@@ -32,9 +35,22 @@ const CLOSE_MS = 500
  * The errors that concern a single lease file and last until an operator repairs the file. Other errors are not
  * reported for each file, because they may concern all files, for example if the file server does not answer.
  */
-const LASTING: ReadonlySet<string | undefined> = new Set(['EACCES', 'EPERM', 'ELOOP'])
+const LASTING: ReadonlySet<string | undefined> = new Set(['EACCES', 'EPERM', 'ELOOP', 'EFBIG'])
+/** The maximum size of a file that weftd reads, in bytes. A value in etcd has at most 1.5 MiB. */
+const MOST_BYTES = 2n << 20n
+/**
+ * The flags for opening a file that another host or program may have replaced. O_NOFOLLOW refuses a symbolic link, which
+ * may lead out of the directory. O_NONBLOCK is needed in case the path is a named pipe: opening a pipe otherwise waits
+ * until another process opens it too.
+ */
+const CAREFULLY = constants.O_NOFOLLOW | constants.O_NONBLOCK
 /** The maximum age of a temporary file in use, in ms. An older file was left behind by a process that crashed. */
 const STALE_TEMPORARY_MS = 3_600_000
+/**
+ * Matches the end of the name of a temporary file: the process id, the random part and, except for a clock file, a
+ * number. The folder may also have files of other programs, for example if the lease directory is `/var`.
+ */
+const TEMPORARY_NAME = /\.\d+\.[\da-f]{8}(?:\.\d+)?$/
 const WRITABLE = 0o222n
 
 export interface LeaseFile extends StoreEntry {
@@ -117,8 +133,9 @@ export class LeaseFiles {
       if (this.#isClosed) throw new Error('it was closed')
       try {
         // The file is not truncated before the write, because a full disk only allows overwriting an existing byte.
-        const flags = constants.O_WRONLY | (this.#hasClock ? 0 : constants.O_CREAT)
+        const flags = constants.O_WRONLY | CAREFULLY | (this.#hasClock ? 0 : constants.O_CREAT)
         return await using(await open(path, flags, 0o644), async (file) => {
+          if (!(await file.stat()).isFile()) throw notAFile(path)
           await file.write('.', 0)
           this.#hasClock = true
           return (await file.stat()).mtimeMs
@@ -128,7 +145,7 @@ export class LeaseFiles {
         // A full disk has no block for the first byte of a new file. But the creation of an empty file needs no block,
         // and gives the file a time too.
         const empty = `${path}.${this.#temporaryCount++}`
-        return using(await open(empty, constants.O_WRONLY | constants.O_CREAT, 0o644), async (file) => {
+        return using(await open(empty, 'wx', 0o644), async (file) => {
           await unlink(empty)
           return (await file.stat()).mtimeMs
         })
@@ -205,7 +222,7 @@ export class LeaseFiles {
   /** Returns the text of the network configuration, `DIR/config`; undefined if the file does not exist. */
   async config(): Promise<string | undefined> {
     try {
-      return await call(() => readFile(join(this.#top, 'config'), 'utf8'))
+      return await call(() => readText(join(this.#top, 'config')))
     } catch (error) {
       if ((error as NodeJS.ErrnoException).code === 'ENOENT') return undefined
       throw error
@@ -236,7 +253,7 @@ export class LeaseFiles {
   /** Replaces the text of a claim, which is in the file `DIR/weft/<name>`. Returns the previous text. */
   async claim(name: string, value: string): Promise<string | undefined> {
     const path = join(this.#claims, name)
-    const before = await call(() => readFile(path, 'utf8')).catch(() => undefined)
+    const before = await call(() => readText(path)).catch(() => undefined)
     if (before === value) return before
     const temporary = await this.#writeTemporary(name, value, 0o644)
     await call(() => rename(temporary, path))
@@ -263,7 +280,7 @@ export class LeaseFiles {
   /** Deletes the file `DIR/weft/<name>` of a claim if its text is `value`. */
   async unclaim(name: string, value: string): Promise<void> {
     const path = join(this.#claims, name)
-    const present = await call(() => readFile(path, 'utf8')).catch(() => undefined)
+    const present = await call(() => readText(path)).catch(() => undefined)
     if (present === value) await call(() => unlink(path))
   }
 
@@ -308,7 +325,8 @@ export class LeaseFiles {
       for (const each of [this.#subnets, this.#temporaries, this.#claims]) await call(() => makeFolder(each))
       const present = await this.now()
       await call(async () => {
-        for (const name of await readdir(this.#temporaries)) {
+        const names = await readdir(this.#temporaries)
+        for (const name of names.filter((each) => TEMPORARY_NAME.test(each))) {
           const path = join(this.#temporaries, name)
           const age = await stat(path).then(
             (info) => present - info.mtimeMs,
@@ -345,12 +363,11 @@ export class LeaseFiles {
       const info = await stat(path, { bigint: true })
       if (revisionOf(info) === known.revision) return known
     }
-    // O_NONBLOCK is needed in case the path is a named pipe: opening a pipe otherwise waits until another process
-    // writes to it.
-    return using(await open(path, constants.O_RDONLY | constants.O_NONBLOCK), async (file) => {
+    return using(await open(path, constants.O_RDONLY | CAREFULLY), async (file) => {
       // stat reads the open file, not the path, so that the content and the revision belong to the same file.
       const info = await file.stat({ bigint: true })
       if (!info.isFile()) return undefined
+      refuseLong(info.size)
       return {
         key,
         value: await file.readFile('utf8'),
@@ -390,7 +407,7 @@ export class LeaseFiles {
    */
   #rewrite({ key, value }: LeaseFile): Promise<void> {
     return call(async () =>
-      using(await open(join(this.#subnets, key), 'r+'), async (file) => {
+      using(await open(join(this.#subnets, key), constants.O_RDWR | CAREFULLY), async (file) => {
         await file.write(value, 0)
         await file.sync()
       }),
@@ -414,6 +431,26 @@ export class LeaseFiles {
       await call(() => unlink(temporary)).catch(() => {})
     }
   }
+}
+
+const notAFile = (path: string): Error => new Error(`${path} is not a file`)
+
+/** Throws an Error with the code EFBIG if a file with `size` bytes is too long to be read. */
+function refuseLong(size: bigint): void {
+  if (size > MOST_BYTES) throw Object.assign(new Error(`it has ${size} bytes`), { code: 'EFBIG' })
+}
+
+/**
+ * Reads the text of a file. Follows a symbolic link, because an operator may link to the configuration. Does not wait for
+ * the writer of a named pipe.
+ */
+async function readText(path: string): Promise<string> {
+  return using(await open(path, constants.O_RDONLY | constants.O_NONBLOCK), async (file) => {
+    const info = await file.stat({ bigint: true })
+    if (!info.isFile()) throw notAFile(path)
+    refuseLong(info.size)
+    return file.readFile('utf8')
+  })
 }
 
 const isReserved = ({ mode }: { readonly mode: bigint }): boolean => (mode & WRITABLE) === 0n
@@ -493,7 +530,8 @@ const waiting = new Map<string, Promise<unknown>>()
 /** Runs `body` while this process holds the directory's lock. */
 function locked<T>(top: string, body: () => Promise<T>): Promise<T> {
   const turn = (waiting.get(top) ?? Promise.resolve()).then(async () => {
-    const file = await call(() => open(join(top, 'lock'), 'a', 0o644))
+    const flags = constants.O_WRONLY | constants.O_CREAT | CAREFULLY
+    const file = await call(() => open(join(top, 'lock'), flags, 0o644))
     try {
       await call(() => addon.lockFile(file.fd))
       return await body()
@@ -531,6 +569,8 @@ function directoryError(error: unknown, top: string): WeftError {
     case 'ENOTDIR':
     case 'EEXIST':
       return new WeftError('STORE', message, { remedy: 'name a directory with --lease-dir', cause: error })
+    case 'ELOOP':
+      return new WeftError('STORE_UNAVAILABLE', message, { remedy: 'remove the symbolic link', cause: error })
     case 'ENOLCK':
     case 'EOPNOTSUPP':
       return new WeftError('STORE', message, {

@@ -8,9 +8,13 @@ import {
   mkdirSync,
   mkdtempSync,
   readdirSync,
+  readFileSync,
   renameSync,
   rmSync,
   statSync,
+  symlinkSync,
+  truncateSync,
+  utimesSync,
   writeFileSync,
 } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -169,4 +173,73 @@ it.skipIf(process.getuid?.() !== 0)('knows the time on a full disk, also a proce
   } finally {
     execFileSync('umount', [folder])
   }
+})
+
+it('deletes only its own temporary files, not those of other programs in a folder tmp', async () => {
+  mkdirSync(join(folder, 'tmp'))
+  const own = ['10.5.1.0-24.host-1.7.0123abcd.0', 'clock.host.example.7.0123abcd', 'clock.host.7.0123abcd.3']
+  const others = ['session.7', 'systemd-private-0123abcd', 'backup.tar']
+  const old = new Date(Date.now() - 2 * 3_600_000)
+  for (const name of [...own, ...others]) {
+    writeFileSync(join(folder, 'tmp', name), 'x')
+    utimesSync(join(folder, 'tmp', name), old, old)
+  }
+  await use(folder)
+  expect(readdirSync(join(folder, 'tmp')).toSorted()).toEqual(others.toSorted())
+})
+
+it('changes no file outside of the directory to which somebody made a symbolic link', async () => {
+  const directory = join(folder, 'leases')
+  const victim = join(folder, 'victim')
+  writeFileSync(victim, 'precious')
+  const files = new LeaseFiles(directory)
+  const now = () => files.doing(STOPS_NEVER, () => files.now())
+  await now()
+  const [clock = ''] = readdirSync(join(directory, 'tmp'))
+  rmSync(join(directory, 'tmp', clock))
+  symlinkSync(victim, join(directory, 'tmp', clock))
+  const refused = {
+    code: 'STORE_UNAVAILABLE',
+    remedy: 'remove the symbolic link',
+    message: expect.stringContaining(clock) as string,
+  }
+  await expect(now()).rejects.toMatchObject(refused)
+  rmSync(join(directory, 'tmp', clock))
+  writeFileSync(join(directory, 'tmp', clock), '')
+  symlinkSync(join(folder, 'made'), join(directory, 'lock'))
+  await expect(files.changing(STOPS_NEVER, async () => {})).rejects.toMatchObject({
+    code: 'STORE_UNAVAILABLE',
+    remedy: 'remove the symbolic link',
+  })
+  expect([readFileSync(victim, 'utf8'), existsSync(join(folder, 'made'))]).toEqual(['precious', false])
+  await files.close()
+})
+
+it('reads no lease through a symbolic link, and no file that is longer than any lease', async () => {
+  const unreadable: string[] = []
+  const files = new LeaseFiles(folder, { onUnreadable: (path, why) => unreadable.push(`${path}: ${why}`) })
+  await files.doing(STOPS_NEVER, async () => {})
+  const [linked, long] = [join(folder, 'subnets/10.5.1.0-24'), join(folder, 'subnets/10.5.2.0-24')]
+  symlinkSync('/proc/self/environ', linked)
+  writeFileSync(long, '{}')
+  truncateSync(long, 1 << 30)
+  expect([await files.read('10.5.1.0-24'), await files.read('10.5.2.0-24')]).toEqual([undefined, undefined])
+  expect(unreadable).toEqual([
+    `${linked}: ELOOP: too many symbolic links encountered, open '${linked}'`,
+    `${long}: it has 1073741824 bytes`,
+  ])
+  await files.close()
+})
+
+it('does not wait for a named pipe in place of the configuration or of a claim', async () => {
+  mkdirSync(join(folder, 'weft'))
+  execFileSync('mkfifo', [join(folder, 'config'), join(folder, 'weft/192.0.2.1')])
+  const files = new LeaseFiles(folder)
+  await expect(files.doing(STOPS_NEVER, () => files.config())).rejects.toMatchObject({
+    code: 'STORE_UNAVAILABLE',
+    message: expect.stringContaining('config is not a file') as string,
+  })
+  expect(await files.doing(STOPS_NEVER, () => files.claim('192.0.2.1', 'a'))).toBeUndefined()
+  expect(readFileSync(join(folder, 'weft/192.0.2.1'), 'utf8')).toBe('a')
+  await files.close()
 })
