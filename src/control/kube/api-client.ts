@@ -10,6 +10,7 @@ import type { Readable } from 'node:stream'
 import { createGunzip } from 'node:zlib'
 import { messageOf, WeftError } from '../../base/errors.ts'
 import { limited, pause } from '../../host/bell.ts'
+import { parseJson } from '../config/hidden.ts'
 import type { Access } from './access.ts'
 import { explanationOf, PROTOBUF } from './protobuf.ts'
 
@@ -35,6 +36,17 @@ const LONGEST_RETRY_AFTER_S = 30
  * the Kubernetes API.
  */
 const SHOWN_BODY = 200
+/** The maximum number of characters that a message quotes from a Status object of the Kubernetes API. */
+const SHOWN_MESSAGE = 1_000
+/**
+ * The maximum size in bytes of an unpacked answer. weftd requests 500 nodes at a time, which have about 10 MB. The limits
+ * are needed because a broken server or proxy may send an endless answer, which would use up the host's memory.
+ */
+const MOST_ANSWER_BYTES = 256 << 20
+/** The number of bytes of an error answer that weftd reads. */
+const MOST_ERROR_BYTES = 64 << 10
+/** The maximum number of characters of one event of a watch. A Node object in etcd has at most 1.5 MiB. */
+const MOST_EVENT = 8 << 20
 
 /**
  * The Accept header of a request for only the metadata of nodes. The metadata are a small part of a Node object. A
@@ -97,8 +109,12 @@ export class KubeApiClient implements KubeClient {
    */
   readonly #notBefore = new Map<string, number>()
 
-  constructor(access: () => Promise<Access>) {
+  /** The maximum size in bytes of an unpacked answer. */
+  readonly #mostBytes: number
+
+  constructor(access: () => Promise<Access>, mostBytes = MOST_ANSWER_BYTES) {
     this.#access = access
+    this.#mostBytes = mostBytes
   }
 
   async ask<T>(ask: Ask, signal: AbortSignal): Promise<T | undefined> {
@@ -110,7 +126,12 @@ export class KubeApiClient implements KubeClient {
         ask,
         (status) => (status >= 200 && status < 300) || (status === 404 && ask.method === 'GET'),
       )
-      const bytes = await bytesOf(response)
+      const bytes = await bytesOf(response, this.#mostBytes)
+      if (bytes.length > this.#mostBytes)
+        throw new WeftError(
+          'STORE_UNAVAILABLE',
+          `${ask.method} ${ask.path}: the answer is longer than ${this.#mostBytes} bytes`,
+        )
       if (response.statusCode === 404) return undefined
       return (ask.decode && isProtobuf(response) ? ask.decode(bytes) : parse(bytes.toString())) as T
     })
@@ -144,6 +165,8 @@ export class KubeApiClient implements KubeClient {
       for await (const chunk of unpacked(response).setEncoding('utf8') as AsyncIterable<string>) {
         const lines = (rest + chunk).split('\n')
         rest = lines.pop() ?? ''
+        if (rest.length > MOST_EVENT)
+          throw new WeftError('STORE_UNAVAILABLE', `the watch of ${path} sends an event without an end`)
         const events = lines.filter((line) => line !== '').map(parseEvent)
         if (events.length > 0) yield events
       }
@@ -209,7 +232,7 @@ export class KubeApiClient implements KubeClient {
     const seconds = Number(headers['retry-after'])
     if (seconds > 0)
       this.#notBefore.set(kindOf(ask), performance.now() + Math.min(seconds, LONGEST_RETRY_AFTER_S) * 1000)
-    const bytes = await bytesOf(response).catch(() => Buffer.alloc(0))
+    const bytes = await bytesOf(response, MOST_ERROR_BYTES).catch(() => Buffer.alloc(0))
     const text = isProtobuf(response) ? explanationOf(bytes) : bytes.toString()
     throw statusError(statusCode, `${ask.method} ${ask.path}: ${statusCode} ${statusMessage}`, text)
   }
@@ -289,9 +312,20 @@ function unpacked(response: IncomingMessage): Readable {
   return response.on('error', (error) => gunzip.destroy(error)).pipe(gunzip)
 }
 
-async function bytesOf(response: IncomingMessage): Promise<Buffer> {
+/**
+ * Reads the body of an HTTP response, decompressed. Stops after `most` bytes and closes the connection; then the result has
+ * more than `most` bytes.
+ */
+async function bytesOf(response: IncomingMessage, most: number): Promise<Buffer> {
   const parts: Buffer[] = []
-  for await (const part of unpacked(response)) parts.push(part as Buffer)
+  let length = 0
+  for await (const part of unpacked(response)) {
+    parts.push(part as Buffer)
+    length += (part as Buffer).length
+    if (length <= most) continue
+    response.destroy()
+    break
+  }
   return Buffer.concat(parts)
 }
 
@@ -299,7 +333,7 @@ const isProtobuf = ({ headers }: IncomingMessage): boolean => headers['content-t
 
 function parse(text: string): unknown {
   try {
-    return JSON.parse(text)
+    return parseJson(text) // refuses deep nesting, with which JSON.stringify would fail later
   } catch (error) {
     throw new WeftError(
       'STORE_UNAVAILABLE',
@@ -325,7 +359,7 @@ export function statusError(code: number, what: string, text: string): WeftError
   let message = text.slice(0, SHOWN_BODY)
   try {
     const status = JSON.parse(text) as { message?: unknown }
-    if (typeof status.message === 'string') ({ message } = status as { message: string })
+    if (typeof status.message === 'string') message = status.message.slice(0, SHOWN_MESSAGE)
   } catch {
     // A proxy may answer with a text that is not JSON. In that case the error message quotes the text.
   }
