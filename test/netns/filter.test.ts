@@ -1,7 +1,7 @@
 // filter.test.ts - the source filter: a host without a lease sends all kinds of packets from the underlay. None reaches the TUN, peers keep
 // talking, and each refused sender is logged once.
 
-import { mkdirSync, writeFileSync } from 'node:fs'
+import { mkdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterAll, afterEach, beforeAll, expect, it } from 'vitest'
 import { createLab, EVENT_MS, networkOf, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
@@ -184,6 +184,42 @@ it.each(CASES)(
     expect(await daemon.stop()).toBe(0)
   },
 )
+
+it('a container without privileges can send in the name of its node, until the rule in docs/firewalls.md drops its datagrams', async () => {
+  lab = await createLab({ hosts: 2 })
+  const [victim, peer] = lab.hosts as [Host, Host]
+  configure({ Type: 'udp' })
+  await Promise.all([start(victim), start(peer, '--ip-masq')])
+  const [inside, other] = (await Promise.all([victim, peer].map((host) => host.startPod()))) as [Pod, Pod]
+  await reach(other.namespace, inside.address)
+  const listen = `require('node:dgram').createSocket('udp4')
+  .on('message', (text, { address }) => console.log(address)).bind(${MARK}, () => console.log('listening'))`
+  let received = ''
+  inside.spawn([process.execPath, '-e', listen]).stdout!.on('data', (text: Buffer) => (received += text.toString()))
+  await eventually(() => expect(received).toBe('listening\n'))
+
+  const NOBODY = ['setpriv', '--reuid', '65534', '--regid', '65534', '--clear-groups', '--bounding-set', '-all']
+  const send = (payload: Buffer, port: number, to: string): Promise<string> =>
+    other.output([
+      ...NOBODY,
+      process.execPath,
+      '-e',
+      `require('node:dgram').createSocket('udp4').send(Buffer.from('${payload.toString('hex')}', 'hex'), ${port}, '${to}', () => process.exit())`,
+    ])
+  const sendFrom = (source: string): Promise<string> => send(packet(source, inside.address), 8285, victim.address)
+  // The address of another container of the same node, and an address outside of the network.
+  const forged = [other.address.replace(/\d+$/, '77'), '8.8.8.8']
+  for (const source of forged) await sendFrom(source)
+  await eventually(() => expect(received.trim().split('\n').toSorted()).toEqual(['listening', ...forged].toSorted()))
+
+  const [rule = ''] =
+    /^iptables -I FORWARD -p udp --dport 8285 -j DROP/m.exec(readFileSync('docs/firewalls.md', 'utf8')) ?? []
+  await peer.output(rule.split(' '))
+  for (const source of [other.address.replace(/\d+$/, '78'), '9.9.9.9']) await sendFrom(source)
+  await send(Buffer.from('x'), MARK, inside.address)
+  await eventually(() => expect(received).toMatch(new RegExp(`\n${other.address}\n`)))
+  expect(received.trim().split('\n')).toHaveLength(4)
+})
 
 /** The number of an attacker's datagrams of both families to each engine. */
 const FORGED_OF_BOTH = LONG ? 1_000_000 : 20_000
