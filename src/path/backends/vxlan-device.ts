@@ -1,6 +1,5 @@
 // vxlan-device.ts - the kernel's vxlan device, configured as by flannel (pkg/backend/vxlan/device.go).
 
-import { writeFile } from 'node:fs/promises'
 import { isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import { applyChange } from '../../host/kernel-errors.ts'
@@ -11,6 +10,7 @@ import { KINDS } from '../catalog.ts'
 import { sayingWhoHasIt } from '../device/device-refusal.ts'
 import { deviceState, type DeviceState } from '../device/device-state.ts'
 import { findEarlier } from '../device/flannel-devices.ts'
+import { refuseRouterAdvertisements } from './router-advertisements.ts'
 import { VxlanEntryTable, type VxlanPeer } from './vxlan-entries.ts'
 import { differenceOf, type VxlanOptions } from './vxlan-link.ts'
 
@@ -64,8 +64,10 @@ export class VxlanDevice {
       found = undefined
     }
     this.#isMade = !found
-    if (!found) await this.#create()
-    else if (found.mac !== this.#mac) await this.#setMac()
+    if (!found) return this.#create()
+    // A flanneld or weftd in a pod may have made the device without the right to change the setting.
+    await refuseRouterAdvertisements(this.link.name, this.#log)
+    if (found.mac !== this.#mac) await this.#setMac()
   }
 
   /** Sets the device's address and MTU and brings the device up. A repeated call changes nothing. */
@@ -124,9 +126,7 @@ export class VxlanDevice {
       })
     }
     await this.link.find(this.#kernel)
-    // The kernel must not accept IPv6 router advertisements that containers of other hosts send through the tunnel.
-    // Ignore an error: the file of this setting is missing if IPv6 is disabled.
-    await writeFile(`/proc/sys/net/ipv6/conf/${name}/accept_ra`, '0').catch(() => {})
+    await refuseRouterAdvertisements(name, this.#log)
   }
 
   /** Describes how the device differs from the wanted options; undefined if it does not differ. */
