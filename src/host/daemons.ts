@@ -6,6 +6,8 @@ import { basename } from 'node:path'
 /** The end of the name of the lock file that a running weftd holds next to its subnet file. */
 export const LOCK_END = '.handover.lock'
 const SUBNET_FILE = '/run/flannel/subnet.env'
+/** The number of CAP_NET_ADMIN (linux/capability.h), without which a process cannot be a daemon of a network. */
+const NET_ADMIN = 12n
 
 interface RunningDaemon {
   readonly pid: number
@@ -29,9 +31,23 @@ export async function listDaemons(proc = '/proc'): Promise<RunningDaemon[]> {
     const there = await readlink(`${proc}/${pid}/ns/net`).catch((error: NodeJS.ErrnoException) =>
       error.code === 'ENOENT' || error.code === 'ESRCH' ? undefined : here,
     )
-    if (there === here) running.push({ pid: Number(pid), name })
+    if (there === here && (await mayManageNetwork(pid, proc))) running.push({ pid: Number(pid), name })
   }
   return running
+}
+
+/**
+ * Returns false if a process has no right to change network devices, because it lacks the capability, or has the
+ * capability in another user namespace only. Every user can start a program under the name of a daemon, and weft must not
+ * regard it as the owner of a device. Returns true if /proc does not show the rights.
+ */
+async function mayManageNetwork(pid: string, proc: string): Promise<boolean> {
+  const status = await readFile(`${proc}/${pid}/status`, 'utf8').catch(() => '')
+  const [, capabilities] = /^CapEff:\s*([\da-f]+)$/m.exec(status) ?? []
+  if (capabilities !== undefined && ((BigInt(`0x${capabilities}`) >> NET_ADMIN) & 1n) === 0n) return false
+  const namespaceOf = (each: string) => readlink(`${proc}/${each}/ns/user`).catch(() => undefined)
+  const [own, other] = [await namespaceOf('self'), await namespaceOf(pid)]
+  return own === undefined || other === undefined || own === other
 }
 
 /**

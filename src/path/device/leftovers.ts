@@ -5,7 +5,6 @@
 // still use the old path, which may be unencrypted. weftd removes devices and routes that are certainly flannel's or
 // its own, and reports every other route that bypasses the data path.
 
-import { readFile } from 'node:fs/promises'
 import { parseEnv } from 'node:util'
 import { describeError, isWeftError } from '../../base/errors.ts'
 import type { Lease } from '../../control/lease/lease.ts'
@@ -15,6 +14,7 @@ import { MAIN_TABLE, wordsOf } from '../../host/ip-words.ts'
 import { isGone, removeAll } from '../../host/kernel-errors.ts'
 import type { Change, HostKernel, Link, LinkAddress, Route, RouteQuery } from '../../host/kernel.ts'
 import { deletionOf, givenTo, hasPolicyRules, USUAL_METRIC } from '../../host/links.ts'
+import { readPlainFile } from '../../host/read-plain-file.ts'
 import {
   addressKey,
   familiesOf,
@@ -679,9 +679,12 @@ export async function otherDaemons(lockFile?: string, proc?: string): Promise<Ot
   return found.flat()
 }
 
+/** The maximum size of a subnet file (subnet.env) in bytes. A daemon writes about 200 bytes. */
+const MOST_SUBNET_FILE_BYTES = 4_096
+
 /** Reads the networks from a subnet file (subnet.env); undefined if the file cannot be read or contains no network. */
 async function networksIn(path: string): Promise<Nets | undefined> {
-  const text = await readFile(path, 'utf8').catch(() => '')
+  const text = await readPlainFile(path, MOST_SUBNET_FILE_BYTES).catch(() => '')
   const values = parseEnv(text)
   const nets = ['FLANNEL_NETWORK', 'FLANNEL_IPV6_NETWORK'].flatMap(
     (key) => parseNet(values[key]?.split(',')[0] ?? '') ?? [],

@@ -1,6 +1,7 @@
 // leftovers.test.ts - weftd removes the devices and routes that another backend left, and keeps those of others. Each pair of backends is
 // tried, with one family and with both. The hosts are simulated: each is a list of links and routes.
 
+import { execFileSync } from 'node:child_process'
 import { mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
@@ -822,11 +823,18 @@ describe('other daemons', () => {
     add(14, ['weftd'], 'FLANNEL_NETWORK=10.5.0.0/16\n', 'run/own.env', true)
     add(15, ['weftd'], 'FLANNEL_NETWORK=10.5.0.0/16\n', 'run/waits.env', false)
     add(16, ['sh', '-c', 'flanneld'], 'FLANNEL_NETWORK=10.8.0.0/16\n', 'run/sh.env', false)
+    // The subnet file of a daemon may be anything, for example a named pipe, which nobody writes to.
+    add(17, ['flanneld', '--subnet-file=/run/pipe'], undefined, '', false)
+    execFileSync('mkfifo', [join(proc, '17/root/run/pipe')])
+    add(18, ['flanneld', '--subnet-file=/run/zero'], undefined, '', false)
+    symlinkSync('/dev/zero', join(proc, '18/root/run/zero'))
     const found = await otherDaemons(join(proc, 'lock14.handover.lock'), proc)
     expect(found.toSorted((a, b) => a.pid - b.pid)).toEqual([
       { name: 'flanneld', pid: 11, networks: netsOf([parseNet('10.6.0.0/16')!]) },
       { name: 'flanneld', pid: 12, networks: undefined },
       { name: 'weftd', pid: 13, networks: netsOf([parseNet('10.7.0.0/16')!, parseNet('fd00:7::/48')!]) },
+      { name: 'flanneld', pid: 17, networks: undefined },
+      { name: 'flanneld', pid: 18, networks: undefined },
     ])
   })
 })

@@ -70,3 +70,16 @@ it('notices a weftd that is not visible by its lock, and does not keep the lock'
   closeSync(fd)
   expect(findLocking(lock)).toEqual([])
 })
+
+it('ignores a program that has the name of a daemon, but not the rights', async () => {
+  addProcess('12', 'flanneld --subnet-file=/dev/zero', 'here')
+  writeFileSync(join(proc, '12/status'), 'Name:\tflanneld\nCapPrm:\t0000000000001000\nCapEff:\t0000000000000000\n')
+  addProcess('13', 'weftd', 'here')
+  writeFileSync(join(proc, '13/status'), 'Name:\tweftd\nCapEff:\t0000000000001000\n')
+  // A user who makes a user namespace gets all capabilities in it.
+  addProcess('14', 'flanneld', 'here')
+  writeFileSync(join(proc, '14/status'), 'CapEff:\t000001ffffffffff\n')
+  symlinkSync('user:[2]', join(proc, '14/ns/user'))
+  symlinkSync('user:[1]', join(proc, 'self/ns/user'))
+  expect(await running()).toEqual(['weftd still runs (pid 13)'])
+})
