@@ -267,9 +267,14 @@ function blockOf(packet: DroppedPacket, { reasons }: DropsReport): Buffer {
 }
 
 async function openFile(path: string): Promise<FileHandle> {
-  return open(path, 'w', 0o600).catch((error: unknown) => {
+  try {
+    const file = await open(path, 'w', 0o600)
+    // A file that existed keeps its mode, so take the rights of other users away.
+    if ((await file.stat()).isFile()) await file.chmod(0o600)
+    return file
+  } catch (error) {
     throw unwritable(path, error)
-  })
+  }
 }
 
 const unwritable = (path: string, cause: unknown): WeftError =>

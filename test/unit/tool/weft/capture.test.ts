@@ -1,7 +1,7 @@
 // capture.test.ts - weft capture: lines, JSON, exit codes, and notes on packets that it cannot show. test/netns/capture.test.ts reads the
 // capture file by tcpdump.
 
-import { mkdtempSync, readFileSync, rmSync } from 'node:fs'
+import { mkdtempSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { createServer, type Server } from 'node:http'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
@@ -96,9 +96,11 @@ it.each([
   expect(Object.keys(told.reasons).every((name) => name.endsWith(reason))).toBe(true)
 })
 
-it('writes a file, and summarizes it on stderr', async () => {
+it('writes a file that only its owner may read, and summarizes it on stderr', async () => {
   const file = join(folder, 'file')
+  writeFileSync(file, 'an earlier file', { mode: 0o644 })
   expect(await capture(['--write', file])).toMatchObject({ code: 0, out: '', err: /^written: 4 of the 13/ })
+  expect(statSync(file).mode & 0o777).toBe(0o600)
   expect(readFileSync(file).readUInt32LE(0)).toBe(0x0a0d0d0a)
   expect(readFileSync(file).toString()).toContain('flannel.1 and flannel-v6.1')
   expect(readFileSync(file).toString()).toContain('rx_drop_ttl: TTL ran out; 3 packets in one; behind 0800')
