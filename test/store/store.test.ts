@@ -1549,9 +1549,11 @@ describe('the directory store under faults', () => {
     for (const last of [1, 2]) await at.put(`10.5.${last}.0-24`, value(`192.0.2.${last}`))
     utimesSync(join(at.prefix, 'subnets/10.5.1.0-24'), 0, Date.now() / 1000 - 49 * 3600)
     utimesSync(join(at.prefix, 'subnets/10.5.2.0-24'), 0, Date.now() / 1000 - 25 * 3600)
+    await at.put('notes', 'a file of another program')
+    utimesSync(join(at.prefix, 'subnets/notes'), 0, Date.now() / 1000 - 49 * 3600)
     const options = { random: () => 0.99, log: quiet(), signal: signal() }
     const lease = await acquireLease(at.open(), config, attrs('192.0.2.9'), options)
-    expect(Object.keys(await at.dump()).toSorted()).toEqual(['10.5.2.0-24', lease.key].toSorted())
+    expect(Object.keys(await at.dump()).toSorted()).toEqual(['10.5.2.0-24', 'notes', lease.key].toSorted())
   })
 
   it('keeps the file of a long expired lease that was taken again after the last listing', async () => {
