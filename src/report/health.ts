@@ -8,7 +8,7 @@
 
 import { lookup } from 'node:dns/promises'
 import { once } from 'node:events'
-import { unlink } from 'node:fs/promises'
+import { lstat, unlink } from 'node:fs/promises'
 import type { IncomingMessage, Server } from 'node:http'
 import { connect } from 'node:net'
 import { hostname, networkInterfaces } from 'node:os'
@@ -411,6 +411,9 @@ export async function serveSocket(
   try {
     await makeFolder(dirname(path))
     if (await isAnswered(path)) throw new Error('another daemon answers there')
+    const there = await lstat(path).catch(() => undefined)
+    // Keep another file, because the operator may have named it by mistake.
+    if (there && !there.isSocket()) throw new Error('another file is there, which is no socket')
     await unlink(path).catch((error: NodeJS.ErrnoException) => {
       if (error.code !== 'ENOENT') throw error
     })

@@ -2,7 +2,17 @@
 
 import type * as dns from 'node:dns/promises'
 import { once } from 'node:events'
-import { existsSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs'
+import {
+  existsSync,
+  linkSync,
+  mkdirSync,
+  mkdtempSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  statSync,
+  writeFileSync,
+} from 'node:fs'
 import { request, Server, type IncomingMessage } from 'node:http'
 import { connect, createServer, type Socket } from 'node:net'
 import { networkInterfaces, tmpdir } from 'node:os'
@@ -521,11 +531,22 @@ describe('the status socket', () => {
     expect(await serveSocket(path, createHealth(), log)).toBeUndefined()
     expect(warnings).toEqual([expect.stringContaining('another daemon answers there; name another socket')])
     expect(await ask()).toBe(200)
+    linkSync(path, join(folder, 'dead'))
     await first!.close()
-    writeFileSync(path, '') // like the socket of a killed daemon, this file refuses connections
+    renameSync(join(folder, 'dead'), path) // like the socket of a killed daemon, this socket refuses connections
     const second = await serveSocket(path, createHealth(), log)
     expect(await ask()).toBe(200)
     await second!.close()
+  })
+
+  it('does not replace a file of another kind, which the operator may have named by mistake', async () => {
+    mkdirSync(join(path, '..'))
+    writeFileSync(path, 'precious')
+    expect(await serveSocket(path, createHealth(), log)).toBeUndefined()
+    expect(readFileSync(path, 'utf8')).toBe('precious')
+    expect(warnings).toEqual([
+      expect.stringContaining('another file is there, which is no socket; name another socket'),
+    ])
   })
 
   it('is not created for an empty path, and a failure is a warning', async () => {
