@@ -165,7 +165,7 @@ const otherTypeOf = ({ attrs: { backendType } }: Lease, own: string): string | u
  */
 function chosen(all: readonly Lease[], { probes }: Node): readonly Lease[] {
   const isSilent = ({ key }: Lease): boolean =>
-    FAMILIES.some((family) => probes?.[family]?.results().get(key)?.isAnswering === false)
+    FAMILIES.some((family) => probes?.[family]?.result(key)?.isAnswering === false)
   const drawn = all.map((lease) => ({ lease, rank: isSilent(lease) ? 0 : 1 + Math.random() }))
   return drawn.toSorted((a, b) => a.rank - b.rank).map(({ lease }) => lease)
 }
@@ -212,7 +212,7 @@ function createTurns(): () => Promise<() => void> {
 function targetOf({ ownership: { dataPath }, probes }: Node, peer: PathPeer | undefined): Target | undefined {
   const targets = FAMILIES.flatMap((family: Family) => {
     const [from, to] = [dataPath?.probeSource?.[family], peer?.[family]?.probe]
-    const isAnswering = probes?.[family]?.results().get(peer?.key ?? '')?.isAnswering ?? false
+    const isAnswering = probes?.[family]?.result(peer?.key ?? '')?.isAnswering ?? false
     return from === undefined || to === undefined ? [] : [{ from, to, isAnswering }]
   })
   return targets.find(({ isAnswering }) => isAnswering) ?? targets[0]
