@@ -325,6 +325,57 @@ function silenceFindings(
 }
 
 /**
+ * The broken pairs of nodes (edges) that are not attributed to a node yet. With hundreds of nodes most of their pairs may
+ * be broken, so the pairs are grouped by node and counted only once.
+ */
+class BrokenPairs {
+  /** The pairs of each node, in the order of all pairs. */
+  readonly #ofNode = new Map<number, Edge[]>()
+  /** The number of pairs left at each node that has any. */
+  readonly #counts = new Map<number, number>()
+  /** The nodes to which pairs were attributed. */
+  readonly #taken = new Set<number>()
+
+  constructor(edges: readonly Edge[]) {
+    for (const edge of edges)
+      for (const end of [edge.from, edge.to]) {
+        const others = this.#ofNode.get(end)
+        if (others) others.push(edge)
+        else this.#ofNode.set(end, [edge])
+        this.#counts.set(end, (this.#counts.get(end) ?? 0) + 1)
+      }
+  }
+
+  /** Returns the node with the most pairs left, and their number; undefined if no pair is left. */
+  most(): readonly [place: number, count: number] | undefined {
+    let most: readonly [number, number] | undefined
+    for (const each of this.#counts) if (!most || each[1] > most[1]) most = each
+    return most
+  }
+
+  /** Returns the pairs left that begin or end at the node. */
+  of(place: number): readonly Edge[] {
+    return (this.#ofNode.get(place) ?? []).filter((edge) => this.isLeft(edge))
+  }
+
+  isLeft({ from, to }: Edge): boolean {
+    return !this.#taken.has(from) && !this.#taken.has(to)
+  }
+
+  /** Attributes the pairs left of the node to the node. */
+  take(place: number): void {
+    for (const { from, to } of this.of(place)) {
+      const other = from === place ? to : from
+      const count = (this.#counts.get(other) ?? 0) - 1
+      if (count > 0) this.#counts.set(other, count)
+      else this.#counts.delete(other)
+    }
+    this.#counts.delete(place)
+    this.#taken.add(place)
+  }
+}
+
+/**
  * Attributes broken pairs of nodes (one of which does not reach the other) to as few nodes as possible. Repeatedly
  * takes the node with the most broken pairs, if at least one in MANY of its pairs is broken. Reports the remaining
  * broken pairs one by one.
@@ -336,17 +387,15 @@ function causes(
   [ofNode, ofPair]: readonly [NetworkFindingName, NetworkFindingName],
   wordsOf: (edges: readonly Edge[]) => readonly [outward: string, inward: string],
 ): readonly NetworkFinding[] {
-  const countsOf = (edges: readonly Edge[]): ReadonlyMap<number, number> => {
-    const counts = new Map<number, number>()
-    for (const { from, to } of edges) for (const end of [from, to]) counts.set(end, (counts.get(end) ?? 0) + 1)
-    return counts
-  }
-  const totals = countsOf(all)
-  const found: NetworkFinding[] = []
-  let left = broken
-  while (left.length > 0) {
-    const [place, count] = [...countsOf(left)].reduce((most, each) => (each[1] > most[1] ? each : most))
+  if (broken.length === 0) return []
+  const totals = new Map<number, number>()
+  for (const { from, to } of all) for (const end of [from, to]) totals.set(end, (totals.get(end) ?? 0) + 1)
+  const pairsLeft = new BrokenPairs(broken)
+  const details: string[] = []
+  for (let most = pairsLeft.most(); most; most = pairsLeft.most()) {
+    const [place, count] = most
     const node = nodes[place]
+    const left = pairsLeft.of(place)
     const outward = left.filter(({ from }) => from === place)
     const inward = left.filter(({ to }) => to === place)
     const [to, from] = [outward.map((edge) => edge.to), inward.map((edge) => edge.from)]
@@ -356,15 +405,16 @@ function causes(
       ...(to.length > 0 ? [`${wordsOf(outward)[0]} ${namesOf(to)}`] : []),
       ...(from.length > 0 ? [`${wordsOf(inward)[1]} ${namesOf(from)}`] : []),
     ]
-    found.push({ name: ofNode, detail: `${callOf(node)}: ${parts.join('; ')}` })
-    left = left.filter((edge) => edge.from !== place && edge.to !== place)
+    details.push(`${callOf(node)}: ${parts.join('; ')}`)
+    pairsLeft.take(place)
   }
-  const pairs = left.map((edge) => {
+  const rest = broken.filter((edge) => pairsLeft.isLeft(edge))
+  const pairs = rest.slice(0, NAMED).map((edge) => {
     const [from, to] = [nodes[edge.from], nodes[edge.to]]
     return from && to ? `${briefCallOf(from)} ${wordsOf([edge])[0]} ${callOf(to)}` : ''
   })
-  const more = pairs.length > NAMED ? [`and ${pairs.length - NAMED} more`] : []
-  return [...found, ...[...pairs.slice(0, NAMED), ...more].map((detail) => ({ name: ofPair, detail }))]
+  const more = rest.length > NAMED ? [`and ${rest.length - NAMED} more`] : []
+  return [...listFindings(ofNode, details), ...[...pairs, ...more].map((detail) => ({ name: ofPair, detail }))]
 }
 
 /**

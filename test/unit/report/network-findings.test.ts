@@ -4,7 +4,7 @@ import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { describe, expect, it } from 'vitest'
 import { packageRoot } from '../../../lab/lab.ts'
-import { isNetworkWell, NETWORK_FINDINGS } from '../../../src/report/network-findings.ts'
+import { findingsOf, isNetworkWell, NETWORK_FINDINGS, type Edge } from '../../../src/report/network-findings.ts'
 import { lookOf } from '../../../src/report/network-view.ts'
 import { all, call, found, nodesOf, report, silent, type Seeing } from '../../support/network-nodes.ts'
 
@@ -265,7 +265,42 @@ describe('attributes broken pairs', () => {
   })
 })
 
+it('looks at each pair a limited number of times, however many pairs are lossy', () => {
+  /** Returns how often each pair was read in a network of `count` nodes whose pairs are all lossy. */
+  const readsIn = (count: number): number => {
+    const nodes = nodesOf(count, all)
+    const sight = { lease: '', reach: 'reached', roundTripMs: 1, lossPercent: 50, passesBytes: null } as const
+    let reads = 0
+    const edges = nodes.flatMap((_, from) =>
+      nodes.flatMap((_node, to): Edge[] =>
+        from === to
+          ? []
+          : [
+              {
+                get from() {
+                  reads++
+                  return from
+                },
+                to,
+                sight,
+              },
+            ],
+      ),
+    )
+    const findings = findingsOf(nodes, report(nodes).nodes, edges)
+    expect(findings.map(({ name }) => name)).toContain('node-lossy')
+    return reads / edges.length
+  }
+  expect(readsIn(40)).toBeLessThan(1.2 * readsIn(20))
+})
+
 describe('limits the length of the findings', () => {
+  it('names 20 of 30 nodes with lossy paths', () => {
+    const lines = found(nodesOf(40, () => ({ lossPercent: 50 })))
+    expect(lines.slice(19, 21)).toEqual([expect.stringContaining(`node-lossy: ${call(20)}`), 'node-lossy: and 10 more'])
+    expect(lines).toHaveLength(21 + 6)
+  })
+
   it.each([
     [6, hosts(2, 6)],
     [7, `${hosts(2, 6)} and 1 more`],
