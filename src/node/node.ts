@@ -197,9 +197,10 @@ interface NodeState {
   memory: Memory | undefined
   /** The lengths of the longest packets that reach the peers, for each inner family. */
   lengths: ByFamily<Pick<PathSearch, 'lengths' | 'length' | 'takeNews'>>
-  /** The peers that the loops in probes.ts and path-search.ts have not handled yet. */
+  /** The peers that the loops in probes.ts, path-search.ts and underlays.ts have not handled yet. */
   readonly unprobed: Unseen
   readonly unsearched: Unseen
+  readonly unchosen: Unseen
   /** The keys of leases that were written since the last probes. A written lease shows that its host is up. */
   readonly written: Set<string>
   /**
@@ -273,6 +274,7 @@ export function createNode(base: NodeBase, ownership = new Ownership(base.log)):
     mtuAtStart: undefined,
     unprobed: { keys: undefined },
     unsearched: { keys: undefined },
+    unchosen: { keys: undefined },
     written: new Set(),
     following: { listedAt: undefined, failing: false, held: 0, holds: 0 },
     since: performance.now(),

@@ -116,7 +116,16 @@ function createOverlaps(node: Node): (touched: ReadonlySet<string> | undefined) 
 
 type Applying = Pick<
   Node,
-  'ownership' | 'view' | 'lease' | 'log' | 'signal' | 'unapplied' | 'ownApplied' | 'unprobed' | 'unsearched'
+  | 'ownership'
+  | 'view'
+  | 'lease'
+  | 'log'
+  | 'signal'
+  | 'unapplied'
+  | 'ownApplied'
+  | 'unprobed'
+  | 'unsearched'
+  | 'unchosen'
 >
 
 /**
@@ -142,7 +151,7 @@ export async function applyPeers(node: Applying, touched?: ReadonlySet<string>):
     if (!where || node.unapplied !== 'all') node.unapplied = isBehind ? 'rest' : undefined
     if (isBehind && before !== 'rest') ownership.recheck.ring()
     const news = before === 'rest' && !isBehind ? undefined : where
-    for (const unseen of [node.unprobed, node.unsearched]) touch(unseen, news)
+    for (const unseen of [node.unprobed, node.unsearched, node.unchosen]) touch(unseen, news)
   } catch (error) {
     signal.throwIfAborted()
     if (node.unapplied === 'all') return

@@ -40,7 +40,7 @@ const SOON_MS = 1_000
 /** The number of different ICMP sequence numbers (RFC 792). */
 const SEQUENCES = 0x10000
 
-export interface Target {
+interface Target {
   readonly key: string
   readonly address: Address
 }

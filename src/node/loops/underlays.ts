@@ -7,8 +7,8 @@ import type { Echo } from '../../host/echo.ts'
 import { FAMILIES, FAMILY_NAMES, familyOf, formatAddress, formatNet, type Address } from '../../net/address.ts'
 import type { PathPeer, Underlays } from '../../path/contract.ts'
 import type { DataPaths } from '../data-paths.ts'
-import { touch, type Node } from '../node.ts'
-import type { ProbeSchedule, Target } from './probe-schedule.ts'
+import { takeUnseen, touch, type Node } from '../node.ts'
+import type { ProbeSchedule } from './probe-schedule.ts'
 import { forGood } from './probes.ts'
 import {
   createUnderlayChoices,
@@ -20,6 +20,8 @@ import {
 
 /** The interval in ms at which weftd sends the probes that are due. */
 const TICK_MS = 1_000
+/** The interval in ms at which weftd reads all peers of the data path; in between it reads only the changed peers. */
+const KEEP_MS = 10_000
 const BOTH = ['first', 'other'] as const
 
 interface Probing {
@@ -32,6 +34,10 @@ interface Probing {
   readonly source: Address
   readonly echoes: Readonly<Record<Underlay, Echo>>
   readonly probes: Readonly<Record<Underlay, ProbeSchedule>>
+  /** The inner address of each peer that this host reaches over both families, by lease key. */
+  readonly targets: Map<string, Address>
+  /** The time when weftd last read all peers of the data path, in ms of performance.now(). */
+  keptAt: number
 }
 
 export async function chooseUnderlays(node: Node): Promise<never> {
@@ -64,21 +70,17 @@ export async function chooseUnderlays(node: Node): Promise<never> {
         for (const key of probing ? choices.others() : []) dataPath.underlays?.choose(key, dataPath.underlays.other)
       }
       if (!probing) continue
-      const { underlays, probes, echoes } = probing
+      const { underlays, probes, echoes, targets } = probing
       const now = performance.now()
-      const targets = targetsOf(probing)
-      const keys = new Set(targets.map(({ key }) => key))
-      choices.keep((key) => keys.has(key))
+      if (lookAtPeers(probing, takeUnseen(node.unchosen), now)) choices.keep((key) => targets.has(key))
       // The peers that use the family `other` now. Compare with these peers, not with the last choices. A peer that was
       // removed and added again uses the preferred family. A peer that weftd could not probe for a while may still use
       // the family `other`.
       const before = new Set(underlays.others())
-      choices.assume([...before].filter((key) => keys.has(key)))
-      for (const which of BOTH) {
-        probes[which].keep(targets, now)
+      choices.assume([...before].filter((key) => targets.has(key)))
+      for (const which of BOTH)
         for (const { key, address, sequence } of probes[which].due(now))
           underlays.send(key, underlays[which], echoes[which].packet(address, sequence, underlays[which]))
-      }
       wakeByOther(probes, now)
       // weftd probes silent peers less often. If such a peer answers a probe through the tunnel, its host runs, so
       // probe it over both underlay families at the usual interval again.
@@ -87,7 +89,11 @@ export async function chooseUnderlays(node: Node): Promise<never> {
           for (const which of BOTH) probes[which].wake(key, now)
       // After a lost probe over one family, also probe over the second family, which shows whether the peer is down.
       for (const which of BOTH) for (const key of probes[which].takeDoubted()) probes[otherThan(which)].soon(key, now)
-      for (const { key } of targets) {
+      // Look only at the peers with a new result, and at those that use the family `other` or should use it. All other
+      // peers keep the family `first`.
+      const news = BOTH.flatMap((which) => [...probes[which].takeNews()])
+      for (const key of new Set([...news, ...before, ...choices.others()])) {
+        if (!targets.has(key)) continue
         const answers = { first: probes.first.result(key), other: probes.other.result(key) }
         const by = choices.choose(key, answers, now)
         if (before.has(key) === (by === 'other')) continue
@@ -121,21 +127,47 @@ function openFor(dataPath: DataPaths, source: Address, everyMs: number, { openEc
   let first: Echo | undefined
   try {
     first = open('first')
-    return { dataPath, underlays, source, echoes: { first, other: open('other') }, probes }
+    return {
+      dataPath,
+      underlays,
+      source,
+      echoes: { first, other: open('other') },
+      probes,
+      targets: new Map(),
+      keptAt: -Infinity,
+    }
   } catch {
     first?.close()
     return undefined
   }
 }
 
-/** Returns the peers that can be reached over both families, each with its inner address. */
-function targetsOf({ dataPath, underlays, source }: Probing): Target[] {
+/**
+ * Reads the peers in `unseen`, or all peers, and probes those that this host reaches over both families. Returns false
+ * if no peer can have left. Usually reads only the changed peers, because reading thousands of peers each second costs
+ * too much. Reads all peers every KEEP_MS, because the addresses of this host decide which peers it reaches.
+ */
+function lookAtPeers(probing: Probing, unseen: ReadonlySet<string> | undefined, now: number): boolean {
+  const { dataPath, underlays, source, probes, targets } = probing
   const family = familyOf(source)
-  const probeOf = (peer: PathPeer): Address | undefined => peer[family]?.probe
-  return dataPath.peers().flatMap((peer) => {
-    const address = probeOf(peer)
-    return address !== undefined && underlays.has(peer.key) ? [{ key: peer.key, address }] : []
-  })
+  const addressOf = (peer: PathPeer | undefined): Address | undefined =>
+    peer && underlays.has(peer.key) ? peer[family]?.probe : undefined
+  const look = (key: string, address: Address | undefined): void => {
+    if (address === undefined) targets.delete(key)
+    else targets.set(key, address)
+    for (const which of BOTH) probes[which].look(key, address, now)
+  }
+  const isDue = now - probing.keptAt >= KEEP_MS
+  if (unseen && dataPath.peer && !isDue) {
+    for (const key of unseen) look(key, addressOf(dataPath.peer(key)))
+    return unseen.size > 0
+  }
+  if (unseen?.size === 0 && !isDue) return false
+  probing.keptAt = now
+  const peers = new Map(dataPath.peers().map((peer) => [peer.key, peer]))
+  for (const key of targets.keys()) if (!peers.has(key)) look(key, undefined)
+  for (const [key, peer] of peers) look(key, addressOf(peer))
+  return true
 }
 
 function logChoice(key: string, underlays: Underlays, by: Underlay, { log, view, memory }: Node): void {

@@ -192,6 +192,7 @@ it('gives missing peers only to the part that lacks them, and checks all parts w
     ownApplied: 'own',
     unprobed: unseen(),
     unsearched: unseen(),
+    unchosen: unseen(),
   } as unknown as Parameters<typeof applyPeers>[0]
   await applyPeers(node, new Set(['a']))
   expect([node.unapplied, node.unprobed.keys]).toEqual(['rest', new Set(['a'])])
@@ -204,7 +205,9 @@ it('gives missing peers only to the part that lacks them, and checks all parts w
   path.isBehind = false
   await applyPeers(node, new Set())
   expect(given).toEqual([['a'], ['b'], []])
-  expect([node.unapplied, node.unprobed.keys, node.unsearched.keys]).toEqual([undefined, undefined, undefined])
+  expect([node.unapplied, node.unprobed.keys, node.unsearched.keys, node.unchosen.keys]).toEqual(
+    Array.from({ length: 4 }, () => undefined),
+  )
 })
 
 it('judges all peers again if its own lease has changed since the last call', async () => {
@@ -223,6 +226,7 @@ it('judges all peers again if its own lease has changed since the last call', as
     ownApplied: undefined,
     unprobed: { keys: undefined },
     unsearched: { keys: undefined },
+    unchosen: { keys: undefined },
   } as unknown as Parameters<typeof applyPeers>[0]
   for (const key of ['here', 'here', 'there', 'here']) {
     node.lease = { ...node.lease, key }
@@ -253,6 +257,7 @@ it('applies no peers while the data path is lent, and all of them once it is bac
     ownApplied: 'own',
     unprobed: { keys: undefined },
     unsearched: { keys: undefined },
+    unchosen: { keys: undefined },
   } as unknown as Parameters<typeof applyPeers>[0]
   await applyPeers(node, new Set(['a']))
   expect([given, node.unapplied]).toEqual([[], 'all'])

@@ -6,7 +6,7 @@ import type { OpenEcho } from '../../../../src/host/echo.ts'
 import type { Family } from '../../../../src/net/address.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { chooseUnderlays } from '../../../../src/node/loops/underlays.ts'
-import type { Node } from '../../../../src/node/node.ts'
+import { touch, type Node } from '../../../../src/node/node.ts'
 import { log } from '../../../support/fake-host.ts'
 
 const INSIDE = parseIpv4('10.5.2.0')!
@@ -25,6 +25,8 @@ afterEach(() => {
 function rig(probeInterval: number) {
   const by = new Set(['a'])
   const answersBy = new Set<Family>(['ipv6'])
+  /** The number of times that all peers were listed. */
+  const counted = { listings: 0 }
   const peers = [{ key: 'a', ipv4: { endpoint: '192.0.2.2:8285', probe: INSIDE, way: 'tunnel' } }]
   const answers: { [F in Family]?: (sequence: number) => void } = {}
   const openEcho: OpenEcho = (_source, onAnswer) => ({
@@ -51,12 +53,25 @@ function rig(probeInterval: number) {
     options: { 'probe-interval': probeInterval },
     log,
     view: new Map(),
-    ownership: { dataPath: { underlays, probeSource: { ipv4: INSIDE }, peers: () => peers } },
+    ownership: {
+      dataPath: {
+        underlays,
+        probeSource: { ipv4: INSIDE },
+        peers() {
+          counted.listings++
+          return peers
+        },
+        peer: (key: string) => peers.find((peer) => peer.key === key),
+      },
+    },
     learnt: createBell(),
     unsearched: { keys: new Set<string>() },
+    unchosen: { keys: undefined as Set<string> | undefined },
   }
   chooseUnderlays(node as unknown as Node).catch(() => {})
-  return { by, answersBy, peers }
+  /** Reports that the peer has changed. */
+  const change = (): void => touch(node.unchosen, new Set(['a']))
+  return { by, answersBy, peers, counted, change }
 }
 
 it('the family of a peer is the choice of an earlier process until the peer answers over the first family', async () => {
@@ -83,15 +98,39 @@ it('the family of a peer is the first again if the peer was removed and added be
 })
 
 it('the family of a peer is not kept for ever if the peer could not be probed for a while', async () => {
-  const { by, answersBy, peers } = rig(1)
+  const { by, answersBy, peers, change } = rig(1)
   await vi.advanceTimersByTimeAsync(10_000)
   const [peer] = peers.splice(0)
+  change()
   await vi.advanceTimersByTimeAsync(3_000)
   peers.push(peer!)
+  change()
   await vi.advanceTimersByTimeAsync(3_000)
   expect([...by]).toEqual(['a'])
   answersBy.clear()
   answersBy.add('ipv4')
   await vi.advanceTimersByTimeAsync(60_000)
   expect([...by]).toEqual([])
+})
+
+it('the family of a peer is chosen without a listing of all peers each second', async () => {
+  const { by, counted } = rig(1)
+  await vi.advanceTimersByTimeAsync(30_000)
+  expect([...by]).toEqual(['a'])
+  expect(counted.listings).toBe(3)
+})
+
+it('the family of a new peer is chosen although the peers are not listed again', async () => {
+  const { by, answersBy, peers, counted, change } = rig(1)
+  const [peer] = peers.splice(0)
+  by.clear()
+  await vi.advanceTimersByTimeAsync(11_500)
+  const { listings } = counted
+  peers.push(peer!)
+  change()
+  answersBy.add('ipv4')
+  await vi.advanceTimersByTimeAsync(4_000)
+  answersBy.delete('ipv4')
+  await vi.advanceTimersByTimeAsync(5_000)
+  expect([[...by], counted.listings]).toEqual([['a'], listings])
 })
