@@ -120,6 +120,26 @@ export class WireguardDevice {
     return changes.length + (isOwn ? 0 : 1)
   }
 
+  /**
+   * Sets or removes single peers without reading the device, which has thousands of other peers. `wanted` has the
+   * settings of each of these peers by public key; undefined removes the peer.
+   */
+  async changePeers(wanted: ReadonlyMap<string, WireguardPeer | undefined>): Promise<void> {
+    const { link: device, kernel } = this.#options
+    // Forget the endpoints first. If a change fails, the next call of `setPeers` sets these peers again.
+    for (const publicKey of wanted.keys()) this.#setEndpoints.delete(publicKey)
+    const changes = [...wanted].map(([publicKey, peer]): WireguardPeerChange =>
+      peer ? this.#changeFor(peer) : { publicKey, isRemoved: true },
+    )
+    // Remove peers first, because a removed peer's subnet may now belong to another peer.
+    const sorted = [...changes.filter(({ isRemoved }) => isRemoved), ...changes.filter(({ isRemoved }) => !isRemoved)]
+    await applyChanges(
+      kernel,
+      sorted.map((peer) => ({ kind: 'set wireguard', device, peers: [peer] })),
+    )
+    for (const [publicKey, peer] of wanted) if (peer) this.#setEndpoints.set(publicKey, endpointText(peer.endpoint))
+  }
+
   /** Returns the traffic, the session and the endpoint of each peer, by the peer's public key. */
   async traffic(): Promise<ReadonlyMap<string, WireguardTraffic>> {
     const { link, kernel } = this.#options
@@ -172,6 +192,12 @@ export class WireguardDevice {
 }
 
 export const endpointText = ({ address, port }: WireguardPeer['endpoint']): string => formatEndpoint(address, port)
+
+/** Returns true if both peers have the same settings. */
+export const isSamePeer = (a: WireguardPeer, b: WireguardPeer): boolean =>
+  a.publicKey === b.publicKey &&
+  endpointText(a.endpoint) === endpointText(b.endpoint) &&
+  textOf(a.allowedIps) === textOf(b.allowedIps)
 
 /** Returns the networks as a text that does not depend on their order. */
 const textOf = (nets: readonly Net[]): string => nets.map(formatNet).toSorted().join(' ')

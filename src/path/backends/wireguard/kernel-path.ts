@@ -11,7 +11,7 @@ import type { Adapting, Counting, DataPath, PathPeer, PathSide, PathTraffic } fr
 import type { TunDevice } from '../../device/tun-device.ts'
 import type { PeerFilter, PeerFilterOptions } from '../../tunnel/peer-filter.ts'
 import { KernelPath } from '../kernel-path.ts'
-import { endpointText, type WireguardDevice, type WireguardPeer } from '../wireguard-device.ts'
+import { endpointText, isSamePeer, type WireguardDevice, type WireguardPeer } from '../wireguard-device.ts'
 
 export interface KernelOptions {
   readonly config: NetworkConfig
@@ -61,8 +61,16 @@ export class WireguardPath extends KernelPath implements Counting {
   readonly #endOf: KernelOptions['endOf']
   readonly #checkKey: KernelOptions['check']
   #reportFault!: (reason: Error) => void
-  /** The peers that the device should have. */
-  #peers: readonly WireguardPeer[] = []
+  /** The peers that the device should have, by public key. */
+  #peers = new Map<string, WireguardPeer>()
+  /**
+   * The WireGuard peer for each usable lease and family, with the subnet of this lease alone: by the public key, and then
+   * by the family and the lease key. A host with two leases, or with both families, is one WireGuard peer, because it
+   * has one key.
+   */
+  readonly #ends = new Map<string, Map<string, WireguardPeer>>()
+  /** The public key of each usable lease, by the family and the lease key. */
+  readonly #publicKeys = new Map<string, string>()
   /** The usable leases that the last `apply` set, each with the family for which weftd uses the lease. */
   #applied: readonly (readonly [Lease, Family])[] = []
   /**
@@ -115,22 +123,75 @@ export class WireguardPath extends KernelPath implements Counting {
     return byLease
   }
 
-  protected async setPeers(leases: ReadonlyMap<string, Lease>, ownLeaseKey: string): Promise<void> {
-    const usable = this.#parts.flatMap(({ filter, family }) =>
-      filter.usable(leases, ownLeaseKey).map((peer) => [peer, family] as const),
+  protected async setPeers(
+    leases: ReadonlyMap<string, Lease>,
+    ownLeaseKey: string,
+    touched?: ReadonlySet<string>,
+  ): Promise<void> {
+    const changes = this.#parts.map((part) => [part, part.filter.take(leases, ownLeaseKey, touched)] as const)
+    const known = changes.flatMap(([part, changed]) => (changed ? [[part, changed] as const] : []))
+    if (known.length === changes.length) await this.#change(known)
+    else await this.#replaceAll()
+    this.#applied = this.#parts.flatMap(({ filter, family }) =>
+      [...filter.peers().values()].map((peer) => [peer, family] as const),
     )
-    // A host with two leases, or with both families, is one WireGuard peer, because it has one key.
-    const byKey = new Map<string, WireguardPeer>()
-    for (const [peer, family] of usable) {
-      const end = this.#endOf(peer, family)
-      if (!end) continue
-      const net = sideOf(peer, family).subnet
-      byKey.set(end.publicKey, { ...end, allowedIps: [...(byKey.get(end.publicKey)?.allowedIps ?? []), net] })
-    }
-    this.#peers = [...byKey.values()]
-    await this.#opened.setPeers(this.#peers)
+  }
+
+  async #replaceAll(): Promise<void> {
+    this.#ends.clear()
+    this.#publicKeys.clear()
+    for (const part of this.#parts) for (const key of part.filter.peers().keys()) this.#look(part, key)
+    this.#peers = new Map([...this.#ends].flatMap(([publicKey]) => this.#entryOf(publicKey)))
+    await this.#opened.setPeers([...this.#peers.values()])
     this.#moved.clear()
-    this.#applied = usable
+  }
+
+  /** Sets only the WireGuard peers whose leases have changed. */
+  async #change(changes: readonly (readonly [FamilyPart, ReadonlyMap<string, unknown>])[]): Promise<void> {
+    const publicKeys = new Set<string>()
+    for (const [part, changed] of changes)
+      for (const key of changed.keys()) for (const publicKey of this.#look(part, key)) publicKeys.add(publicKey)
+    const wanted = new Map<string, WireguardPeer | undefined>()
+    for (const publicKey of publicKeys) {
+      const [before, now] = [this.#peers.get(publicKey), this.#entryOf(publicKey)[0]?.[1]]
+      if (before === now || (before && now && isSamePeer(before, now))) continue
+      wanted.set(publicKey, now)
+      if (now) this.#peers.set(publicKey, now)
+      else this.#peers.delete(publicKey)
+    }
+    await this.#opened.changePeers(wanted)
+    for (const publicKey of wanted.keys()) this.#moved.delete(publicKey)
+  }
+
+  /**
+   * Notes the WireGuard peer for a lease in one family, or forgets it if the lease is no longer usable. Returns the
+   * public keys that the lease had before and has now.
+   */
+  #look({ filter, family }: FamilyPart, key: string): readonly string[] {
+    const place = `${family} ${key}`
+    const before = this.#publicKeys.get(place)
+    if (before !== undefined) {
+      const ends = this.#ends.get(before)
+      ends?.delete(place)
+      if (ends?.size === 0) this.#ends.delete(before)
+      this.#publicKeys.delete(place)
+    }
+    const peer = filter.peers().get(key)
+    const end = peer && this.#endOf(peer, family)
+    if (peer && end) {
+      const ends = this.#ends.get(end.publicKey) ?? new Map<string, WireguardPeer>()
+      this.#ends.set(end.publicKey, ends.set(place, { ...end, allowedIps: [sideOf(peer, family).subnet] }))
+      this.#publicKeys.set(place, end.publicKey)
+    }
+    return [before, end?.publicKey].filter((publicKey) => publicKey !== undefined)
+  }
+
+  /** Returns the WireGuard peer with a public key, with the subnets of all its leases; an empty list if it has none. */
+  #entryOf(publicKey: string): readonly (readonly [string, WireguardPeer])[] {
+    // Sort the leases, so that the endpoint does not depend on the order in which they changed.
+    const ends = [...(this.#ends.get(publicKey) ?? [])].toSorted(([a], [b]) => (a < b ? -1 : 1)).map(([, end]) => end)
+    const last = ends.at(-1)
+    return last ? [[publicKey, { ...last, allowedIps: ends.flatMap(({ allowedIps }) => allowedIps) }]] : []
   }
 
   protected async repair(): Promise<readonly string[]> {
@@ -141,7 +202,7 @@ export class WireguardPath extends KernelPath implements Counting {
     await this.#checkKey()
     const repaired: string[] = []
     for (const { device } of this.#parts) repaired.push(...(await device.resync()))
-    const others = await this.#opened.setPeers(this.#peers)
+    const others = await this.#opened.setPeers([...this.#peers.values()])
     return others > 0 ? [...repaired, `${others} settings of ${this.#link.name} had changed`] : repaired
   }
 

@@ -261,6 +261,78 @@ it('reports the current endpoint of a peer after reading it from the device', as
   await path.close()
 })
 
+it('sets only the changed peers, and does not read the device with all peers for that', async () => {
+  const { path } = await open('auto', BOTH)
+  const keyOf = (number: number): string => Buffer.alloc(32, number).toString('base64')
+  const leases = new Map<string, Lease>()
+  /** Sets the lease of subnet `number`; its host has the number `at`, and the key of this number. */
+  const set = (number: number, at: number, port = 51_820): void => {
+    const data = { PublicKey: keyOf(at), Port: port }
+    const subnet = { ipv4: parseIpv4Net(`10.5.${number}.0/24`)!, ipv6: parseIpv6Net(`fd00:5:0:${number}::/64`)! }
+    const address = { ipv4: parseIpv4(`192.0.2.${at}`)!, ipv6: parseIpv6(`2001:db8::${at}`)! }
+    const attrs = { publicIp: address, backendType: 'wireguard', backendData: data, backendV6Data: data }
+    leases.set(`k${number}`, { key: `k${number}`, subnet, attrs })
+  }
+  const read = vi.spyOn(kernel, 'wireguard')
+  const peers = (): Record<string, string> =>
+    Object.fromEntries(
+      [...kernel.wireguardDevice('flannel-wg').peers.values()].map(({ publicKey: of64, endpoint, allowedIps }) => [
+        String(Buffer.from(of64, 'base64')[0]),
+        `${endpoint?.port} ${allowedIps.map(formatNet).toSorted().join(' ')}`,
+      ]),
+    )
+  const of = (...numbers: number[]): string =>
+    [...numbers.map((number) => `10.5.${number}.0/24`), ...numbers.map((number) => `fd00:5:0:${number}::/64`)].join(' ')
+  const change = async (...keys: string[]): Promise<void> => {
+    read.mockClear()
+    await path.apply(leases, 'own', new Set(keys))
+    expect(read).not.toHaveBeenCalled()
+    expect(await path.resync()).toEqual([])
+  }
+  set(2, 2)
+  set(3, 3)
+  await path.apply(leases, 'own')
+  expect(peers()).toEqual({ 2: `51820 ${of(2)}`, 3: `51820 ${of(3)}` })
+  set(4, 2)
+  set(3, 3, 51_830)
+  await change('k3', 'k4')
+  expect(peers()).toEqual({ 2: `51820 ${of(2, 4)}`, 3: `51830 ${of(3)}` })
+  leases.delete('k2')
+  set(3, 5)
+  await change('k2', 'k3')
+  expect(peers()).toEqual({ 2: `51820 ${of(4)}`, 5: `51820 ${of(3)}` })
+  leases.delete('k4')
+  await change('k4')
+  expect(peers()).toEqual({ 5: `51820 ${of(3)}` })
+  expect(path.peers().map(({ key }) => key)).toEqual(['k3'])
+  await path.close()
+})
+
+it('does not set the endpoint of a moved peer again if only the lease of another host changes', async () => {
+  const { path } = await open('separate', { ipv4: BOTH.ipv4 })
+  const lease = (number: number, key: string): [string, Lease] => [
+    `k${number}`,
+    {
+      key: `k${number}`,
+      subnet: { ipv4: parseIpv4Net(`10.5.${number}.0/24`)! },
+      attrs: {
+        publicIp: { ipv4: parseIpv4(`172.16.0.${number}`)! },
+        backendType: 'wireguard',
+        backendData: { PublicKey: key },
+      },
+    },
+  ]
+  const leases = new Map([lease(2, OTHER_KEY)])
+  await path.apply(leases, 'own')
+  const { peers } = kernel.wireguardDevice('flannel-wg')
+  peers.set(OTHER_KEY, { ...peers.get(OTHER_KEY)!, endpoint: { address: parseIpv4('192.0.2.9')!, port: 22_235 } })
+  await path.traffic()
+  leases.set(...lease(3, Buffer.alloc(32, 3).toString('base64')))
+  await path.apply(leases, 'own', new Set(['k3']))
+  expect(path.peers().map(({ ipv4 }) => ipv4?.endpoint)).toEqual(['192.0.2.9:22235', '172.16.0.3:51820'])
+  await path.close()
+})
+
 it('warns once about a network that contains its own address, also after repeated `prepare`', async () => {
   const { path, prepare } = await open('separate', BOTH, '192.0.0.0/16')
   await prepare()
