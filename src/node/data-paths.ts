@@ -191,8 +191,8 @@ class PathPart {
 
 type Drops = ReturnType<Engine['drops']>
 
-const trafficOf = async (path: DataPath): Promise<ReadonlyMap<string, PathTraffic>> =>
-  (await path.counting?.traffic()) ?? new Map()
+const trafficOf = async (path: DataPath, keys?: ReadonlySet<string>): Promise<ReadonlyMap<string, PathTraffic>> =>
+  (await path.counting?.traffic(keys)) ?? new Map()
 
 /** Returns the families in which the planned data path is bound to an address of the external interface. */
 const boundTo = ({ external }: PlannedPath): readonly Family[] => (external?.isBound ? external.families : [])
@@ -602,9 +602,12 @@ export class DataPaths {
     return (key) => mergePeers(this.#observed().map(([, observing]) => asList(observing.peer(key))))[0]
   }
 
-  /** Returns the traffic with each peer, by lease key, counted since the peer was added. */
-  async traffic(): Promise<ReadonlyMap<string, PathTraffic>> {
-    const works = this.#carried().map(([part, path]) => begin(prefixed(part.prefix, trafficOf(path))))
+  /**
+   * Returns the traffic with each peer, by lease key, counted since the peer was added. If `keys` is given, the result
+   * may lack all peers except those with these lease keys.
+   */
+  async traffic(keys?: ReadonlySet<string>): Promise<ReadonlyMap<string, PathTraffic>> {
+    const works = this.#carried().map(([part, path]) => begin(prefixed(part.prefix, trafficOf(path, keys))))
     await untilLate(works, undefined)
     const { values, failures } = triedOf(works.flatMap(({ result }) => result ?? []))
     if (values.length === 0 && failures.length > 0) throw failures[0]

@@ -416,8 +416,11 @@ export interface Adapting {
 
 /** The part of a data path that counts the packets of each peer. */
 export interface Counting {
-  /** Returns the traffic with each peer, by lease key, counted since the peer was added. */
-  traffic(): Promise<ReadonlyMap<string, PathTraffic>>
+  /**
+   * Returns the traffic with each peer, by lease key, counted since the peer was added. If `keys` is given, the caller
+   * needs only the peers with these lease keys, and the result may lack the others.
+   */
+  traffic(keys?: ReadonlySet<string>): Promise<ReadonlyMap<string, PathTraffic>>
 }
 
 /** The part of a data path that shows the state of weftd's engine. */

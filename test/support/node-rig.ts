@@ -51,6 +51,8 @@ interface FakeDataPath {
   rounds: Record<string, number>
   looks: number
   traffic: PathTraffic | undefined
+  /** The lease keys of each request for the traffic of some peers only. */
+  readonly trafficOf: (readonly string[])[]
   /** Reports the traffic with each peer in place of the data path, after a delay. */
   counting: (() => Promise<PathTraffic>) | undefined
   unknownKeys: readonly UnknownKey[]
@@ -121,6 +123,7 @@ export async function openFake(lease: OwnLease): Promise<DataPath> {
     rounds: {},
     looks: 0,
     traffic: undefined,
+    trafficOf: [],
     counting: undefined,
     unknownKeys: [],
     dropped: 2n,
@@ -158,7 +161,8 @@ export async function openFake(lease: OwnLease): Promise<DataPath> {
     probing: { source: { ipv4: lease.subnet.ipv4?.address, ipv6: lease.subnet.ipv6?.address } },
     peers: () => (dataPath.refusal ? [] : (dataPath.applied.at(-1) ?? []).map(pathPeer)),
     counting: {
-      traffic: async () => {
+      traffic: async (keys?: ReadonlySet<string>) => {
+        if (keys) dataPath.trafficOf.push([...keys])
         const traffic = dataPath.counting ? await dataPath.counting() : dataPath.traffic
         return new Map((dataPath.applied.at(-1) ?? []).flatMap((key) => (traffic ? [[key, traffic]] : [])))
       },

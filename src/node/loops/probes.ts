@@ -114,7 +114,7 @@ function createLively(node: Node): (probings: readonly Probing[]) => Promise<voi
     if (resting.size === 0 || now - lookedAt < HEARD_MS || !isHearing(node)) return
     lookedAt = now
     // If the device is gone, its counters cannot be read, so they show nothing about peers.
-    const traffic = await dataPath?.traffic().catch(() => undefined)
+    const traffic = await dataPath?.traffic(resting).catch(() => undefined)
     for (const key of resting) {
       const { lastReceivedAt } = traffic?.get(key) ?? {}
       if (lastReceivedAt !== undefined) wake(key, lastReceivedAt)

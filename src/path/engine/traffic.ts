@@ -107,13 +107,18 @@ export class TrafficSlots {
     return this.#slots.get(key)?.slot ?? 0
   }
 
-  /** Returns the traffic of each peer that has a slot, by lease key, since the peer was added. */
-  read(): ReadonlyMap<string, PeerTraffic> {
-    const all = this.counted()
+  /**
+   * Returns the traffic of each peer that has a slot, by lease key, since the peer was added. If `keys` is given, reads
+   * only the slots of the peers with these lease keys.
+   */
+  read(keys?: ReadonlySet<string>): ReadonlyMap<string, PeerTraffic> {
+    const all = keys ? undefined : this.counted()
     const at = this.#now()
+    const slots = keys ? [...keys].flatMap((key) => this.#entryOf(key)) : [...this.#slots]
     return new Map(
-      [...this.#slots].map(([key, { slot, since, before }]) => {
-        const [tx = 0, txBytes = 0, rx = 0, rxBytes = 0, silentMs = -1] = numbersOf(all, slot)
+      slots.map(([key, { slot, since, before }]) => {
+        const numbers = all ? numbersOf(all, slot) : numbersOf(this.counted(slot), 0)
+        const [tx = 0, txBytes = 0, rx = 0, rxBytes = 0, silentMs = -1] = numbers
         const [tx0 = 0, txBytes0 = 0, rx0 = 0, rxBytes0 = 0] = before
         const hasReceived = silentMs >= 0 && rx > rx0
         const traffic = {
@@ -126,5 +131,11 @@ export class TrafficSlots {
         return [key, traffic]
       }),
     )
+  }
+
+  /** Returns the peer's slot with its lease key, in a list that is empty if the peer has no slot. */
+  #entryOf(key: string): readonly (readonly [string, Slot])[] {
+    const slot = this.#slots.get(key)
+    return slot ? [[key, slot]] : []
   }
 }

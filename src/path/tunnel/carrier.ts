@@ -22,9 +22,9 @@ export interface FallbackCarrier {
   endpointOf(peer: Lease): string
   /**
    * Returns the traffic by lease key. The result may include peers whose packets another carrier moves. Left out if the
-   * carrier does not count the traffic per peer.
+   * carrier does not count the traffic per peer. If `keys` is given, the caller needs only the peers with these lease keys.
    */
-  traffic?(): ReadonlyMap<string, PeerTraffic>
+  traffic?(keys?: ReadonlySet<string>): ReadonlyMap<string, PeerTraffic>
   /**
    * Returns the length in bytes of the longest packet that reaches the peer; undefined if this length is the MTU of the
    * tunnel.

@@ -89,10 +89,13 @@ export class InnerFamily {
     for (const carrier of this.#lastFirst()) await carrier.apply(this.peers(), changed)
   }
 
-  /** Returns the traffic with each peer, by lease key, that the peer's carrier counted. */
-  traffic(): ReadonlyMap<string, PeerTraffic> {
+  /**
+   * Returns the traffic with each peer, by lease key, that the peer's carrier counted. If `keys` is given, the result
+   * may lack all peers except those with these lease keys.
+   */
+  traffic(keys?: ReadonlySet<string>): ReadonlyMap<string, PeerTraffic> {
     const counted = [...this.#earlier, this.#tunnel].flatMap((carrier) =>
-      [...(carrier.traffic?.() ?? [])].filter(([key]) => {
+      [...(carrier.traffic?.(keys) ?? [])].filter(([key]) => {
         const peer = this.peers().get(key)
         return peer !== undefined && this.#carrierOf(peer) === carrier
       }),
@@ -147,7 +150,7 @@ function tunnelCarrier(family: Family, underlay: Underlay, slots: TrafficSlots):
       const { address, port } = underlay.endpointOf(peer)
       return formatEndpoint(address, port)
     },
-    traffic: () => slots.read(),
+    traffic: (keys) => slots.read(keys),
     pathMtu: (peer) => underlay.pathMtu(peer, family),
   }
 }

@@ -393,8 +393,8 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     return sides.length > 0 ? { key, ...Object.fromEntries(sides) } : undefined
   }
 
-  async traffic(): Promise<ReadonlyMap<string, PathTraffic>> {
-    const counted = this.#innerFamilies.all.flatMap((inner) => [...inner.traffic()])
+  async traffic(keys?: ReadonlySet<string>): Promise<ReadonlyMap<string, PathTraffic>> {
+    const counted = this.#innerFamilies.all.flatMap((inner) => [...inner.traffic(keys)])
     return new Map(counted.map(([key, traffic]) => [key, this.#withSessions(key, traffic)]))
   }
 

@@ -237,6 +237,8 @@ it.each<[string, () => void]>([
   await inTurns(() => ++turns > 20)
   const before = asked()
   expect(before).toBeLessThanOrEqual(14)
+  // The traffic of all other peers is not read, because thousands of peers may answer.
+  expect(new Set(dataPaths.at(-1)!.trafficOf.flat())).toEqual(new Set(['10.5.0.64-26']))
   silent = []
   show()
   turns = 0

@@ -60,6 +60,22 @@ describe('slots of traffic', () => {
     expect(counted[0]).toHaveLength(SLOT_NUMBERS)
   })
 
+  it('are read one by one if only some peers are needed', () => {
+    slots.keep(['a', 'b', 'c'])
+    counted = [
+      [9, 9, 9, 9, 0],
+      [1, 100, 2, 200, 250],
+      [0, 0, 0, 0, -1],
+      [3, 300, 4, 400, 500],
+    ]
+    clockMs = 2_000
+    expect([...slots.read(new Set(['c', 'nobody', 'b']))]).toEqual([
+      ['c', { txPackets: 3, txBytes: 300, rxPackets: 4, rxBytes: 400, lastReceivedAt: 1_500 }],
+      ['b', NOTHING],
+    ])
+    expect(reads).toEqual([3, 2])
+  })
+
   it('start at zero for a new peer, regardless of earlier counts', () => {
     slots.keep(['a'])
     counted = [
