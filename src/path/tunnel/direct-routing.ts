@@ -128,15 +128,18 @@ export function createDirectCarrier({ network, kernel, log }: DirectCarrierOptio
   const family = familyOf(network)
   const direct = new DirectHops(kernel, family)
   const routes = new RouteSync({ network, kernel, log })
+  const subnetOf = (peer: Lease): string => formatNet(sideOf(peer, family).subnet)
   return {
     name: 'direct',
     // Accept only peers whose route the kernel accepted, because packets to all other peers still follow the tunnel's
     // route.
-    takes: (peer) => routes.isSet(formatNet(sideOf(peer, family).subnet)),
+    takes: (peer) => routes.isSet(subnetOf(peer)),
     async apply(peers, changed) {
       if (changed?.size === 0) return
       await direct.lookUp(peers, changed)
-      await routes.apply(direct.hops())
+      const both = changed && [...changed].flatMap(([key, before]) => [before, peers.get(key)])
+      const subnets = both && new Set(both.flatMap((peer) => (peer ? [subnetOf(peer)] : [])))
+      await routes.apply(direct.hops(), subnets)
     },
     hasRoute: (destination) => direct.hops().has(destination),
     endpointOf: (peer) => formatAddress(sideOf(peer, family).host),

@@ -1,6 +1,6 @@
 // carriers.test.ts - the choice of the carrier for each peer. After a change weftd queries the kernel only about the affected peers.
 
-import { beforeEach, describe, expect, it } from 'vitest'
+import { beforeEach, describe, expect, it, vi } from 'vitest'
 import type { Ipv4Lease } from '../../../../src/control/lease/lease.ts'
 import { FollowedLink } from '../../../../src/host/links.ts'
 import { formatAddress, type Net } from '../../../../src/net/address.ts'
@@ -112,6 +112,17 @@ describe('direct routing', () => {
     expect(toPeers()).toEqual(['10.5.2.0/24 via 192.0.2.2 dev eth0'])
     kernel.act({ kind: 'delete route', destination: OTHER.subnet.ipv4 })
     expect(await carrier.resync()).toEqual(['the route to 10.5.2.0/24 via 192.0.2.2 was gone'])
+    // A change of one peer needs no listing of the routes to all peers.
+    const listed = vi.spyOn(kernel, 'routes')
+    await carrier.apply(byKey(NEAR, OTHER, FAR), new Map([[NEAR.key, undefined]]))
+    const moved = peer('10.5.2.0/24', '198.51.100.2')
+    await carrier.apply(byKey(NEAR, moved, FAR), new Map([[OTHER.key, OTHER]]))
+    expect(toPeers()).toEqual(['10.5.1.0/24 via 192.0.2.1 dev eth0'])
+    await carrier.apply(byKey(NEAR, OTHER, FAR), new Map([[OTHER.key, moved]]))
+    await carrier.apply(byKey(OTHER, FAR), new Map([[NEAR.key, NEAR]]))
+    expect(toPeers()).toEqual(['10.5.2.0/24 via 192.0.2.2 dev eth0'])
+    expect(listed).not.toHaveBeenCalled()
+    expect([NEAR, OTHER, FAR].map((each) => carrier.takes(each))).toEqual([false, true, false])
     // Without a change the kernel is not queried.
     queried = []
     await carrier.apply(byKey(OTHER, FAR), new Map())
