@@ -127,6 +127,8 @@ export class PathSearch {
    * reaches the peer.
    */
   readonly #limits = new Map<string, number>()
+  /** A copy of `#limits` for the caller; undefined if `#limits` has changed since the copy was made. */
+  #shownLimits: ReadonlyMap<string, number> | undefined
   readonly #waiting = new Map<
     number,
     { readonly peer: Known; readonly search: Search; readonly at: number | undefined }
@@ -153,7 +155,7 @@ export class PathSearch {
       this.#forget(before)
       this.#begun.delete(before)
       this.#known.delete(key)
-      this.#limits.delete(key)
+      this.#setLimit(key, undefined)
     }
     if (!place) return
     const { endpoint, address } = place
@@ -194,10 +196,17 @@ export class PathSearch {
 
   /**
    * Returns, for each peer that full-size packets do not reach, the length of the longest packet that reaches it, by
-   * lease key.
+   * lease key. Returns the same map as the last call if no limit has changed.
    */
   limits(): ReadonlyMap<string, number> {
-    return new Map(this.#limits)
+    return (this.#shownLimits ??= new Map(this.#limits))
+  }
+
+  #setLimit(key: string, bytes: number | undefined): void {
+    if (this.#limits.get(key) === bytes) return
+    this.#shownLimits = undefined
+    if (bytes === undefined) this.#limits.delete(key)
+    else this.#limits.set(key, bytes)
   }
 
   /** Returns the result of the search for one peer; undefined if the peer has no result yet. */
@@ -301,8 +310,7 @@ export class PathSearch {
       const found = passes === sizes.length - 1 ? undefined : sizes[passes]
       if (search.isForLonger || found !== peer.limit) peer.raiseAt = now + RAISE_EVERY_MS
       peer.limit = found
-      if (found === undefined) this.#limits.delete(peer.key)
-      else this.#limits.set(peer.key, found)
+      this.#setLimit(peer.key, found)
     }
     this.#end(peer, now + Math.max(CONFIRM_EVERY_MS, this.#known.size * CONFIRM_ONE_MS))
   }

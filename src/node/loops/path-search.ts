@@ -44,12 +44,17 @@ interface Searching {
   keptAt: number
   /** The maximum packet lengths, by lease key, that the data path uses now. */
   limits: ReadonlyMap<string, number>
+  /** The result of the search from which `limits` was made; undefined if there is none. */
+  found: ReadonlyMap<string, number> | undefined
+  /** The time when `limits` was made, in ms of performance.now(). */
+  limitedAt: number
 }
 
 export async function searchPaths(node: Node): Promise<never> {
   const { signal, openEcho, options } = node
   if (!openEcho) return forGood(signal)
-  const nothing = { isForbidden: false, running: undefined, keptAt: -Infinity, limits: new Map() }
+  const fresh = { keptAt: -Infinity, limits: new Map(), found: undefined, limitedAt: -Infinity }
+  const nothing = { isForbidden: false, running: undefined, ...fresh }
   const searchings = FAMILIES.map((family): Searching => ({ family, ...nothing }))
   try {
     for (;;) {
@@ -79,13 +84,13 @@ export async function searchPaths(node: Node): Promise<never> {
  * no address.
  */
 function openFor(searching: Searching, dataPath: DataPaths | undefined, node: Node): void {
-  const { family, running } = searching
+  const { family, running: before } = searching
   const { config, openEcho, log } = node
   const source = dataPath?.probeSource[family]
-  if (running && running.dataPath === dataPath && running.source === source && running.mtu === dataPath.mtu) return
-  running?.echo.close()
+  if (before && before.dataPath === dataPath && before.source === source && before.mtu === dataPath.mtu) return
+  before?.echo.close()
   // If the search ends but the data path stays open, remove the limits of packet lengths that the search set.
-  if (running?.dataPath === dataPath && searching.limits.size > 0) dataPath?.pathSearch?.limit?.(new Map(), family)
+  if (before?.dataPath === dataPath && searching.limits.size > 0) dataPath?.pathSearch?.limit?.(new Map(), family)
   searching.running = undefined
   if (!dataPath || source === undefined || !openEcho || searching.isForbidden) return
   const { mtu } = dataPath
@@ -99,7 +104,8 @@ function openFor(searching: Searching, dataPath: DataPaths | undefined, node: No
   )
   try {
     const echo = openEcho(source, (from, sequence) => search.answered(sequence, from, performance.now()))
-    Object.assign(searching, { running: { dataPath, source, mtu, echo, search }, keptAt: -Infinity, limits: new Map() })
+    const running = { dataPath, source, mtu, echo, search }
+    Object.assign(searching, { running, keptAt: -Infinity, limits: new Map(), found: undefined })
   } catch (error) {
     if (!FORBIDDEN.has((error as NodeJS.ErrnoException).code)) return // the address may not exist yet
     searching.isForbidden = true
@@ -137,7 +143,13 @@ function limit(searching: Searching, search: PathSearch, { log }: Node): void {
   const { pathSearch } = searching.running?.dataPath ?? {}
   if (!pathSearch?.limit) return
   const { limits, family } = searching
-  const found = new Map([...search.limits()].filter(([key]) => pathSearch.knownMtu(key, family) !== undefined))
+  const all = search.limits()
+  // A narrow underlay limits the packets to all peers. `knownMtu` makes several system calls, so weftd checks only every
+  // KEEP_MS which of these peers now have a direct route.
+  if (all === searching.found && performance.now() - searching.limitedAt < KEEP_MS) return
+  searching.found = all
+  searching.limitedAt = performance.now()
+  const found = new Map([...all].filter(([key]) => pathSearch.knownMtu(key, family) !== undefined))
   const changed = [...new Set([...limits.keys(), ...found.keys()])].filter((key) => limits.get(key) !== found.get(key))
   searching.limits = found
   if (changed.length === 0) return

@@ -77,6 +77,21 @@ it('finds the longest packet that passes within seconds, and sets it as the limi
   expect(sizes()).toEqual([1472, 1472, 1472, 1472, 1472, 1252, 1392, 1392, 1392, 1372, 1372, 1372])
 })
 
+it('does not query the path MTU of all limited peers each second', async () => {
+  passes = 1252
+  let queries = 0
+  await open(() => {
+    queries++
+    return 1472
+  })
+  await until(() => limits().length > 0, 20_000)
+  queries = 0
+  sent = []
+  await vi.advanceTimersByTimeAsync(28_000)
+  // Besides the queries for the requests of the search, at most three in 28 s.
+  expect(queries).toBeLessThanOrEqual(sent.length + 4)
+})
+
 it('raises the limit half a minute later if longer packets pass again, and only confirms it before', async () => {
   passes = 1252
   await open()
