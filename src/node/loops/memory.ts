@@ -57,9 +57,13 @@ export async function keepMemory(node: Node): Promise<never> {
   try {
     for (;;) {
       await pause(node.signal, TICK_MS)
-      if (watch.isAnySilent() && performance.now() - heardAt >= HEARD_MS) {
-        heardAt = performance.now()
-        traffic = await trafficOf(node)
+      if (performance.now() - heardAt >= HEARD_MS) {
+        // Read only the traffic of the silent peers, because reading that of thousands of peers blocks the event loop.
+        const silent = watch.silent()
+        if (silent.size > 0) {
+          heardAt = performance.now()
+          traffic = await trafficOf(node, silent)
+        }
       }
       lookAtNews(node, watch, traffic)
       await sampler.sample()
@@ -70,9 +74,12 @@ export async function keepMemory(node: Node): Promise<never> {
   }
 }
 
-/** Returns the traffic of each peer, or no traffic if the device that counts the traffic is gone. */
-async function trafficOf({ ownership: { dataPath } }: Node): Promise<Traffic> {
-  return (await dataPath?.traffic().catch(() => undefined)) ?? new Map()
+/**
+ * Returns the traffic of each peer, or no traffic if the device that counts the traffic is gone. If `keys` is given, the
+ * result may lack all peers except those with these lease keys.
+ */
+async function trafficOf({ ownership: { dataPath } }: Node, keys?: ReadonlySet<string>): Promise<Traffic> {
+  return (await dataPath?.traffic(keys).catch(() => undefined)) ?? new Map()
 }
 
 /**
@@ -86,7 +93,7 @@ function lookAtNews({ view, lease: own, probes, lengths }: Node, watch: PeerWatc
       const place = key === own.key ? undefined : placeIn(view, key, family)
       if (!place) continue
       const [probed, length] = [watched?.result(key), searched?.length(key)]
-      watch.look({ ...place, probed, length, heardAt: traffic.get(key)?.lastReceivedAt }, now)
+      watch.look({ lease: key, ...place, probed, length, heardAt: traffic.get(key)?.lastReceivedAt }, now)
     }
   }
 }

@@ -31,6 +31,8 @@ const ON_ITS_WAY_MS = 2_000
 
 /** The present probe results of a peer over one family. */
 export interface Looked {
+  /** The key of the peer's lease; `peer` is the peer's subnet as text. */
+  readonly lease: string
   readonly peer: string
   readonly publicIp: string
   readonly family: Family
@@ -47,6 +49,7 @@ export interface Looked {
 type Since = { readonly now: number } | { readonly day: number }
 
 interface State {
+  readonly lease: string
   publicIp: string
   silent: Since | undefined
   /** The time, in ms of a monotonic clock, when this process first found that the peer is silent. */
@@ -94,9 +97,11 @@ export class PeerWatch {
     for (const place of this.#states.keys()) if (!places.has(place)) this.#states.delete(place)
   }
 
-  /** Returns true if any peer is silent and weftd does not know whether packets from this peer arrive. */
-  isAnySilent(): boolean {
-    return [...this.#states.values()].some(({ silent, isOneWay }) => silent && !isOneWay)
+  /** Returns the lease keys of the silent peers of which weftd does not know whether packets arrive. */
+  silent(): ReadonlySet<string> {
+    const keys = new Set<string>()
+    for (const { lease, silent, isOneWay } of this.#states.values()) if (silent && !isOneWay) keys.add(lease)
+    return keys
   }
 
   /** Returns the newest round trip and loss of each peer. A silent peer has no round trip. */
@@ -112,12 +117,13 @@ export class PeerWatch {
    * Creates the state of a new peer from the peer's last recorded events, which an earlier process may have written.
    */
   #begin(looked: Looked): State {
-    const { publicIp } = looked
+    const { lease, publicIp } = looked
     const sinceOf = (kinds: readonly PeerEventKind[], kind: PeerEventKind): Since | undefined => {
       const last = this.#events.last(looked, kinds)
       return last?.what === kind ? { day: Date.parse(last.at) } : undefined
     }
     return {
+      lease,
       publicIp,
       silent: sinceOf(['silent', 'back'], 'silent'),
       narrow: sinceOf(['narrow', 'whole'], 'narrow'),

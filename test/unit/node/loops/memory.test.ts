@@ -4,7 +4,7 @@ import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'nod
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { isDeepStrictEqual } from 'node:util'
-import { afterEach, beforeEach, expect, it } from 'vitest'
+import { afterEach, beforeEach, expect, it, vi } from 'vitest'
 import type { OpenEcho } from '../../../../src/host/echo.ts'
 import { eventsText, parseEvents, type PeerEvent } from '../../../../src/report/peer-events.ts'
 import {
@@ -116,6 +116,9 @@ it('counts the events of a peer, and writes them before the process ends', async
   await open(path)
   isSilent = true
   await counted('silent', 1)
+  await vi.advanceTimersByTimeAsync(4_000)
+  // Whether packets of the silent peer arrive is read without the traffic of all other peers.
+  expect(dataPaths[0]!.trafficOf).toEqual([['10.5.0.64-26']])
   isSilent = false
   await counted('back', 1)
   await stop()

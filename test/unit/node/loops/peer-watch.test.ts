@@ -9,6 +9,7 @@ function newWatch(events = createPeerEvents()) {
   const time = { now: 1_000_000, day: Date.parse('2026-11-23T03:00:00Z') }
   const watch = new PeerWatch(events, () => new Date(time.day).toISOString())
   let known: Looked = {
+    lease: '10.5.2.0-24',
     peer: '10.5.2.0/24',
     publicIp: '192.0.2.2',
     family: 'ipv4',
@@ -51,7 +52,7 @@ describe('a peer that falls silent', () => {
       rig.pass(10_000)
       rig.falls()
     }
-    expect(rig.watch.isAnySilent()).toBe(true)
+    expect([...rig.watch.silent()]).toEqual(['10.5.2.0-24'])
     rig.pass(180_000)
     rig.answers()
     rig.pass(10_000)
@@ -72,7 +73,7 @@ describe('a peer that falls silent', () => {
       roundTripMs: null,
       usualMs: null,
     })
-    expect(rig.watch.isAnySilent()).toBe(false)
+    expect([...rig.watch.silent()]).toEqual([])
   })
 
   it('at the first check is reported too', () => {
@@ -151,7 +152,7 @@ describe('a peer that falls silent', () => {
     rig.look({ heardAt: fell + 2_001 })
     rig.look({ heardAt: fell + 9_000 })
     expect(rig.told().map(([what]) => what)).toEqual(['silent', 'one-way'])
-    expect(rig.watch.isAnySilent()).toBe(false)
+    expect([...rig.watch.silent()]).toEqual([])
     rig.answers()
     rig.falls()
     rig.look({ heardAt: rig.time.now + 5_000 })
@@ -175,7 +176,7 @@ it('reports nothing about a peer that was not probed yet, and has no reading of 
   rig.look({ heardAt: rig.time.now })
   expect(rig.told()).toEqual([])
   expect([...rig.watch.readings()]).toEqual([])
-  expect(rig.watch.isAnySilent()).toBe(false)
+  expect([...rig.watch.silent()]).toEqual([])
 })
 
 describe('a path', () => {
@@ -373,6 +374,7 @@ it('returns the newest event of each peer, and forgets removed peers', () => {
   rig.answers(7, 10)
   rig.watch.look(
     {
+      lease: '10.5.3.0-24',
       peer: '10.5.3.0/24',
       publicIp: '192.0.2.3',
       family: 'ipv4',
@@ -385,8 +387,8 @@ it('returns the newest event of each peer, and forgets removed peers', () => {
     { roundTripMs: 7, lossPercent: 10 },
     { roundTripMs: undefined, lossPercent: 100 },
   ])
-  expect(rig.watch.isAnySilent()).toBe(true)
+  expect([...rig.watch.silent()]).toEqual(['10.5.3.0-24'])
   rig.watch.keep(new Set(['ipv4 10.5.2.0/24']))
   expect([...rig.watch.readings()]).toHaveLength(1)
-  expect(rig.watch.isAnySilent()).toBe(false)
+  expect([...rig.watch.silent()]).toEqual([])
 })
