@@ -42,7 +42,7 @@ export abstract class KernelPath implements DataPath {
    * could be set after a newer one, and a repair could report objects as missing that another operation is just
    * creating.
    */
-  readonly #next = createTurn()
+  protected readonly inTurn = createTurn()
   /**
    * True if the last `apply` failed, so that weftd does not know which peers the kernel has. In that case `peers` lists
    * no peers.
@@ -57,7 +57,7 @@ export abstract class KernelPath implements DataPath {
   }
 
   apply(leases: ReadonlyMap<string, Lease>, ownKey: string, touched?: ReadonlySet<string>): Promise<void> {
-    return this.#next(async () => {
+    return this.inTurn(async () => {
       try {
         await this.setPeers(leases, ownKey, touched)
         this.#isUnapplied = false
@@ -69,7 +69,7 @@ export abstract class KernelPath implements DataPath {
   }
 
   resync(): Promise<readonly string[]> {
-    return this.#next(() => this.repair())
+    return this.inTurn(() => this.repair())
   }
 
   peers(): readonly PathPeer[] {
@@ -89,7 +89,7 @@ export abstract class KernelPath implements DataPath {
   }
 
   close(): Promise<void> {
-    return this.#next(() => this.end())
+    return this.inTurn(() => this.end())
   }
 
   /** Makes the peers in the kernel equal to `leases` (DataPath.apply). */

@@ -1,12 +1,14 @@
 // kernel-path.ts - the data path of the families that the kernel's WireGuard device carries.
 
+import { isDeepStrictEqual } from 'node:util'
+import { describeError, messageOf } from '../../../base/errors.ts'
 import type { Log } from '../../../base/log.ts'
 import type { Secret } from '../../../base/secret.ts'
 import type { NetworkConfig } from '../../../control/config/network-config.ts'
 import { sideOf, type Lease } from '../../../control/lease/lease.ts'
 import type { HostKernel } from '../../../host/kernel.ts'
 import type { FollowedLink } from '../../../host/links.ts'
-import type { ByFamily, Family, Net } from '../../../net/address.ts'
+import { familiesOf, FAMILY_NAMES, type ByFamily, type Family, type Net } from '../../../net/address.ts'
 import type { Adapting, Counting, DataPath, PathPeer, PathSide, PathTraffic } from '../../contract.ts'
 import type { TunDevice } from '../../device/tun-device.ts'
 import type { PeerFilter, PeerFilterOptions } from '../../tunnel/peer-filter.ts'
@@ -45,12 +47,60 @@ export interface FamilyPart {
   readonly subnet: Net
   /** The address, MTU and route of the device in this family. */
   readonly device: TunDevice
+  /** Sets the address, the MTU and the route of the device. Rejects if a foreign route has the network. */
+  readonly setUp: () => Promise<void>
   readonly filter: PeerFilter
+}
+
+/**
+ * The families that the host refuses now, although the other family works, each with the reason. weftd tries these
+ * families again.
+ */
+export class RefusedFamilies {
+  readonly #reasons = new Map<Family, string>()
+  readonly #calm: Log
+
+  constructor(calm: Log) {
+    this.#calm = calm
+  }
+
+  get reasons(): ByFamily<string> {
+    return Object.fromEntries(this.#reasons)
+  }
+
+  has(family: Family): boolean {
+    return this.#reasons.has(family)
+  }
+
+  /**
+   * Runs `act` for each part whose family is not refused. If only some of these parts fail, logs their failures and
+   * marks their families as refused. Rejects with the first failure if all of them fail.
+   */
+  async each<Part extends { readonly family: Family }>(
+    parts: readonly Part[],
+    act: (part: Part) => Promise<void>,
+  ): Promise<void> {
+    const tried = parts.filter(({ family }) => !this.has(family))
+    const failures: (readonly [Family, unknown])[] = []
+    for (const part of tried) await act(part).catch((error: unknown) => void failures.push([part.family, error]))
+    const [first] = failures
+    if (first && failures.length === tried.length) throw first[1]
+    for (const [family, error] of failures) this.refuse(family, error)
+  }
+
+  /** Logs the reason, and marks the family as refused. */
+  refuse(family: Family, error: unknown): void {
+    this.#reasons.set(family, messageOf(error))
+    this.#calm.error(`Cannot carry ${FAMILY_NAMES[family]}, trying again: ${describeError(error)}`)
+  }
+
+  restore(family: Family): void {
+    this.#reasons.delete(family)
+  }
 }
 
 export class WireguardPath extends KernelPath implements Counting {
   readonly counting: Counting = this
-  /** The families for which the MTU is too small now. When the MTU grows, weftd opens the data path again. */
   readonly adapting: Adapting
   override readonly fault: Promise<Error>
   readonly #link: FollowedLink
@@ -58,6 +108,7 @@ export class WireguardPath extends KernelPath implements Counting {
   readonly #opened: WireguardDevice
   readonly #kernel: HostKernel
   readonly #parts: readonly FamilyPart[]
+  readonly #refused: RefusedFamilies
   readonly #endOf: KernelOptions['endOf']
   readonly #checkKey: KernelOptions['check']
   #reportFault!: (reason: Error) => void
@@ -71,6 +122,8 @@ export class WireguardPath extends KernelPath implements Counting {
   readonly #ends = new Map<string, Map<string, WireguardPeer>>()
   /** The public key of each usable lease, by the family and the lease key. */
   readonly #publicKeys = new Map<string, string>()
+  /** The families whose subnets the WireGuard peers have; empty if weftd does not know which peers the kernel has. */
+  #setFamilies: readonly Family[] = []
   /** The usable leases that the last `apply` set, each with the family for which weftd uses the lease. */
   #applied: readonly (readonly [Lease, Family])[] = []
   /**
@@ -79,12 +132,17 @@ export class WireguardPath extends KernelPath implements Counting {
    */
   readonly #moved = new Map<string, string>()
 
+  /**
+   * `narrow` has the families for which the MTU is too small, each with the reason. When the MTU grows, weftd opens the
+   * data path again.
+   */
   constructor(
     options: KernelOptions,
     link: FollowedLink,
     opened: WireguardDevice,
     parts: readonly FamilyPart[],
-    lacking: ByFamily<string>,
+    narrow: ByFamily<string>,
+    refused: RefusedFamilies,
   ) {
     super({
       families: options.families,
@@ -93,12 +151,21 @@ export class WireguardPath extends KernelPath implements Counting {
       filters: parts.map(({ filter }) => filter),
     })
     this.fault = new Promise((resolve) => (this.#reportFault = resolve))
-    this.adapting = { lacking, isOutdated: false, renew: async () => {} }
+    this.adapting = {
+      get lacking() {
+        return { ...narrow, ...refused.reasons }
+      },
+      get isOutdated() {
+        return familiesOf(refused.reasons).length > 0
+      },
+      renew: () => this.inTurn(() => this.#renew()),
+    }
     this.#link = link
     this.#log = options.log
     this.#opened = opened
     this.#kernel = options.kernel
     this.#parts = parts
+    this.#refused = refused
     this.#endOf = options.endOf
     this.#checkKey = options.check
   }
@@ -128,19 +195,25 @@ export class WireguardPath extends KernelPath implements Counting {
     ownLeaseKey: string,
     touched?: ReadonlySet<string>,
   ): Promise<void> {
+    const carried = this.#carried()
     const changes = this.#parts.map((part) => [part, part.filter.take(leases, ownLeaseKey, touched)] as const)
     const known = changes.flatMap(([part, changed]) => (changed ? [[part, changed] as const] : []))
-    if (known.length === changes.length) await this.#change(known)
-    else await this.#replaceAll()
-    this.#applied = this.#parts.flatMap(({ filter, family }) =>
+    const isKnown = known.length === changes.length && isDeepStrictEqual(carried.map(familyIn), this.#setFamilies)
+    // If setting the peers fails, the next call sets all peers.
+    this.#setFamilies = []
+    if (isKnown) await this.#change(known.filter(([part]) => carried.includes(part)))
+    else await this.#replaceAll(carried)
+    this.#setFamilies = carried.map(familyIn)
+    this.#applied = carried.flatMap(({ filter, family }) =>
       [...filter.peers().values()].map((peer) => [peer, family] as const),
     )
   }
 
-  async #replaceAll(): Promise<void> {
+  /** Sets all WireGuard peers with the subnets of the families in `parts`. */
+  async #replaceAll(parts: readonly FamilyPart[]): Promise<void> {
     this.#ends.clear()
     this.#publicKeys.clear()
-    for (const part of this.#parts) for (const key of part.filter.peers().keys()) this.#look(part, key)
+    for (const part of parts) for (const key of part.filter.peers().keys()) this.#look(part, key)
     this.#peers = new Map([...this.#ends].flatMap(([publicKey]) => this.#entryOf(publicKey)))
     await this.#opened.setPeers([...this.#peers.values()])
     this.#moved.clear()
@@ -201,7 +274,7 @@ export class WireguardPath extends KernelPath implements Counting {
     }
     await this.#checkKey()
     const repaired: string[] = []
-    for (const { device } of this.#parts) repaired.push(...(await device.resync()))
+    await this.#refused.each(this.#parts, async ({ device }) => void repaired.push(...(await device.resync())))
     const others = await this.#opened.setPeers([...this.#peers.values()])
     return others > 0 ? [...repaired, `${others} settings of ${this.#link.name} had changed`] : repaired
   }
@@ -209,6 +282,7 @@ export class WireguardPath extends KernelPath implements Counting {
   protected listPeers(): readonly PathPeer[] {
     const byKey = new Map<string, PathPeer>()
     for (const [peer, family] of this.#applied) {
+      if (this.#refused.has(family)) continue
       const end = this.#endOf(peer, family)
       const endpoint = end ? (this.#moved.get(end.publicKey) ?? endpointText(end.endpoint)) : ''
       const side: PathSide = { endpoint, probe: sideOf(peer, family).subnet.address, way: 'kernel' }
@@ -220,4 +294,25 @@ export class WireguardPath extends KernelPath implements Counting {
   protected override end(): Promise<void> {
     return this.#opened.close()
   }
+
+  /** Returns the parts whose families the device carries now. */
+  #carried(): readonly FamilyPart[] {
+    return this.#parts.filter(({ family }) => !this.#refused.has(family))
+  }
+
+  /** Tries to carry the refused families again. The caller then sets the peers again. */
+  async #renew(): Promise<void> {
+    for (const { family, setUp } of this.#parts) {
+      if (!this.#refused.has(family)) continue
+      try {
+        await setUp()
+        this.#refused.restore(family)
+        this.#log.info(`${FAMILY_NAMES[family]} is carried again`)
+      } catch (error) {
+        this.#refused.refuse(family, error)
+      }
+    }
+  }
 }
+
+const familyIn = ({ family }: FamilyPart): Family => family

@@ -11,9 +11,12 @@ import { findEarlier } from '../../device/flannel-devices.ts'
 import { checkMtu, createTunDevice, refuseForeignRoute } from '../../device/tun-device.ts'
 import { PeerFilter } from '../../tunnel/peer-filter.ts'
 import { openWireguardDevice } from '../wireguard-device.ts'
-import { WireguardPath, type FamilyPart, type KernelOptions } from './kernel-path.ts'
+import { RefusedFamilies, WireguardPath, type FamilyPart, type KernelOptions } from './kernel-path.ts'
 
-/** Opens the kernel's device for those of `families` in which the node has a subnet. */
+/**
+ * Opens the kernel's device for those of `families` in which the node has a subnet. If the kernel or a foreign route
+ * refuses one of two families, such as a kernel with `disable_ipv6`, opens the device for the other family.
+ */
 export async function openKernel(options: KernelOptions, lease: OwnLease): Promise<DataPath> {
   const { config, name, families, port, mtu, keyFile, privateKey, ownKey, psk, keepalive, kernel, log } = options
   const lacking: { [F in Family]?: string } = {}
@@ -35,22 +38,29 @@ export async function openKernel(options: KernelOptions, lease: OwnLease): Promi
     nets.map(({ subnet }) => subnet.address),
     log,
   )
-  for (const { network } of nets) await refuseForeignRoute(kernel, network, (device) => device === link.name)
+  const refuseRoute = (network: Net): Promise<void> =>
+    refuseForeignRoute(kernel, network, (device) => device === link.name)
+  const refused = new RefusedFamilies(options.calm)
+  await refused.each(nets, ({ network }) => refuseRoute(network))
   const keys = { keyFile, privateKey, ownKey, psk, keepalive }
   const opened = await openWireguardDevice({ link, port: port.number, ...keys, kernel, log: options.calm })
   const isOneOfTwo = familiesOf(config).length === 2
   const parts = nets.map(({ family, network, subnet }): FamilyPart => {
     const device = createTunDevice({ device: link, network, subnet, mtu, scope: 'link', kernel, log })
     const filter = new PeerFilter<Net>({ ...options.filterOf(family), lease, network, isOneOfTwo, log })
-    return { family, subnet, device, filter }
+    const setUp = async (): Promise<void> => {
+      await refuseRoute(network)
+      await sayingWhoHasIt(kernel, { name: link.name, port }, () => device.configure())
+    }
+    return { family, subnet, device, setUp, filter }
   })
   try {
-    for (const { device } of parts) await sayingWhoHasIt(kernel, { name: link.name, port }, () => device.configure())
+    await refused.each(parts, ({ setUp }) => setUp())
   } catch (error) {
     await opened.close()
     throw error
   }
-  return new WireguardPath(options, link, opened, parts, lacking)
+  return new WireguardPath(options, link, opened, parts, lacking, refused)
 }
 
 /**

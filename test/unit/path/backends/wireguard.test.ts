@@ -140,6 +140,55 @@ it.each(['separate', 'auto', 'ipv4'])(
   },
 )
 
+it.each(['separate', 'auto', 'ipv4', 'ipv6'])(
+  'in mode %s carries IPv4 while the host has IPv6 disabled, and IPv6 as soon as it is enabled',
+  async (mode) => {
+    // The kernel refuses IPv6 addresses with EACCES on a device with disable_ipv6.
+    const refuse = (words: string): string | undefined =>
+      /^ip address replace fd00:/.test(words) ? 'EACCES' : undefined
+    kernel.refuses = refuse
+    const { path, prepare } = await open(mode, BOTH)
+    const attrs = {
+      publicIp: { ipv4: parseIpv4('192.0.2.2')!, ipv6: parseIpv6('2001:db8::2')! },
+      backendType: 'wireguard',
+      backendData: { PublicKey: OTHER_KEY },
+      backendV6Data: { PublicKey: OTHER_KEY },
+    }
+    const subnet = { ipv4: parseIpv4Net('10.5.2.0/24')!, ipv6: parseIpv6Net('fd00:5:0:2::/64')! }
+    const leases = new Map([['k', { key: 'k', subnet, attrs }]])
+    const sides = () => path.peers().map((peer) => [peer.ipv4 !== undefined, peer.ipv6 !== undefined])
+    const lacking = (): void => {
+      expect(path.lacking).toEqual({ ipv6: expect.stringContaining('EACCES') as string })
+      expect(path.isOutdated).toBe(true)
+      expect(sides()).toEqual([[true, false]])
+    }
+    const carried = async (): Promise<void> => {
+      kernel.refuses = () => undefined
+      await path.renew(await prepare())
+      await path.apply(leases, 'own')
+      expect([path.lacking, path.isOutdated, sides()]).toEqual([{}, false, [[true, true]]])
+      expect(host.lines.filter((line) => line.includes('IPv6 is carried again')).splice(0)).toHaveLength(1)
+      host.lines.length = 0
+    }
+    await path.apply(leases, 'own')
+    lacking()
+    expect(host.lines.filter((line) => line.includes('Cannot carry IPv6, trying again: '))).toHaveLength(1)
+    await path.renew(await prepare())
+    lacking()
+    await carried()
+    if (mode === 'separate') return path.close()
+    // disable_ipv6 removes the address of the device. IPv4 does not need the address.
+    kernel.refuses = refuse
+    const device = { name: 'flannel-wg' }
+    for (const each of kernel.peek(device.name)!.addresses.ipv6) kernel.act({ kind: 'delete address', device, ...each })
+    expect(await path.resync()).toEqual([])
+    await path.apply(leases, 'own')
+    lacking()
+    await carried()
+    await path.close()
+  },
+)
+
 it.each(['separate', 'auto'])('in mode %s is refused if there is only IPv6 and the MTU is too small', async (mode) => {
   setMtu(1340)
   await expect(open(mode, { ipv6: BOTH.ipv6 })).rejects.toMatchObject({ code: 'CONFIG' })
