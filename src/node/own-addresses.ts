@@ -5,6 +5,7 @@ import { hostname } from 'node:os'
 import { describeError } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
 import { hostNameIn } from '../control/lease/host-name.ts'
+import type { Lease } from '../control/lease/lease.ts'
 import type { SubnetManager } from '../control/lease/subnet-manager.ts'
 import { pause } from '../host/bell.ts'
 import type { Earlier } from '../host/choose-interface.ts'
@@ -13,8 +14,8 @@ import type { HostKernel, Link } from '../host/kernel.ts'
 import {
   FAMILIES,
   addressKey,
+  addressText,
   familyOf,
-  formatAddress,
   formatNet,
   listed,
   parseAddress,
@@ -62,6 +63,8 @@ export function ownAddresses({ manager, subnet, known, kernel, log, signal, ...g
   const { answers = isAnswered, name = hostname() } = given
   let addresses: Promise<readonly Address[]> | undefined
   let names: Promise<ReadonlyMap<string, string>> | undefined
+  let leases: Promise<readonly Lease[]> | undefined
+  let hosts: Promise<ReadonlyMap<AddressKey, ReadonlySet<string>>> | undefined
 
   /**
    * Returns the host names in the store, by their public IPs as text. Returns an empty map if the store returns an
@@ -78,14 +81,41 @@ export function ownAddresses({ manager, subnet, known, kernel, log, signal, ...g
       })
       return new Map([...(claims?.values ?? [])].flatMap(([at, claim]) => [[at, hostNameIn(claim) ?? ''] as const]))
     })())
+  const leasesOf = (): Promise<readonly Lease[]> =>
+    (leases ??= (async () => {
+      const { entries } = await queryPatiently('an earlier lease', (till) => manager.source.list(till), log, signal)
+      return entries.flatMap(({ lease }) => lease ?? [])
+    })())
+  /**
+   * Returns the host names of each address. A dual-stack host writes its name only under its IPv4 address, so the lease
+   * with this IPv4 address shows the host's IPv6 address.
+   */
+  const hostsOf = (): Promise<ReadonlyMap<AddressKey, ReadonlySet<string>>> =>
+    (hosts ??= (async () => {
+      const named = await namesOf()
+      const found = new Map<AddressKey, Set<string>>()
+      const add = (address: Address, host: string): void => {
+        const there = found.get(addressKey(address)) ?? new Set()
+        found.set(addressKey(address), there.add(host))
+      }
+      for (const [at, host] of named) {
+        const address = parseAddress(at)
+        if (address !== undefined) add(address, host)
+      }
+      for (const { attrs } of named.size > 0 ? await leasesOf() : []) {
+        const host = named.get(addressText(attrs.publicIp))
+        if (host !== undefined) for (const address of listed(attrs.publicIp)) add(address, host)
+      }
+      return found
+    })())
   /**
    * Returns whether this host or another host has an address, by the host names in the store. Returns undefined if the
    * store does not show whose address it is.
    */
   async function ownerOf(address: Address): Promise<'this' | 'other' | undefined> {
-    const owner = (await namesOf()).get(formatAddress(address))
-    if (owner === undefined || NO_NAME.test(owner)) return undefined
-    return owner === name ? 'this' : 'other'
+    const owners = [...((await hostsOf()).get(addressKey(address)) ?? [])]
+    if (owners.length === 0 || owners.some((owner) => NO_NAME.test(owner))) return undefined
+    return owners.every((owner) => owner === name) ? 'this' : 'other'
   }
 
   async function findAddresses(): Promise<readonly Address[]> {
@@ -94,11 +124,10 @@ export function ownAddresses({ manager, subnet, known, kernel, log, signal, ...g
       const before = await queryPatiently('an earlier lease', async (till) => manager.published?.(till), log, signal)
       return [...wasKnown, ...listed(before?.publicIp ?? {})]
     }
-    const { entries } = await queryPatiently('an earlier lease', (till) => manager.source.list(till), log, signal)
-    const leases = entries.flatMap(({ lease }) => lease ?? [])
+    const all = await leasesOf()
     const nets = new Set(listed(subnet).map(formatNet))
-    const holders = leases.filter((lease) => listed(lease.subnet).some((net) => nets.has(formatNet(net))))
-    const published = [...holders, ...leases].flatMap(({ attrs }) => listed(attrs.publicIp))
+    const holders = all.filter((lease) => listed(lease.subnet).some((net) => nets.has(formatNet(net))))
+    const published = [...holders, ...all].flatMap(({ attrs }) => listed(attrs.publicIp))
     const owners = await Promise.all(published.map(ownerOf))
     const held = holders.flatMap(({ attrs }) => listed(attrs.publicIp))
     return [...wasKnown, ...held, ...published.filter((_, at) => owners[at] === 'this')]

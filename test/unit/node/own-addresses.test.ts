@@ -53,6 +53,20 @@ it('lists the earlier addresses of a node: the last known ones, then those of it
   expect(texts(await earlier.addresses())).toEqual(['10.0.0.8', '10.0.0.1', 'fd00::1', '10.0.0.2'])
 })
 
+it('a dual-stack node, whose name is only under its IPv4 address, also knows its earlier IPv6 address', async () => {
+  const leases = [
+    leaseOf('10.5.2.0-24&fd00:5:0:2::-64', '10.0.0.2', 'fd00::2'),
+    leaseOf('10.5.9.0-24&fd00:5:0:9::-64', '10.0.0.9', 'fd00::9'),
+  ]
+  const claims = { '10.0.0.2': claim('node-a'), '10.0.0.9': claim('node-b') }
+  const { earlier, isMine } = life(leases, claims)
+  expect(texts(await earlier.addresses())).toEqual(['10.0.0.2', 'fd00::2'])
+  const own = ['10.0.0.2', 'fd00::2', 'fd00::9', 'fd00::3'].map((each) => isMine(parseAddress(each)!))
+  expect(await Promise.all(own)).toEqual([true, true, false, false])
+  // Another host answers at the address now.
+  expect(await life(leases, claims, {}, ['fd00::2']).isMine(parseAddress('fd00::2')!)).toBe(false)
+})
+
 it('a name that many hosts have proves nothing', async () => {
   const { earlier } = life(
     [leaseOf('10.5.2.0-24', '10.0.0.2')],
