@@ -3,8 +3,9 @@
 // route.
 
 import { applyChanges } from '../../host/kernel-errors.ts'
-import type { Change, HostKernel } from '../../host/kernel.ts'
-import { familyOf, formatNet, isPartOf, parseNet, type Net } from '../../net/address.ts'
+import type { Change, HostKernel, Route } from '../../host/kernel.ts'
+import { deletionOf, USUAL_METRIC } from '../../host/links.ts'
+import { familyOf, formatNet, isPartOf, netKey, parseNet, type Net } from '../../net/address.ts'
 
 /**
  * The highest metric, so that the kernel prefers every other route to the subnet. flanneld sets no metric, which has
@@ -18,10 +19,11 @@ const METRIC = 0xffffffff
 interface Blackhole {
   /**
    * Sets the blackhole route for `subnet` unless `subnet` is undefined, and removes the blackhole routes for all
-   * other subnets of the network. The first call also removes the route for `earlier`. Returns a description of each
+   * other subnets of the network. The first call also removes the route for `earlier`, and the routes that flanneld made
+   * for `subnet`, and for `earlier` unless `earlier` is `own`, this node's present subnet. Returns a description of each
    * repair.
    */
-  ensure(subnet: Net | undefined): Promise<readonly string[]>
+  ensure(subnet: Net | undefined, own: Net | undefined): Promise<readonly string[]>
 }
 
 /** `earlier` is the subnet of an earlier run, which may be outside the network. */
@@ -29,9 +31,19 @@ export function createBlackhole(kernel: HostKernel, network: Net, earlier?: Net)
   const family = familyOf(network)
   let outside = earlier && !isPartOf(earlier, network) ? [earlier] : []
   let made = ''
+  let isFirst = true
   return {
-    async ensure(subnet) {
+    async ensure(subnet, own) {
       const wanted = subnet ? formatNet(subnet) : ''
+      const former = earlier && (!own || netKey(earlier) !== netKey(own)) ? [formatNet(earlier)] : []
+      // flanneld's route has no metric. It would cut off a bridge that is created later, and the node that has the
+      // earlier subnet now.
+      const isOfFlanneld = ({ type, metric, protocol, destination }: Route): boolean =>
+        isFirst &&
+        type === 'blackhole' &&
+        metric === USUAL_METRIC[family] &&
+        protocol === 'boot' &&
+        [wanted, ...former].includes(destination)
       const routes = [...(await kernel.routes({ family, within: network }))]
       if (outside.length > 0) routes.push(...(await kernel.routes({ family, exactly: outside })))
       const ours = routes.filter(({ type, metric }) => type === 'blackhole' && metric === METRIC)
@@ -47,10 +59,12 @@ export function createBlackhole(kernel: HostKernel, network: Net, earlier?: Net)
       )
       const isMissing = subnet !== undefined && !ours.some(({ destination }) => destination === wanted)
       await applyChanges(kernel, [
+        ...routes.filter(isOfFlanneld).map((route) => deletionOf(route, family)),
         ...old.map((destination) => changeOf('delete route', destination)),
         ...(isMissing ? [changeOf('add route', subnet)] : []),
       ])
       outside = []
+      isFirst = false
       const repaired = isMissing && made === wanted ? [`the blackhole route of ${wanted} was gone`] : []
       made = wanted
       return repaired

@@ -36,8 +36,9 @@ function withBlackhole(rules: Firewall, options: FirewallOptions & { readonly bl
     const blackhole = createBlackhole(kernel, network, previous.subnet[family])
     return (nets: Nets) => () => {
       const { isOn, subnet } = wishFor(nets)
-      if (!isWanted) return prefixed('Failed to remove blackhole route, ', blackhole.ensure(undefined))
-      return prefixed('Failed to setup blackhole route, ', blackhole.ensure(isOn ? subnet : undefined))
+      const own = isOn ? subnet : undefined
+      if (!isWanted) return prefixed('Failed to remove blackhole route, ', blackhole.ensure(undefined, own))
+      return prefixed('Failed to setup blackhole route, ', blackhole.ensure(own, own))
     }
   })
   const ensureRoutes = (subnet: Nets): Promise<Ensured> => ensureEach(routes.map((route) => route(subnet)))

@@ -735,6 +735,41 @@ describe('the firewall', () => {
     },
   )
 
+  it.each([
+    ['with the flag, after another subnet', true, '10.42.5.0/24', ['blackhole 10.42.7.0/24 metric 4294967295']],
+    ['with the flag, after the same subnet', true, '10.42.7.0/24', ['blackhole 10.42.7.0/24 metric 4294967295']],
+    ['without the flag, after another subnet', false, '10.42.5.0/24', ['blackhole 10.42.7.0/24']],
+    ['without the flag, after the same subnet', false, '10.42.7.0/24', ['blackhole 10.42.7.0/24']],
+  ] as const)('%s removes the blackhole routes of flanneld', async (_what, blackhole, earlier, stays) => {
+    const host = fakeHost(MODERN)
+    const add = (destination: string): void =>
+      host.kernel.addRoute('ipv4', { type: 'blackhole', destination, metric: 0 })
+    for (const destination of new Set([earlier, '10.42.7.0/24', '10.42.6.0/24'])) add(destination)
+    const network = { ipv4: parseIpv4Net('10.42.0.0/16')! }
+    const previous = { network, subnet: { ipv4: parseIpv4Net(earlier)! } }
+    const firewall = createFirewall('iptables', {
+      ...host.options({ previous, masq: false, forward: false }),
+      blackhole,
+    })
+    await firewall.raise(SUBNET)
+    const routes = (): readonly string[] => host.kernel.routesAsText().toSorted()
+    expect(routes()).toEqual(['blackhole 10.42.6.0/24', ...stays])
+    // An operator may make such a route later.
+    if (!stays.some((each) => each === 'blackhole 10.42.7.0/24')) add('10.42.7.0/24')
+    expect(await firewall.ensure(SUBNET)).toEqual(fine())
+    expect(routes()).toContain('blackhole 10.42.7.0/24')
+  })
+
+  it('removes the IPv6 blackhole route of flanneld, which has the metric 1024', async () => {
+    const host = fakeHost(MODERN)
+    const [network, subnet] = [parseIpv6Net('fd00:5::/48')!, parseIpv6Net('fd00:5:0:7::/64')!]
+    host.kernel.addRoute('ipv6', { type: 'blackhole', destination: 'fd00:5:0:7::/64', metric: 1024 })
+    const wish = { network: { ipv6: network }, previous: { network: { ipv6: network }, subnet: { ipv6: subnet } } }
+    const options = { ...host.options({ ...wish, masq: false, forward: false }), blackhole: true }
+    await createFirewall('iptables', options).raise({ ipv6: subnet })
+    expect(host.kernel.routesAsText('ipv6')).toEqual(['blackhole fd00:5:0:7::/64 metric 4294967295'])
+  })
+
   it("removes a successor's blackhole route later if the kernel does not answer", async () => {
     const host = fakeHost(MODERN)
     const firewall = createFirewall('iptables', { ...host.options({ masq: false, forward: false }), blackhole: false })
