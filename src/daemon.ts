@@ -49,7 +49,7 @@ import { keepSubnetEnv, publish as publishSubnet } from './node/loops/subnet-env
 import { watchThreads } from './node/loops/threads.ts'
 import { chooseUnderlays } from './node/loops/underlays.ts'
 import { canForward, joinNetwork, type NewNode, type NodeParts } from './node/node.ts'
-import { formerRoutes, pastNetworks, warnOfRoutesLeft } from './node/old-routes.ts'
+import { formerRoutes, pastNetworks, warnOfRoutesLeft, withOmitted } from './node/old-routes.ts'
 import { goesOnWith, isFor, openNode } from './node/open.ts'
 import { ownAddresses } from './node/own-addresses.ts'
 import { daemonStatusOf, reportOf, reportWaiting, snapshotOf } from './node/report.ts'
@@ -110,7 +110,7 @@ export async function startManager(
 ): Promise<never> {
   const { log, signal, stopping } = node
   ;(log as Partial<MovableLog>).writeBy?.(createWinstonWriter())
-  const previous = await readPreviousNets(node.options['subnet-file'], log)
+  const previous = await withOmitted(await readPreviousNets(node.options['subnet-file'], log), node)
   const manager = await whileForwarding(node, () =>
     prefixed('Failed to create SubnetManager: ', createSubnetManager(options.store, log, signal)),
   )

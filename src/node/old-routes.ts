@@ -2,12 +2,23 @@
 // an earlier network of this node.
 
 import { isWeftError } from '../base/errors.ts'
-import type { NetworkConfig } from '../control/config/network-config.ts'
+import { parseNetworkConfig, type NetworkConfig } from '../control/config/network-config.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
-import { familyOf, formatNet, isPartOf, listed, netsOf, parseNet, type Net, type Nets } from '../net/address.ts'
+import {
+  FAMILIES,
+  familyOf,
+  formatNet,
+  isPartOf,
+  listed,
+  netsOf,
+  parseNet,
+  type Net,
+  type Nets,
+} from '../net/address.ts'
 import { routesThroughHosts } from '../path/device/leftovers.ts'
+import type { PreviousNets } from './loops/subnet-env-file.ts'
 import type { ForwardingNode, NewNode } from './node.ts'
-import { lastKnownFile, readLastKnown } from './restart/last-known.ts'
+import { isSubnetEnvForeign, lastKnownFile, readLastKnown } from './restart/last-known.ts'
 
 /** The maximum number of routes that one log line names. */
 const NAMED = 5
@@ -22,6 +33,41 @@ const isPresent = (network: Net, { ipv4, ipv6 }: NetworkConfig): boolean =>
  */
 export function pastNetworks(previous: Nets, config: NetworkConfig): Nets {
   return netsOf(listed(previous).filter((network) => !isPresent(network, config)))
+}
+
+/**
+ * Adds to the networks and subnets of subnet.env those of the families that the earlier run had, but omitted from
+ * subnet.env because containers could not have addresses of these families then. The file of the last known state has
+ * these networks and subnets. This file is used only if the same process wrote subnet.env.
+ */
+export async function withOmitted(
+  previous: PreviousNets,
+  { options, log }: Pick<NewNode, 'options' | 'log'>,
+): Promise<PreviousNets> {
+  const omitted = FAMILIES.filter((family) => previous.network[family] === undefined)
+  if (omitted.length !== 1) return previous // subnet.env has both families, or there is no subnet.env
+  const known = await readLastKnown(lastKnownFile(options), { ...log, warn: () => {} })
+  if (known?.subnetEnv === undefined || (await isSubnetEnvForeign(options['subnet-file'], known))) return previous
+  const config = configOf(known.config)
+  const lost = omitted.flatMap((family): readonly (readonly [Net, Net])[] => {
+    const [network, subnet] = [config?.[family]?.network, known.lease.subnet[family]]
+    return network && subnet ? [[network, subnet]] : []
+  })
+  return {
+    network: netsOf([...listed(previous.network), ...lost.map(([network]) => network)]),
+    subnet: netsOf([...listed(previous.subnet), ...lost.map(([, subnet]) => subnet)]),
+  }
+}
+
+/** Parses the configuration in the file of the last known state. Returns undefined if it is invalid. */
+function configOf(text: string): NetworkConfig | undefined {
+  try {
+    // The lease comes from the same file, so the configuration need not say from which range nodes take their subnets.
+    return parseNetworkConfig(text, { areGiven: true })
+  } catch (error) {
+    if (!isWeftError(error)) throw error
+    return undefined
+  }
 }
 
 /**

@@ -4,6 +4,7 @@
 import { messageOf } from '../../base/errors.ts'
 import { seldom } from '../../base/log.ts'
 import { pause } from '../../host/bell.ts'
+import { FAMILIES, type Family } from '../../net/address.ts'
 import type { ForwardingNode, Node } from '../node.ts'
 import { removeLastKnown, writeLastKnown } from '../restart/last-known.ts'
 
@@ -30,7 +31,7 @@ export function writeKnown(node: ForwardingNode, paths?: unknown): Promise<void>
 }
 
 async function write(
-  { next, lease, attrs, view, backend, known, published, ownership: { dataPath } }: ForwardingNode,
+  { next, config: network, lease, attrs, view, backend, known, published, ownership: { dataPath } }: ForwardingNode,
   paths: unknown,
 ): Promise<void> {
   // While the data path is down, the file keeps the previous state, for a process that starts before the data path is
@@ -39,9 +40,12 @@ async function write(
   const { tunNames } = dataPath
   // If the kernel carries the packets, it forwards without weftd, so the next process needs no last known state. But if
   // the backend published a route, `weft cleanup` needs the file of the last known state. If the backend made routes
-  // through hosts, the file shows the next process which routes weftd made.
+  // through hosts, the file shows the next process which routes weftd made. If subnet.env omits a family, the file shows
+  // the next process which network of this family the node had.
   const isPublishing = backend.withdraw !== undefined
-  const isForCleanup = tunNames === undefined && (isPublishing || backend.routesToHosts === true)
+  const isOmitted = FAMILIES.some((family) => network[family] && lease.subnet[family] && omits(published, family))
+  const isNeeded = isPublishing || backend.routesToHosts === true || isOmitted
+  const isForCleanup = tunNames === undefined && isNeeded
   if (tunNames === undefined && !isForCleanup) return removeLastKnown(next.lastKnown)
   const { store, config, wishes } = next
   await writeLastKnown(next.lastKnown, {
@@ -59,6 +63,10 @@ async function write(
     leases: view.values(),
   })
 }
+
+/** Returns true if the text of subnet.env, which is undefined before weftd wrote it, has no subnet of the family. */
+const omits = (subnetEnv: string | undefined, family: Family): boolean =>
+  subnetEnv?.includes(family === 'ipv4' ? 'FLANNEL_SUBNET=' : 'FLANNEL_IPV6_SUBNET=') === false
 
 export async function keepLastKnown(node: Node): Promise<never> {
   const calm = seldom(node.log)

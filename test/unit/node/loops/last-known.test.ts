@@ -22,6 +22,7 @@ const nodeOn = (...tunNames: string[]): Node => {
     view: new Map(),
     backend: {},
     ownership: { isOurs: true, dataPath: { tunNames: tunNames.length > 0 ? tunNames : undefined } },
+    config: { ipv4: {} },
     next: { lastKnown: lastKnown(), config: '{}', store: 'directory' },
     log,
     learnt: createBell(),
@@ -64,6 +65,27 @@ it('has the leases of a backend that made routes through hosts, although the ker
   expect(known).toMatchObject({ isForCleanup: true, tunNames: [], leases: [{ key: '10.5.0.192-26' }] })
   // The next process may choose another external interface, because no open socket uses this one.
   expect(known?.external).toBeUndefined()
+})
+
+it('shows what the node had of a family that subnet.env omits, although the kernel is the carrier', async () => {
+  const node = nodeOn()
+  const key = '10.5.0.64-26&fd00:5:0:1::-64'
+  const [four, six] = ['FLANNEL_SUBNET=10.5.0.65/26\n', 'FLANNEL_IPV6_SUBNET=fd00:5:0:1::1/64\n']
+  const isWritten = async (config: object, published: string | undefined): Promise<boolean> => {
+    Object.assign(node, { config, published, lease: { ...node.lease, key, subnet: parseLeaseKey(key)! } })
+    await writeKnown(node)
+    const known = await readLastKnown(lastKnown(), log)
+    expect([true, undefined]).toContain(known?.isForCleanup)
+    return known?.lease.key === key
+  }
+  const both = { ipv4: {}, ipv6: {} }
+  expect(await isWritten(both, four)).toBe(true)
+  expect(await isWritten(both, four + six)).toBe(false)
+  expect(await isWritten(both, six)).toBe(true)
+  expect(await isWritten(both, undefined)).toBe(false)
+  // In Kubernetes the lease may have a subnet of a family that the network does not have.
+  expect(await isWritten({ ipv4: {} }, four)).toBe(false)
+  expect(existsSync(lastKnown())).toBe(false)
 })
 
 it('is not written while a successor owns the data path, because the successor writes its own', async () => {
