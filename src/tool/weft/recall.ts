@@ -95,16 +95,36 @@ interface RecalledPath {
   readonly kind: ReturnType<typeof kindOf>
   readonly engine: 'native' | 'kernel' | 'none'
   readonly device: string | null
+  readonly devices: Readonly<Record<Family, string | null>>
   /** True if the kernel carries the packets even while weftd does not run. */
   readonly isUp: boolean
 }
 
-function recallPath(config: NetworkConfig, { known, links }: Remains): RecalledPath {
+/**
+ * Returns the device of each family of the subnets `own`. The device has the first address of this node's subnet. If no
+ * device has this address, returns a device only for the first family.
+ */
+function recallDevices(
+  config: NetworkConfig,
+  own: Nets,
+  { known, links }: Pick<Remains, 'known' | 'links'>,
+): RecalledPath['devices'] {
+  const patterns = kindOf(config.backendType)?.devices ?? []
+  const named = links.filter(
+    ({ name }) => known?.tunNames.includes(name) || patterns.some(([, pattern]) => isNamedBy(pattern, name)),
+  )
+  const withAddress = (family: Family): string | undefined =>
+    named.find(({ addresses }) => addresses[family].some(({ address }) => address === own[family]?.address))?.name
+  const [ipv4, ipv6] = [withAddress('ipv4'), withAddress('ipv6')]
+  const other = known?.tunNames[0] ?? named.find(({ name }) => name !== (own.ipv4 ? ipv6 : ipv4))?.name ?? null
+  return { ipv4: ipv4 ?? (own.ipv4 ? other : null), ipv6: ipv6 ?? (own.ipv4 ? null : other) }
+}
+
+function recallPath(config: NetworkConfig, own: Nets, remains: Remains): RecalledPath {
+  const { known } = remains
   const kind = kindOf(config.backendType)
-  const device =
-    known?.tunNames[0] ??
-    links.find(({ name }) => kind?.devices.some(([, pattern]) => isNamedBy(pattern, name)))?.name ??
-    null
+  const devices = recallDevices(config, own, remains)
+  const device = devices.ipv4 ?? devices.ipv6
   // A weftd that carries the packets itself writes the file of its last known state. So if the file is missing, or only
   // shows the routes that weftd made, the kernel carried the packets. The exception is a backend that has only TUN
   // devices, whose packets the kernel never carries.
@@ -112,7 +132,7 @@ function recallPath(config: NetworkConfig, { known, links }: Remains): RecalledP
   const isKernel = (known === undefined || known.isForCleanup === true) && !isOurs
   const engine = kind?.routes === 'none' || !kind ? 'none' : isKernel ? 'kernel' : 'native'
   const isUp = engine === 'kernel' && (device !== null || kind?.devices.length === 0)
-  return { config, kind, engine, device, isUp }
+  return { config, kind, engine, device, devices, isUp }
 }
 
 /**
@@ -144,8 +164,8 @@ function recallPeer(lease: Lease, path: RecalledPath, at: Date): ReturnType<type
   return peerOf(lease, found, at.getTime())
 }
 
-function recallDataPath(path: RecalledPath, own: Nets, { subnetEnv }: Remains): Status['dataPath'] {
-  const { config, engine, device, isUp } = path
+function recallDataPath(path: RecalledPath, { subnetEnv }: Remains): Status['dataPath'] {
+  const { config, engine, device, devices, isUp } = path
   const mtu = Number(subnetEnv?.['FLANNEL_MTU'])
   return {
     open: isUp,
@@ -155,7 +175,7 @@ function recallDataPath(path: RecalledPath, own: Nets, { subnetEnv }: Remains): 
     mtu: mtu > 0 ? mtu : null,
     mtuAtStart: null,
     device,
-    devices: { ipv4: own.ipv4 ? device : null, ipv6: own.ipv4 ? null : device },
+    devices,
     engine,
     features: [],
     fastPath: null,
@@ -197,7 +217,7 @@ export function recall(remains: Remains): Status | undefined {
   const leases = stored?.leases ?? known?.leases ?? []
   if (!own || !config) return undefined
   const lease = leases.find(({ subnet }) => isSame(subnet, own)) ?? known?.lease
-  const path = recallPath(config, remains)
+  const path = recallPath(config, own, remains)
   const peers = leases.filter((each) => each !== lease && !isSame(each.subnet, own))
   const list = peers.map((each) => recallPeer(each, path, at))
   return {
@@ -221,7 +241,7 @@ export function recall(remains: Remains): Status | undefined {
     node: recallNode(lease, own, links),
     config: configOf(config),
     lease: null,
-    dataPath: recallDataPath(path, own, remains),
+    dataPath: recallDataPath(path, remains),
     peers: stored || known ? countPeers(list, null) : null,
     peerEvents: null,
     repairs: 0,

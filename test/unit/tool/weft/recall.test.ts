@@ -2,8 +2,10 @@
 
 import { expect, it } from 'vitest'
 import { decodeLease } from '../../../../src/control/lease/decode.ts'
+import type { Link } from '../../../../src/host/kernel.ts'
+import { parseAddress } from '../../../../src/net/address.ts'
 import { recall, storedConfig, type Remains } from '../../../../src/tool/weft/recall.ts'
-import { link } from '../../../support/facts.ts'
+import { link, linkAddress } from '../../../support/facts.ts'
 
 const lease = (key: string, publicIp: string, more: object = {}) =>
   decodeLease(key, JSON.stringify({ PublicIP: publicIp, PublicIPv6: null, ...more }))
@@ -103,6 +105,28 @@ it('the reconstructed status uses subnet.env and the device, without peers', () 
     config: { backendType: 'host-gw' },
     dataPath: { open: true, engine: 'kernel', device: null },
   })
+})
+
+function device(name: string, ...texts: string[]): Link {
+  const all = texts.map((text) => parseAddress(text)!)
+  const ipv4 = all.flatMap((each) => (typeof each === 'number' ? [linkAddress(each, 32)] : []))
+  const ipv6 = all.flatMap((each) => (typeof each === 'bigint' ? [linkAddress(each, 128)] : []))
+  return { ...link(name, 1430, '0.0.0.0'), addresses: { ipv4, ipv6 } }
+}
+const [SIX, FOUR] = ['fd00:5:0:1::', '10.5.1.0'] as const
+it.each([
+  ['vxlan', [device('flannel-v6.1', SIX), device('flannel.1', FOUR)], 'flannel.1', 'flannel-v6.1'],
+  ['vxlan', [device('flannel-v6.1', SIX), device('flannel.1')], 'flannel.1', 'flannel-v6.1'],
+  ['vxlan', [device('flannel.1', FOUR)], 'flannel.1', null],
+  ['udp', [device('flannel0', FOUR, SIX)], 'flannel0', 'flannel0'],
+  ['wireguard', [device('flannel-wg', FOUR), device('flannel-wg-v6', SIX)], 'flannel-wg', 'flannel-wg-v6'],
+  ['wireguard', [device('flannel-wg', FOUR, SIX)], 'flannel-wg', 'flannel-wg'],
+])('the reconstructed status of %s names the device of each family: case %#', (type, links, ipv4, ipv6) => {
+  const config = `{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{"Type":"${type}"}}`
+  const dual = { ...env, FLANNEL_IPV6_NETWORK: 'fd00:5::/48', FLANNEL_IPV6_SUBNET: 'fd00:5:0:1::1/64' }
+  const stored = { config, leases: [] }
+  const status = recall({ ...nothing, subnetEnv: dual, stored, links: [...nothing.links, ...links] })!
+  expect(status.dataPath).toMatchObject({ device: ipv4, devices: { ipv4, ipv6 } })
 })
 
 it('the reconstructed status contains no secret of a configuration', () => {
