@@ -98,7 +98,14 @@ export interface Kind {
    * have other ports, so that connection tracking takes each packet for the first one of a connection.
    */
   readonly outside?:
-    | { readonly protocol: 'udp'; readonly option: string; readonly port: number; readonly isOneWay?: true }
+    | {
+        readonly protocol: 'udp'
+        readonly option: string
+        readonly port: number
+        readonly isOneWay?: true
+        /** The option and the port of the IPv6 device, if the backend has one device for each family. */
+        readonly ofIpv6?: { readonly option: string; readonly port: number }
+      }
     | { readonly protocol: 'ipencap' | 'esp'; readonly isOneWay?: undefined }
   /**
    * The routes to peers in the kernel: `network` is one route for the whole network, `peers` one route for each peer,
@@ -385,7 +392,13 @@ export const KINDS = {
     },
     overhead: 60, // IPv4, UDP, and WireGuard's header and tag
     reserved: 80, // the overhead with IPv6, which flannel reserves with IPv4 too
-    outside: { protocol: 'udp', option: 'ListenPort', port: 51_820 },
+    // The default port of the IPv6 device is the IPv4 port plus one, as in flanneld (pkg/backend/wireguard).
+    outside: {
+      protocol: 'udp',
+      option: 'ListenPort',
+      port: 51_820,
+      ofIpv6: { option: 'ListenPortV6', port: 51_821 },
+    },
     routes: 'network',
     probe: 'overlay',
     provesSender: true,
@@ -534,13 +547,20 @@ const memberOf = (backend: Readonly<Record<string, unknown>>, option: string): u
   Object.entries(backend).find(([name]) => name.toLowerCase() === option.toLowerCase())?.[1]
 
 /**
- * Returns the UDP port to which peers send, according to a `Backend` object; undefined if the backend does not use UDP.
+ * Returns the UDP port to which peers send datagrams of the family `outer`, according to a `Backend` object; undefined
+ * if the backend does not use UDP.
  */
-export function portOf(type: string, backend: Readonly<Record<string, unknown>>): number | undefined {
+export function portOf(
+  type: string,
+  backend: Readonly<Record<string, unknown>>,
+  outer: 'ipv4' | 'ipv6' = 'ipv4',
+): number | undefined {
   const outside = kindOf(type)?.outside
   if (outside?.protocol !== 'udp') return undefined
-  const given = memberOf(backend, outside.option)
-  return typeof given === 'number' && given > 0 ? given : outside.port
+  const hasTwoDevices = ['separate', '', null, undefined].some((mode) => mode === memberOf(backend, MODE))
+  const { option, port } = (outer === 'ipv6' && hasTwoDevices ? outside.ofIpv6 : undefined) ?? outside
+  const given = memberOf(backend, option)
+  return typeof given === 'number' && given > 0 ? given : port
 }
 
 /**

@@ -103,10 +103,12 @@ function mtuEffect(before: NetworkConfig, after: NetworkConfig): readonly string
 }
 
 function portEffect(before: NetworkConfig, after: NetworkConfig): readonly string[] {
-  const textIn = ({ backendType, backend }: NetworkConfig): string | undefined => {
-    const port = portOf(backendType, backend)
-    if (port !== undefined) return `UDP port ${port}`
-    const outside = kindOf(backendType)?.outside
+  const textIn = ({ backendType: type, backend, ...config }: NetworkConfig): string | undefined => {
+    const families = familiesOf(config)
+    const outers = families.flatMap((family) => outersOf(type, family, backend, families))
+    const ports = [...new Set(outers.flatMap((outer) => portOf(type, backend, outer) ?? []))]
+    if (ports.length > 0) return `UDP ${ports.length === 1 ? 'port' : 'ports'} ${ports.join(' and ')}`
+    const outside = kindOf(type)?.outside
     return outside && PROTOCOL_TEXTS[outside.protocol]
   }
   const now = textIn(after)

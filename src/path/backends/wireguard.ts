@@ -37,8 +37,6 @@ import { lackingPrimitives } from './wireguard/primitives.ts'
 const TYPE = 'wireguard'
 const { reserved, outside, devices, options: OPTIONS } = KINDS.wireguard
 const [[, NAME], , [, NAME_V6]] = devices
-/** The default port of the IPv6 device: the IPv4 port plus one, as in flanneld (pkg/backend/wireguard). */
-const PORT_V6 = outside.port + 1
 
 type Parts = BackendParts<'wireguard'> &
   Pick<TunnelOptions, 'startEngine' | 'persistence'> & {
@@ -98,7 +96,7 @@ class WireguardBackend {
     this.#families = familiesOf(config)
     this.#isOneDevice = settings.mode !== 'separate'
     const port = settings.port || outside.port
-    this.#ports = { ipv4: port, ipv6: this.#isOneDevice ? port : settings.portV6 || PORT_V6 }
+    this.#ports = { ipv4: port, ipv6: this.#isOneDevice ? port : settings.portV6 || outside.ofIpv6.port }
     this.#key = new OwnKeyFile(keyFilePath(), lacks.includes('X25519'), kernel, log)
     this.#calm = seldom(log)
     this.#external = external

@@ -578,12 +578,8 @@ export function portPacket(
     destination,
     ...(node?.externalInterface ? { from: node.externalInterface } : {}),
   } as const
-  const kind = kindOf(type)
-  const outside = kind?.outside
-  // A backend with the option `portV6` uses one of two ports, depending on its mode. So the port of IPv6 packets is not
-  // known.
-  const isUnsure = family === 'ipv6' && kind !== undefined && 'portV6' in kind.options
-  const port = isUnsure ? undefined : portOf(type, config?.backend ?? {})
+  const outside = kindOf(type)?.outside
+  const port = portOf(type, config?.backend ?? {}, family)
   if (!outside || !config || !outersIn({ config }, family).includes(family)) return undefined
   return {
     ...way,

@@ -206,7 +206,8 @@ function silentFix(status: Status, side: SeenSide): string {
   const hosts = ends.every((end) => end !== undefined)
     ? ` between ${ends.map((end) => formatAddress(end ?? 0)).join(' and ')}`
     : ''
-  const port = /:(\d+)$/.exec(side.endpoint ?? '')?.[1] ?? portOf(config?.backendType ?? '', config?.backend ?? {})
+  const usual = portOf(config?.backendType ?? '', config?.backend ?? {}, outer)
+  const port = /:(\d+)$/.exec(side.endpoint ?? '')?.[1] ?? usual
   const outside = kind?.outside
   const isUdp = outside !== undefined && 'port' in outside
   const way = !outside

@@ -163,7 +163,7 @@ export function underlayQueries(status: Status, links: readonly Link[]): readonl
       const ends = endsOf(status, peer)
       if (!ends) continue
       const { family, own, host } = ends
-      const ownPort = portOf(config.backendType, config.backend)
+      const ownPort = portOf(config.backendType, config.backend, family)
       const port = ownPort && (portIn(peer.endpoint) ?? ownPort)
       const to = (dport: number | undefined) => (dport === undefined ? {} : { part: { protocol: UDP, dport } })
       const { lease } = peer.peer

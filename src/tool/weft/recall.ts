@@ -143,7 +143,7 @@ function sideOf(lease: Lease, family: Family, { config, kind, isUp }: RecalledPa
   if (!lease.subnet[family] || host === undefined || !familiesOf(config).includes(family)) return null
   const isUsed = lease.attrs.backendType === kind?.published
   return {
-    endpoint: isUp && isUsed ? endpointOf(config, formatAddress(host)) : null,
+    endpoint: isUp && isUsed ? endpointOf(config, family, formatAddress(host)) : null,
     way: null,
     state: isUsed ? 'programmed' : 'stored',
     roundTripMs: null,
@@ -249,8 +249,8 @@ export function recall(remains: Remains): Status | undefined {
   }
 }
 
-function endpointOf({ backendType, backend }: NetworkConfig, host: string): string {
-  const port = portOf(backendType, backend)
+function endpointOf({ backendType, backend }: NetworkConfig, family: Family, host: string): string {
+  const port = portOf(backendType, backend, family)
   if (port === undefined) return host
   return host.includes(':') ? `[${host}]:${port}` : `${host}:${port}`
 }

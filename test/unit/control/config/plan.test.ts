@@ -244,6 +244,25 @@ it('considers that the IPv6 header is longer', () => {
   ])
 })
 
+it.each<[string, object, object, object, string | undefined]>([
+  ['IPv6 is added', { Type: 'wireguard' }, { Type: 'wireguard' }, {}, 'UDP ports 51820 and 51821'],
+  [
+    'both ports change',
+    { Type: 'vxlan' },
+    { Type: 'wireguard', ListenPort: 7, ListenPortV6: 8 },
+    {},
+    'UDP ports 7 and 8',
+  ],
+  ['one device carries both', { Type: 'wireguard', Mode: 'auto' }, { Type: 'wireguard', Mode: 'auto' }, {}, undefined],
+  ['there is only IPv6', { Type: 'vxlan' }, { Type: 'wireguard' }, { EnableIPv4: false }, 'UDP port 51821'],
+  ['udp uses one port', { Type: 'udp' }, { Type: 'udp' }, {}, undefined],
+])('names the port of the IPv6 device of wireguard: %s', (_what, before, after, head, ports) => {
+  const dual = { EnableIPv6: true, IPv6Network: 'fd00:5::/48', ...head }
+  const { effects } = planOf(config(before), config(after, dual), [''])
+  const said = effects.flatMap((effect) => /accept (UDP .*) before weftd restarts$/.exec(effect)?.[1] ?? [])
+  expect(said).toEqual(ports === undefined ? [] : [ports])
+})
+
 it('plans a change from and to a backend type that weft does not know', () => {
   const [unknown, vxlan] = [config({ Type: 'vxlna', VNI: 7 }), config({ Type: 'vxlan', VNI: 7 })]
   expect(planOf(unknown, vxlan, ['', 'vxlan'])).toEqual({

@@ -36,6 +36,17 @@ describe('the packet of a peer to the port', () => {
     expect(portPacket(withBackend(type, backend), soundPeer)).toEqual(expected)
   })
 
+  it.each([
+    [{}, 51_821],
+    [{ ListenPort: 9000, ListenPortV6: 9001 }, 9001],
+    [{ ListenPort: 9000, Mode: 'separate' }, 51_821],
+    [{ ListenPort: 9000, ListenPortV6: 9001, Mode: 'ipv6' }, 9000],
+  ])('over IPv6 is to the port of the IPv6 device of wireguard, with %j: %d', (backend, port) => {
+    const { status: dual } = soundDual
+    const wireguard = { ...dual, config: { ...dual.config, backendType: 'wireguard', backend } }
+    expect(portPacket(wireguard, dual.peers.list[0]!, 'ipv6')).toMatchObject({ protocol: 'udp', port })
+  })
+
   it('is undefined without addresses, and has no interface that is not known', () => {
     expect(portPacket({ ...status, node: null }, soundPeer)).toBeUndefined()
     expect(portPacket(undefined, soundPeer)).toBeUndefined()
@@ -191,12 +202,12 @@ describe('a dual-stack network', () => {
     expect(dual({ ...withDual({ node, config, peers }), iptables: '-P FORWARD DROP' })).toEqual([])
   })
 
-  it('has no known IPv6 port if the backend has two, and no IPIP for IPv6', () => {
+  it('has the IPv6 port if the backend has two, and no IPIP for IPv6', () => {
     const config = (backendType: string, backend = {}) => ({ ...soundDual.status.config, backendType, backend })
     const packet = (backendType: string, backend = {}) =>
       portPacket({ ...soundDual.status, config: config(backendType, backend) }, peer!, 'ipv6')
     expect(packet('vxlan', { Port: 4789 })).toMatchObject({ protocol: 'udp', port: 4789, from: 'eth0' })
-    expect(packet('wireguard')).not.toHaveProperty('port')
+    expect(packet('wireguard')).toMatchObject({ protocol: 'udp', port: 51_821 })
     expect(packet('ipip')).toBeUndefined()
     expect(portPacket({ ...soundDual.status, config: config('ipip') }, peer!)).toMatchObject({ protocol: 'ipencap' })
   })

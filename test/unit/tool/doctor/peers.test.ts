@@ -452,6 +452,13 @@ describe('a silent peer', () => {
     expect(fixes(facts)[0]).toMatch(/ of both hosts and of the network$/)
   })
 
+  it('names the port of the IPv6 device of WireGuard for a peer that is silent over IPv6', () => {
+    const { families, ...dual } = dualPeer({}, { ...silentSide, endpoint: null })
+    const peer = silent(2, { ...dual, ...silentSide, endpoint: null, families: { ipv4: null, ipv6: families.ipv6 } })
+    const config = { ...status.config!, ipv6Network: 'fd00:5::/48', backendType: 'wireguard', backend: {} }
+    expect(fixes(withPeers([peer], { config }))).toEqual([expect.stringContaining('accept UDP port 51821')])
+  })
+
   it('has the remedy for NAT with WireGuard, whose keepalive keeps the mapping of a NAT', () => {
     const wireguard = withType('wireguard')
     expect(fixes(wireguard)).toEqual([

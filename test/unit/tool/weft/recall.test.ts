@@ -107,6 +107,16 @@ it('the reconstructed status uses subnet.env and the device, without peers', () 
   })
 })
 
+it('the reconstructed status has the port of the IPv6 device of wireguard', () => {
+  const config =
+    '{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{"Type":"wireguard"}}'
+  const more = { BackendType: 'wireguard', PublicIPv6: 'fd77::2' }
+  const stored = { config, leases: [lease('10.5.2.0-24&fd00:5:0:2::-64', '192.0.2.2', more)] }
+  const links = [...nothing.links, device('flannel-wg', '10.5.1.0')]
+  const { families } = recall({ ...nothing, subnetEnv: env, stored, links })!.peers!.list[0]!
+  expect([families.ipv4?.endpoint, families.ipv6?.endpoint]).toEqual(['192.0.2.2:51820', '[fd77::2]:51821'])
+})
+
 function device(name: string, ...texts: string[]): Link {
   const all = texts.map((text) => parseAddress(text)!)
   const ipv4 = all.flatMap((each) => (typeof each === 'number' ? [linkAddress(each, 32)] : []))
