@@ -16,6 +16,7 @@ import {
   type Nets,
 } from '../net/address.ts'
 import { routesThroughHosts } from '../path/device/leftovers.ts'
+import { unreachableRoutes } from '../path/device/userspace-guard.ts'
 import type { PreviousNets } from './loops/subnet-env-file.ts'
 import type { ForwardingNode, NewNode } from './node.ts'
 import { isSubnetEnvForeign, lastKnownFile, readLastKnown } from './restart/last-known.ts'
@@ -85,7 +86,8 @@ export async function formerRoutes({
 
 /**
  * Warns of routes to peers in networks of an earlier run. weftd removes the routes that it certainly made
- * (leftovers.ts). weftd cannot distinguish the other routes from an operator's routes, so it only logs them.
+ * (leftovers.ts). weftd cannot distinguish the other routes from an operator's routes, so it only logs them. Also warns
+ * of unreachable routes to these networks, which weftd keeps on purpose.
  */
 export async function warnOfRoutesLeft(
   past: Nets,
@@ -101,10 +103,19 @@ export async function warnOfRoutesLeft(
       if (!isWeftError(error)) throw error
       return [] // a kernel without the family has no routes
     })
+    // An unreachable route of a backend that encrypts stays, because containers may still have addresses of the network.
+    // It also keeps this host from addresses of the network that other hosts have now.
+    const blocking = unreachableRoutes(routes)
     const left = routes.filter(
-      ({ destination, gateway, device }) => gateway !== undefined && device === name && isOutside(destination),
+      (route) =>
+        isOutside(route.destination) &&
+        ((route.gateway !== undefined && route.device === name) || blocking.includes(route)),
     )
-    const names = left.slice(0, NAMED).map(({ destination, gateway }) => `${destination} via ${gateway}`)
+    const names = left
+      .slice(0, NAMED)
+      .map(({ type, destination, gateway, metric }) =>
+        gateway === undefined ? `${type} ${destination} metric ${metric}` : `${destination} via ${gateway}`,
+      )
     if (left.length > 0)
       log.warn(
         `Routes into ${formatNet(network)} remain, which is not part of this network any more: ${names.join(', ')}` +

@@ -356,7 +356,7 @@ describe('routes of an earlier run', () => {
     warnings = []
     kernel = new ModelKernel()
     for (const name of ['eth0', 'cni0', 'flannel-v6.1']) kernel.addLink({ name })
-    for (const route of routes) kernel.addRoute('ipv6', route)
+    for (const route of routes) kernel.addRoute(route.destination.includes(':') ? 'ipv6' : 'ipv4', route)
     kernel.readError = readError
     const config = parseNetworkConfig(JSON.stringify({ Network: '10.5.0.0/16', ...now }))
     const previous = netsOf(before.split(' ').map((each) => parseNet(each)!))
@@ -382,6 +382,16 @@ describe('routes of an earlier run', () => {
     const now = { EnableIPv6: true, IPv6Network: 'fd00:5::/57' }
     expect(await left('10.5.0.0/16 fd00:5::/48', now, [to(1), to(8001)])).toEqual([
       expect.stringMatching(/^Routes into fd00:5::\/48 remain, .*: fd00:5:0:8001::\/64 via fd77::2; remove/),
+    ])
+  })
+
+  it('are reported if they are unreachable, because they keep this host from the addresses', async () => {
+    const metric = 0xffffffff
+    const unreachable = (destination: string): TestRoute => ({ type: 'unreachable', destination, metric })
+    const routes = [unreachable('10.0.0.0/8'), unreachable('10.5.0.0/16'), { ...unreachable('10.6.0.0/16'), metric: 0 }]
+    expect(await left('10.0.0.0/8', {}, routes)).toEqual([
+      'Routes into 10.0.0.0/8 remain, which is not part of this network any more: ' +
+        'unreachable 10.0.0.0/8 metric 4294967295; remove them with `ip route del` unless they are wanted',
     ])
   })
 
