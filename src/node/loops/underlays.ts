@@ -109,9 +109,11 @@ export async function chooseUnderlays(node: Node): Promise<never> {
   }
 }
 
+/** Returns the address of the first inner family that the data path carries now. */
 function sourceOf(dataPath: DataPaths | undefined): Address | undefined {
-  const { ipv4, ipv6 } = (dataPath?.underlays && dataPath.probeSource) ?? {}
-  return ipv4 ?? ipv6
+  if (!dataPath?.underlays) return undefined
+  const { lacking, probeSource } = dataPath
+  return FAMILIES.flatMap((family) => (lacking[family] === undefined ? (probeSource[family] ?? []) : []))[0]
 }
 
 /**

@@ -3,13 +3,15 @@
 import { afterEach, beforeEach, expect, it, vi } from 'vitest'
 import { createBell } from '../../../../src/host/bell.ts'
 import type { OpenEcho } from '../../../../src/host/echo.ts'
-import type { Family } from '../../../../src/net/address.ts'
+import type { Address, Family } from '../../../../src/net/address.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
+import { parseIpv6 } from '../../../../src/net/ipv6.ts'
 import { chooseUnderlays } from '../../../../src/node/loops/underlays.ts'
 import { touch, type Node } from '../../../../src/node/node.ts'
 import { log } from '../../../support/fake-host.ts'
 
 const INSIDE = parseIpv4('10.5.2.0')!
+const INSIDE_6 = parseIpv6('fd00:5:0:2::')!
 
 let stop: AbortController
 beforeEach(() => {
@@ -22,21 +24,27 @@ afterEach(() => {
 })
 
 /** A data path with one peer, at first over IPv6, which an earlier process chose. The peer answers over `answersBy`. */
-function rig(probeInterval: number) {
+function rig(probeInterval: number, lacking: { readonly ipv4?: string } = {}) {
   const by = new Set(['a'])
   const answersBy = new Set<Family>(['ipv6'])
   /** The number of times that all peers were listed. */
   const counted = { listings: 0 }
-  const peers = [{ key: 'a', ipv4: { endpoint: '192.0.2.2:8285', probe: INSIDE, way: 'tunnel' } }]
+  const side = (probe: Address) => ({ endpoint: '192.0.2.2:8285', probe, way: 'tunnel' })
+  // The peer has no side of a family that the data path lacks.
+  const peers = [{ key: 'a', ...(lacking.ipv4 ? {} : { ipv4: side(INSIDE) }), ipv6: side(INSIDE_6) }]
   const answers: { [F in Family]?: (sequence: number) => void } = {}
-  const openEcho: OpenEcho = (_source, onAnswer) => ({
-    send() {},
-    packet(to, sequence, outer) {
-      answers[outer] = (of) => onAnswer(to, of, 1)
-      return Uint8Array.of(sequence >> 8, sequence & 255)
-    },
-    close() {},
-  })
+  const openEcho: OpenEcho = (source, onAnswer) => {
+    // The kernel has no address of a family that the data path lacks.
+    if (lacking.ipv4 && typeof source === 'number') throw Object.assign(new Error('x'), { code: 'EADDRNOTAVAIL' })
+    return {
+      send() {},
+      packet(to, sequence, outer) {
+        answers[outer] = (of) => onAnswer(to, of, 1)
+        return Uint8Array.of(sequence >> 8, sequence & 255)
+      },
+      close() {},
+    }
+  }
   const underlays = {
     first: 'ipv4',
     other: 'ipv6',
@@ -56,7 +64,8 @@ function rig(probeInterval: number) {
     ownership: {
       dataPath: {
         underlays,
-        probeSource: { ipv4: INSIDE },
+        lacking,
+        probeSource: { ipv4: INSIDE, ipv6: INSIDE_6 },
         peers() {
           counted.listings++
           return peers
@@ -78,6 +87,13 @@ it('the family of a peer is the choice of an earlier process until the peer answ
   const { by, answersBy } = rig(1)
   await vi.advanceTimersByTimeAsync(30_000)
   expect([...by]).toEqual(['a'])
+  answersBy.add('ipv4')
+  await vi.advanceTimersByTimeAsync(30_000)
+  expect([...by]).toEqual([])
+})
+
+it('the family of a peer is chosen by probes of the inner family that the data path carries', async () => {
+  const { by, answersBy } = rig(1, { ipv4: '10.5.0.0/16 is already routed to eth1' })
   answersBy.add('ipv4')
   await vi.advanceTimersByTimeAsync(30_000)
   expect([...by]).toEqual([])
