@@ -15,6 +15,7 @@ import {
 import type { Log } from './base/log.ts'
 import { printable } from './base/text.ts'
 import { afterRunning } from './host/bell.ts'
+import type { Superseded as SupersededType } from './node/restart/lender.ts'
 import {
   checkFeatures,
   checkMargin,
@@ -44,6 +45,11 @@ const EXIT_USAGE = 2
  * routes during that time.
  */
 export const STOP_MS = 9_000
+/**
+ * How long in ms weftd may take to leave the network for `weftd --leave`. It first removes its route from a cloud, and
+ * then deletes its lease. This time equals LEAVE_MS (node/restart/protocol.ts), for which `weftd --leave` waits.
+ */
+const LEAVING_MS = 15_000
 
 /**
  * How long in ms weftd waits for Node.js to end by itself. If Node.js takes longer, a system call hangs, and weftd
@@ -157,14 +163,17 @@ async function runOnce(context: Context): Promise<number | 'alone'> {
       log.info('Waiting for all goroutines to exit') // flanneld's line, which scripts look for
     }
     let killing: NodeJS.Timeout | undefined
-    const kill = (): void => {
+    const kill = (ms: number): void => {
       const reason = messageOf(stopping.signal.reason)
-      log.error(`Stopping took longer than ${STOP_MS / 1000} s; the process is killed. It stops for this: ${reason}`)
+      log.error(`Stopping took longer than ${ms / 1000} s; the process is killed. It stops for this: ${reason}`)
       // Kill the process, because process.exit would wait for libuv's threads. A thread may hang in a system call, such
       // as a file lock on a dead server.
       process.kill(process.pid, 'SIGKILL')
     }
-    stopping.signal.addEventListener('abort', () => (killing = afterRunning(STOP_MS, kill).unref()))
+    stopping.signal.addEventListener('abort', () => {
+      const ms = stopLimitOf(stopping.signal.reason)
+      killing = afterRunning(ms, () => kill(ms)).unref()
+    })
     process.on('SIGINT', stop).on('SIGTERM', stop)
     context.unlisten()
     context.unlisten = unlisten
@@ -199,6 +208,10 @@ async function runOnce(context: Context): Promise<number | 'alone'> {
   log.info('Exiting cleanly...')
   return 0
 }
+
+/** Returns how long in ms weftd may take to stop for `reason`. */
+const stopLimitOf = (reason: unknown): number =>
+  (reason as Partial<SupersededType> | null)?.how === 'leave' ? LEAVING_MS : STOP_MS
 
 /**
  * Logs a warning about flags and variables that were given but that weftd does not read; flanneld ignores these

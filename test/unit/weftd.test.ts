@@ -2,10 +2,11 @@
 
 import { afterEach, expect, it, vi } from 'vitest'
 import { Superseded } from '../../src/node/restart/lender.ts'
-import { main } from '../../src/weftd.ts'
+import { LEAVE_MS } from '../../src/node/restart/protocol.ts'
+import { main, STOP_MS } from '../../src/weftd.ts'
 
 const { started, notify } = vi.hoisted(() => ({
-  started: vi.fn<() => Promise<never>>(),
+  started: vi.fn<(options: unknown, log: unknown, stopping: AbortController) => Promise<never>>(),
   notify: vi.fn<(socket: string, message: string) => void>(),
 }))
 vi.mock('../../src/begin.ts', () => ({ runDaemon: started }))
@@ -17,6 +18,7 @@ const before = new Map(SIGNALS.map((signal) => [signal, process.listeners(signal
 afterEach(() => {
   vi.useRealTimers()
   vi.restoreAllMocks()
+  started.mockReset()
   // `main` does not remove its signal handlers, because weftd's process ends with `main`.
   for (const signal of SIGNALS)
     for (const handler of process.listeners(signal).filter((each) => !before.get(signal)!.includes(each)))
@@ -109,4 +111,25 @@ it('sends keep-alive messages while it starts again because its successor has en
   expect(await main('weftd', [], environment)).toBe(1)
   expect(started).toHaveBeenCalledTimes(2)
   expect(alive).toBe(5)
+})
+
+it.each([
+  ['a signal', new Error('stopped by a signal'), STOP_MS],
+  ['a weftd that takes over', new Superseded('end', () => {}), STOP_MS],
+  // The removal of a route from a cloud may take 10 s, and the deletion of the lease 3 s more (node/end.ts).
+  ['weftd --leave', new Superseded('leave', () => {}), LEAVE_MS],
+])('kills its process if a stop for %s takes too long, but not earlier', async (_why, reason, limitMs) => {
+  vi.spyOn(process.stderr, 'write').mockImplementation(() => true)
+  const kill = vi.spyOn(process, 'kill').mockReturnValue(true)
+  vi.useFakeTimers({ toFake: ['setInterval', 'clearInterval', 'performance'] })
+  started.mockImplementationOnce(async (_options, _log, stopping) => {
+    stopping.abort(reason)
+    vi.advanceTimersByTime(limitMs - 100)
+    expect(kill).not.toHaveBeenCalled()
+    vi.advanceTimersByTime(200)
+    expect(kill).toHaveBeenCalledExactlyOnceWith(process.pid, 'SIGKILL')
+    throw reason
+  })
+  await main('weftd', [], {})
+  expect(started).toHaveBeenCalledTimes(1)
 })
