@@ -81,12 +81,16 @@ export async function serveStatus(
   const closed = new Promise<void>((resolve) =>
     closing.signal.addEventListener('abort', () => resolve(), { once: true }),
   )
+  // End a pause by this signal, and not by Promise.race with `closed`. Each race adds an entry to `closed`, and weftd may
+  // try to serve for months if another program has the port.
+  const ending = AbortSignal.any([signal, closing.signal])
+  const rest = (): Promise<void> => pause(ending, RETRY_MS).catch(() => {})
   const socket = places['status-socket']
   const atFreeSocket = async (): Promise<void> => {
     const end = performance.now() + ENDING_MS
     while (performance.now() < end && (await isAnswered(socket))) {
-      await Promise.race([pause(signal, RETRY_MS).catch(() => {}), closed])
-      if (closing.signal.aborted || signal.aborted) return
+      await rest()
+      if (ending.aborted) return
     }
     await atSocket()
   }
@@ -98,7 +102,7 @@ export async function serveStatus(
     await Promise.race([before.free, closed])
     for (const serve of later) {
       // After a stop `pause` does not wait any more, so a further try would block the event loop.
-      while (!closing.signal.aborted && !signal.aborted) {
+      while (!ending.aborted) {
         try {
           await serve()
           break
@@ -107,7 +111,7 @@ export async function serveStatus(
           // its status.
           if (!isWeftError(error)) throw error
           calm.error(describeError(error))
-          await Promise.race([pause(signal, RETRY_MS).catch(() => {}), closed])
+          await rest()
         }
       }
     }

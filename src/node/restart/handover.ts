@@ -90,6 +90,8 @@ export class Handover {
   private readonly parts: HandoverParts
   private readonly oneByOne = createTurn()
   private readonly opens: Promise<void>
+  /** Aborts when `opens` resolves. */
+  private readonly opened = new AbortController()
   private lock: Lock | undefined
   private predecessorNow: Predecessor | undefined
   private earlierRun: EarlierRun | undefined
@@ -118,6 +120,7 @@ export class Handover {
     this.parts = parts
     this.free = new Promise((resolve) => (this.setFree = resolve))
     this.opens = new Promise((resolve) => (this.open = resolve))
+    void this.opens.then(() => this.opened.abort())
   }
 
   /** The names of the TUN devices of weftd's earlier run on this host. */
@@ -365,9 +368,9 @@ export class Handover {
     while (this.predecessorNow || this.isUnresumed) {
       const before = this.predecessorNow
       if (!before) {
-        const rested = new AbortController()
-        await Promise.race([pause(rested.signal, RESUME_RETRY_MS).catch(() => {}), this.opens])
-        rested.abort()
+        // End the pause by a signal, and not by Promise.race with `opens`. Each race adds an entry to `opens`, and the
+        // store may not answer for weeks.
+        await pause(this.opened.signal, RESUME_RETRY_MS).catch(() => {})
         if (this.isOpening || this.isClosed) return
         await this.resume()
         continue

@@ -2,11 +2,12 @@
 
 import { once } from 'node:events'
 import { mkdtempSync, rmSync } from 'node:fs'
+import { Server as HttpServer } from 'node:http'
 import { connect, createServer, type AddressInfo, type Server } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { setImmediate } from 'node:timers/promises'
-import { afterEach, beforeEach, expect, it } from 'vitest'
+import { afterEach, beforeEach, expect, it, vi } from 'vitest'
 import { createHealth } from '../../../src/report/health.ts'
 import { serveStatus, type PredecessorState, type ServedPlaces } from '../../../src/report/serve.ts'
 
@@ -64,6 +65,24 @@ it('a stop ends the tries to bind a port in use, which log each line once', asyn
   await setImmediate() // passes only if the tries leave the event loop free
   await health.close()
   expect(lines).toEqual([`Start healthz server on 127.0.0.1:${port}`, expect.stringContaining('EADDRINUSE')])
+})
+
+it('the tries to bind a port in use leave nothing in memory', async () => {
+  const race = vi.spyOn(Promise, 'race')
+  const listen = vi.spyOn(HttpServer.prototype, 'listen')
+  vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] })
+  const { serving } = serve({}, {}, true)
+  const health = await serving
+  for (let tries = 2; tries < 6; tries++) {
+    await vi.waitFor(() => expect(vi.getTimerCount()).toBe(1))
+    await vi.advanceTimersByTimeAsync(1_000)
+    await vi.waitFor(() => expect(listen.mock.calls.length).toBeGreaterThanOrEqual(tries))
+  }
+  // A promise that waits for the end of weftd must not be in a race for each try, because it keeps an entry of each race.
+  expect(race.mock.calls.length).toBeLessThan(2)
+  vi.useRealTimers()
+  vi.restoreAllMocks()
+  await health.close()
 })
 
 const isAnswered = (path: string): Promise<boolean> =>

@@ -105,6 +105,7 @@ async function enter(
   kept: EarlierRun = earlierRun([], undefined, 'etcd /x'),
   differs: Partial<Rendezvous> = {},
   stopping = new AbortController(),
+  resume: () => Promise<'nothing' | 'failed'> = async () => 'nothing',
 ) {
   const signed: number[] = []
   const lockOf = (fd: number) => ({ fd, sign: () => void signed.push(fd), close: () => closeSync(fd) })
@@ -131,12 +132,32 @@ async function enter(
     lender,
     dataPath: { lend: async () => [], release: async () => {}, takeBack: async () => {} },
     earlierRun: async () => kept,
-    resume: async () => 'nothing' as const,
+    resume,
     log,
     stopping,
   }
   return Object.assign(await enterHandover(parts), { stopping })
 }
+
+it('tries to forward with the last known state every second, and the tries leave nothing in memory', async () => {
+  vi.useFakeTimers()
+  const race = vi.spyOn(Promise, 'race')
+  try {
+    const resume = vi.fn<() => Promise<'failed'>>(async () => 'failed')
+    const handover = await enter(undefined, undefined, undefined, undefined, resume)
+    await vi.advanceTimersByTimeAsync(5_500)
+    expect(resume).toHaveBeenCalledTimes(6)
+    // A promise that waits for the store must not be in a race for each try, because it keeps an entry of each race.
+    expect(race).not.toHaveBeenCalled()
+    await handover.opening()
+    await vi.advanceTimersByTimeAsync(5_000)
+    expect(resume).toHaveBeenCalledTimes(6)
+    handover.close(true)
+  } finally {
+    vi.useRealTimers()
+    race.mockRestore()
+  }
+})
 
 describe('what fits', () => {
   it('is taken with the lock from the running process, which is ended when this process is the node', async () => {
