@@ -11,6 +11,7 @@ import type { PeerSession } from '../contract.ts'
 import { sayingWhoHasIt } from '../device/device-refusal.ts'
 import type { PeerTraffic } from '../engine/engine.ts'
 import { removeLeftovers } from './wireguard/key-folder.ts'
+import { sessionClock } from './wireguard/session-clock.ts'
 
 export interface WireguardPeer {
   /** The peer's public key: 32 bytes in base64. */
@@ -35,6 +36,18 @@ interface WireguardOptions {
   readonly keepalive: number
   readonly kernel: HostKernel
   readonly log: Log
+  /** Returns the time of CLOCK_BOOTTIME in ms; defaults to sessionClock. */
+  readonly clock?: () => number
+}
+
+/**
+ * A handshake that the kernel reported. `at` is its time by the wall clock, in ms since 1970. It happened between the
+ * times `from` and `to`, in ms of CLOCK_BOOTTIME.
+ */
+interface SeenHandshake {
+  readonly at: number
+  readonly from: number
+  readonly to: number
 }
 
 /** The traffic with a peer. `endpoint` is undefined if the kernel's device has no endpoint for the peer. */
@@ -79,6 +92,10 @@ export class WireguardDevice {
    * when the peer sends from another address.
    */
   readonly #setEndpoints = new Map<string, string>()
+  /** The last handshake with each peer, by public key. */
+  #handshakes: ReadonlyMap<string, SeenHandshake> = new Map()
+  /** The time at which weftd last began to read the device, in ms of CLOCK_BOOTTIME. */
+  #readAt = -Infinity
 
   constructor(options: WireguardOptions) {
     this.#options = options
@@ -142,29 +159,51 @@ export class WireguardDevice {
 
   /** Returns the traffic, the session and the endpoint of each peer, by the peer's public key. */
   async traffic(): Promise<ReadonlyMap<string, WireguardTraffic>> {
-    const { link, kernel } = this.#options
+    const { link, kernel, clock = sessionClock } = this.#options
+    const began = clock()
     const { peers } = await kernel.wireguard(link)
-    const now = Date.now()
-    const at = performance.now() - now
+    const ages = this.#agesOf(peers, began, clock())
     return new Map(
-      peers.map(({ publicKey, endpoint, handshakeAt, receivedBytes, sentBytes }) => {
+      peers.map(({ publicKey, endpoint, receivedBytes, sentBytes }) => {
         // The byte counts are those of the encrypted packets. The kernel does not report when the last packet arrived.
         // So weftd uses the time of the last handshake: while packets are exchanged, there is a handshake at least
         // every two minutes.
         const counted = { txBytes: sentBytes, rxBytes: receivedBytes }
-        // If the system clock was set back after the handshake, `now - handshakeAt` is negative.
-        const ageMs = handshakeAt === undefined ? Infinity : Math.max(0, now - handshakeAt)
+        const ageMs = ages.get(publicKey) ?? Infinity
+        const handshakeAt = ageMs === Infinity ? undefined : Date.now() - ageMs
         const traffic = {
           txPackets: undefined,
           rxPackets: undefined,
           ...counted,
           endpoint: endpoint && endpointText(endpoint),
-          lastReceivedAt: handshakeAt === undefined ? undefined : at + handshakeAt,
+          lastReceivedAt: ageMs === Infinity ? undefined : performance.now() - ageMs,
           session: { publicKey, handshakeAt, ageMs: ageMs < REJECT_AFTER_MS ? ageMs : undefined, ...counted },
         }
         return [publicKey, traffic] as const
       }),
     )
+  }
+
+  /**
+   * Returns the age in ms of the last handshake with each peer that had a handshake, by public key. The kernel reports
+   * the time of a handshake by the wall clock, which may be set later. So the age must also fit the times of
+   * CLOCK_BOOTTIME at which weftd read the device before and after the handshake. `began` and `now` are the times of
+   * CLOCK_BOOTTIME in ms before and after this reading.
+   */
+  #agesOf(peers: readonly WireguardPeerState[], began: number, now: number): ReadonlyMap<string, number> {
+    const wall = Date.now()
+    const ages = new Map<string, number>()
+    const seen = new Map<string, SeenHandshake>()
+    for (const { publicKey, handshakeAt: at } of peers) {
+      if (at === undefined) continue
+      const known = this.#handshakes.get(publicKey)
+      const handshake = known?.at === at ? known : { at, from: this.#readAt, to: now }
+      seen.set(publicKey, handshake)
+      ages.set(publicKey, Math.min(Math.max(now - handshake.to, wall - at), now - handshake.from))
+    }
+    this.#handshakes = seen
+    this.#readAt = began
+    return ages
   }
 
   close(): Promise<void> {

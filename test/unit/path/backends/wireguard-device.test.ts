@@ -37,8 +37,10 @@ afterEach(() => {
   rmSync(folder, { recursive: true })
 })
 
+let boottime = 0
 const open = (psk = PSK, device = new FollowedLink('flannel-wg')) =>
   openWireguardDevice({
+    clock: () => boottime,
     link: device,
     keyFile: join(folder, 'wgkey'),
     privateKey: KEY,
@@ -154,13 +156,50 @@ it('reports the state of each session, and the age of its keys while they are va
       { publicKey: keys[0], handshakeAt: undefined, ageMs: undefined, txBytes: 148, rxBytes: 0 },
       { publicKey: keys[1], handshakeAt: 999_999_980_500, ageMs: 19_500, ...counted },
       { publicKey: keys[2], handshakeAt: 999_999_820_000, ageMs: undefined, ...counted },
-      { publicKey: keys[3], handshakeAt: 1_000_000_007_000, ageMs: 0, ...counted },
+      { publicKey: keys[3], handshakeAt: 1_000_000_000_000, ageMs: 0, ...counted },
     ])
     expect([...reported].map(([key, { endpoint }]) => [key, endpoint]).slice(0, 2)).toEqual([
       [keys[0], undefined],
       [keys[1], '192.0.2.3:51820'],
     ])
     expect(JSON.stringify([...reported])).not.toContain(PSK.reveal())
+  } finally {
+    vi.useRealTimers()
+  }
+})
+
+it.each([
+  ['back', -7_200_000],
+  ['forward', 7_200_000],
+])('counts the age of a handshake correctly if the clock of the host is set %s after it', async (_way, stepMs) => {
+  vi.useFakeTimers({ toFake: ['Date', 'performance'], now: 1_000_000_000_000 })
+  const passes = (ms: number): void => {
+    boottime += ms
+    vi.advanceTimersByTime(ms)
+  }
+  try {
+    const device = await open()
+    await device.setPeers([peerOf(2)])
+    const ageMs = async (): Promise<readonly unknown[]> => {
+      const [{ session, lastReceivedAt } = {}] = (await device.traffic()).values()
+      return [session?.ageMs, performance.now() - lastReceivedAt!, Date.now() - session!.handshakeAt!]
+    }
+    await device.traffic()
+    passes(1_000)
+    alter(peerOf(2), { handshakeAt: Date.now() })
+    passes(4_000)
+    expect(await ageMs()).toEqual([4_000, 4_000, 4_000])
+    vi.setSystemTime(Date.now() + stepMs)
+    // weftd knows that the handshake happened in the 5 s before it first read the handshake.
+    const oldestMs = stepMs < 0 ? 0 : 5_000
+    expect(await ageMs()).toEqual([oldestMs, oldestMs, oldestMs])
+    passes(170_000)
+    const olderMs = oldestMs + 170_000
+    expect(await ageMs()).toEqual([olderMs, olderMs, olderMs])
+    passes(30_000)
+    expect(await ageMs()).toEqual([undefined, olderMs + 30_000, olderMs + 30_000])
+    alter(peerOf(2), { handshakeAt: Date.now() })
+    expect(await ageMs()).toEqual([0, 0, 0])
   } finally {
     vi.useRealTimers()
   }
