@@ -57,6 +57,10 @@ export async function createStore(options: KeyStoreOptions, log: Log): Promise<S
           ),
         onUnreadable: (path, why) =>
           log.warn(`The lease file ${path} cannot be read: ${why}; make it readable for the user of weftd`),
+        onLocked: (path) =>
+          log.warn(
+            `Waiting for the lock of ${path}, which another process has: no node can acquire or renew a lease; \`lslocks\` on its host names the process`,
+          ),
       })
     }
     case 'etcd':

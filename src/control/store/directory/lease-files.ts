@@ -29,6 +29,11 @@ import type { StoreEntry } from '../store.ts'
  * and other files.
  */
 const CALLS_AT_ONCE = 2
+/**
+ * The interval in ms at which a process that waits for the directory's lock reports that it waits. A process usually has
+ * the lock for less than a second.
+ */
+const LOCKED_MS = 30_000
 /** The time limit of the clean-up when the store is closed, in ms. */
 const CLOSE_MS = 500
 /**
@@ -67,6 +72,11 @@ export interface LeaseFileEvents {
    * file has become readable or was deleted.
    */
   readonly onUnreadable?: ((path: string, why: string) => void) | undefined
+  /**
+   * Called with the path of the lock file for every LOCKED_MS that this process has waited for the directory's lock. No
+   * process can write a lease while another process has the lock.
+   */
+  readonly onLocked?: ((path: string) => void) | undefined
 }
 
 /** Reads and writes the files of a lease directory. The directory is created at the first operation. */
@@ -207,7 +217,7 @@ export class LeaseFiles {
    * Runs the file operations `what` while this process holds the directory's lock. Converts failures as `doing` does.
    */
   changing<T>(signal: AbortSignal, what: () => Promise<T>): Promise<T> {
-    return this.doing(signal, () => locked(this.#top, what))
+    return this.doing(signal, () => locked(this.#top, what, (path) => this.#events.onLocked?.(path)))
   }
 
   /** Lists the keys of all lease files in ascending order. */
@@ -527,13 +537,15 @@ function unlessAborted<T>(signal: AbortSignal, promise: Promise<T>): Promise<T> 
  */
 const waiting = new Map<string, Promise<unknown>>()
 
-/** Runs `body` while this process holds the directory's lock. */
-function locked<T>(top: string, body: () => Promise<T>): Promise<T> {
+/** Runs `body` while this process holds the directory's lock. Calls `onLate` for every LOCKED_MS of the wait. */
+function locked<T>(top: string, body: () => Promise<T>, onLate: (path: string) => void): Promise<T> {
+  const path = join(top, 'lock')
   const turn = (waiting.get(top) ?? Promise.resolve()).then(async () => {
     const flags = constants.O_WRONLY | constants.O_CREAT | CAREFULLY
-    const file = await call(() => open(join(top, 'lock'), flags, 0o644))
+    const file = await call(() => open(path, flags, 0o644))
     try {
-      await call(() => addon.lockFile(file.fd))
+      const late = setInterval(() => onLate(path), LOCKED_MS).unref()
+      await call(() => addon.lockFile(file.fd)).finally(() => clearInterval(late))
       return await body()
     } finally {
       await call(() => file.close()) // closing unlocks

@@ -17,10 +17,13 @@ import {
   utimesSync,
   writeFileSync,
 } from 'node:fs'
+import { open } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, expect, it, vi } from 'vitest'
 import { LeaseFiles } from '../../../../../src/control/store/directory/lease-files.ts'
+import { addon } from '../../../../../src/host/addon.ts'
+import { eventually } from '../../../../support/event.ts'
 
 let folder: string
 let made: string[]
@@ -43,6 +46,30 @@ it('reports a directory that it made, with parents, and none that existed', asyn
   await use(join(folder, 'empty'))
   await use(path)
   expect(made).toEqual([path])
+})
+
+it('reports every 30 s that another process has the lock', async () => {
+  const reports: string[] = []
+  const files = new LeaseFiles(folder, { onLocked: (path) => reports.push(path) })
+  const path = join(folder, 'lock')
+  // A lock belongs to an open file description, so a second one in this process acts like another process.
+  const other = await open(path, 'a')
+  await addon.lockFile(other.fd)
+  vi.useFakeTimers({ toFake: ['setInterval', 'clearInterval'] })
+  try {
+    const changed = files.changing(new AbortController().signal, async () => 'changed')
+    await eventually(() => expect(vi.getTimerCount()).toBe(1))
+    vi.advanceTimersByTime(29_000)
+    expect(reports).toEqual([])
+    vi.advanceTimersByTime(31_000)
+    expect(reports).toEqual([path, path])
+    await other.close()
+    expect(await changed).toBe('changed')
+    expect(vi.getTimerCount()).toBe(0)
+  } finally {
+    vi.useRealTimers()
+    await files.close()
+  }
 })
 
 it('ends with an error for a directory that cannot exist', async () => {
