@@ -33,6 +33,11 @@ const RESCAN_UNTOLD_MS = 1_000
  */
 const RESCAN_SHARE = 0.05
 /**
+ * The longest pause, in ms, between two scans. A scan may have waited for days for a file server, and the pause must not
+ * depend on the duration of this wait.
+ */
+const RESCAN_MAX_MS = 600_000
+/**
  * The time in ms between a lease's expiry and the deletion of the lease's file. A daemon deletes expired files when it
  * acquires its own lease.
  */
@@ -93,7 +98,7 @@ export class DirectoryStore implements Store {
           const found = await this.#scan(known)
           known = found.files
           const ended = performance.now()
-          rescanAt = ended + Math.max(everyMs, (ended - started) / RESCAN_SHARE)
+          rescanAt = ended + Math.max(everyMs, Math.min((ended - started) / RESCAN_SHARE, RESCAN_MAX_MS))
           return differences(view, found.live, new Set([...view.keys(), ...found.live.keys()]))
         })
         if (changes.length > 0) yield { revision: ++this.#lastRevision, changes }
