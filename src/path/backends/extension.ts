@@ -30,7 +30,12 @@ import { peerAtHost } from './peer-at-host.ts'
 import { hostWords } from './peer-words.ts'
 
 const TYPE = 'extension'
+/**
+ * The time in ms after which weftd logs that a command still runs. Each further log line comes after twice the previous
+ * time, but at least every LOG_MAX_MS, because setTimeout accepts no time of more than 24 days.
+ */
 const LOG_AFTER_MS = 10_000
+const LOG_MAX_MS = 86_400_000
 type Command = keyof Settings<'extension'>
 type Variables = Readonly<Record<string, string>>
 /** For each family, the names of the variables that hold a peer's subnet and a peer's public address. */
@@ -145,7 +150,7 @@ class Commands {
   /**
    * Runs a command and returns its output. As with flanneld, the command's input is `data` and a line feed. Returns an
    * empty text if the command is not configured. Like flanneld, sets no time limit. Logs a command that runs longer than
-   * ten seconds, and logs it again each time its run time has doubled.
+   * ten seconds, and logs it again each time its run time has doubled, and at least once a day.
    */
   async call(name: Command, variables: Variables, signal: AbortSignal, data = ''): Promise<string> {
     const input = `${data}\n`
@@ -157,7 +162,7 @@ class Commands {
       waiting = setTimeout(() => {
         const seconds = Math.round((performance.now() - began) / 1000)
         this.#log.warn(`Backend.${name} still runs after ${seconds} s: ${this.shown(name)}`)
-        logLater(2 * ms)
+        logLater(Math.min(2 * ms, LOG_MAX_MS))
       }, ms).unref()
     }
     logLater(LOG_AFTER_MS)

@@ -118,6 +118,18 @@ describe('a command', () => {
     expect(lines).toHaveLength(3)
   })
 
+  it('is logged once a day while it runs for months', async () => {
+    vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout', 'performance'] })
+    const endless: Run = (file) => (file === 'post' ? new Promise(() => {}) : Promise.resolve('[]'))
+    const { signal } = new AbortController()
+    void openPaths(backend({ PostStartupCommand: 'post' }, endless), own, new ModelKernel(), { signal })
+    const dayMs = 86_400_000
+    await vi.advanceTimersByTimeAsync(50 * dayMs)
+    const before = lines.length
+    await vi.advanceTimersByTimeAsync(10 * dayMs)
+    expect(lines.length - before).toBe(10)
+  })
+
   it('is ended when the start is aborted', async () => {
     const stopping = new AbortController()
     const opening = openPaths(backend({ PostStartupCommand: 'sleep 600' }), own, new ModelKernel(), stopping)
