@@ -145,7 +145,7 @@ it.each(['separate', 'auto', 'ipv4', 'ipv6'])(
   async (mode) => {
     // The kernel refuses IPv6 addresses with EACCES on a device with disable_ipv6.
     const refuse = (words: string): string | undefined =>
-      /^ip address replace fd00:/.test(words) ? 'EACCES' : undefined
+      words.startsWith('ip address replace fd00:') ? 'EACCES' : undefined
     kernel.refuses = refuse
     const { path, prepare } = await open(mode, BOTH)
     const attrs = {
