@@ -13,7 +13,7 @@ import {
   type NetworkFinding,
   type NetworkNode,
 } from './network-findings.ts'
-import type { Reach } from './view.ts'
+import type { Reach, Sight } from './view.ts'
 
 export const NETWORK_SCHEMA = 1
 
@@ -73,8 +73,8 @@ export function networkReport(
   all = queried.length,
 ): NetworkReport {
   const places = new Map(queried.map(({ lease }, place) => [lease, place]))
-  const edges = queried.flatMap(({ view }, from) =>
-    (view?.seen ?? []).flatMap((sight): readonly Edge[] => {
+  const edges = queried.flatMap((node, from) =>
+    sightsOf(node, queried).flatMap((sight): readonly Edge[] => {
       const to = places.get(sight.lease)
       return to === undefined || to === from ? [] : [{ from, to, sight }]
     }),
@@ -125,6 +125,23 @@ export function networkReport(
     matrix: queried.length > MOST_IN_MATRIX ? null : matrixOf(queried, edges),
     findings: findingsOf(queried, nodes, edges),
   }
+}
+
+/**
+ * Returns how a node reaches its peers. The view of a node with thousands of peers lists the peers with
+ * problems first, and omits others. If the last listed peer is reached, the node reaches the omitted peers too. Without
+ * them, the fraction of pairs that reach each other would be too low.
+ */
+function sightsOf({ lease: own, view }: QueriedNode, queried: readonly QueriedNode[]): readonly Sight[] {
+  if (!view) return []
+  const { seen, peers } = view
+  if (peers <= seen.length || seen.at(-1)?.reach !== 'reached') return seen
+  const listed = new Set(seen.map(({ lease }) => lease))
+  const omitted = queried.filter(({ lease }) => lease !== own && !listed.has(lease))
+  // If the view omits fewer peers than that, the node does not know all queried nodes.
+  if (omitted.length > peers - seen.length) return seen
+  const unmeasured = { reach: 'reached', roundTripMs: null, lossPercent: null, passesBytes: null } as const
+  return [...seen, ...omitted.map(({ lease }) => ({ lease, ...unmeasured }))]
 }
 
 function matrixOf(queried: readonly QueriedNode[], edges: readonly Edge[]): NonNullable<NetworkReport['matrix']> {

@@ -74,6 +74,39 @@ describe('the summary of a network', () => {
     expect(text(nodes)).toBe('75% of the pairs whose state is known reach each other')
   })
 
+  it('counts the reached peers that the view of a large network omits', () => {
+    // Each view lists one of two queried peers, and its node has `peers` peers.
+    const nodes = (seen: Partial<Sight>, peers: number) =>
+      nodesOf(
+        3,
+        (from, to) => (to === (from === 3 ? 2 : 3) ? seen : undefined),
+        () => ({ view: { peers } }),
+      )
+    const counts = (of: readonly QueriedNode[]) => report(of).nodes.map(({ sees, reaches }) => [sees, reaches])
+    expect(counts(nodes({}, 9))).toEqual([
+      [2, 2],
+      [2, 2],
+      [2, 2],
+    ])
+    expect(counts(nodes({}, 2))).toEqual([
+      [2, 2],
+      [2, 2],
+      [2, 2],
+    ])
+    // A node with one peer does not know the second queried peer.
+    expect(counts(nodes({}, 1))).toEqual([
+      [1, 1],
+      [1, 1],
+      [1, 1],
+    ])
+    // The state of peers that follow a silent one is unknown.
+    expect(counts(nodes({ reach: 'silent' }, 9))).toEqual([
+      [1, 0],
+      [1, 0],
+      [1, 0],
+    ])
+  })
+
   it('counts the pairs with different backends as not reached', () => {
     const nodes = nodesOf(4, (from, to) => (from < 3 === to < 3 ? {} : { reach: 'stored' }))
     expect(report(nodes).whole).toBeCloseTo(1 / 3)
