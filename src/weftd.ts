@@ -46,8 +46,9 @@ const EXIT_USAGE = 2
  */
 export const STOP_MS = 9_000
 /**
- * How long in ms weftd may take to leave the network for `weftd --leave`. It first removes its route from a cloud, and
- * then deletes its lease. This time equals LEAVE_MS (node/restart/protocol.ts), for which `weftd --leave` waits.
+ * How long in ms weftd may take to leave the network for `weftd --leave`. weftd first removes its route from a cloud or
+ * a switch, and then deletes its lease. This time equals LEAVE_MS (node/restart/protocol.ts), for which `weftd --leave`
+ * waits.
  */
 const LEAVING_MS = 15_000
 

@@ -6,7 +6,7 @@ import { basename } from 'node:path'
 /** The end of the name of the lock file that a running weftd holds next to its subnet file. */
 export const LOCK_END = '.handover.lock'
 const SUBNET_FILE = '/run/flannel/subnet.env'
-/** The number of CAP_NET_ADMIN (linux/capability.h), without which a process cannot be a daemon of a network. */
+/** The number of the capability CAP_NET_ADMIN (linux/capability.h), which weftd and flanneld need. */
 const NET_ADMIN = 12n
 
 interface RunningDaemon {
@@ -38,8 +38,8 @@ export async function listDaemons(proc = '/proc'): Promise<RunningDaemon[]> {
 
 /**
  * Returns false if a process has no right to change network devices, because it lacks the capability, or has the
- * capability in another user namespace only. Every user can start a program under the name of a daemon, and weft must not
- * regard it as the owner of a device. Returns true if /proc does not show the rights.
+ * capability in another user namespace only. Every user can start a program under the name of a daemon, and weft must
+ * not regard such a program as the owner of a device. Returns true if /proc does not show the rights.
  */
 async function mayManageNetwork(pid: string, proc: string): Promise<boolean> {
   const status = await readFile(`${proc}/${pid}/status`, 'utf8').catch(() => '')

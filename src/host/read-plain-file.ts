@@ -10,8 +10,8 @@ import { open } from 'node:fs/promises'
 const O_PATH = 0o10000000
 
 /**
- * Returns the text of a regular file of at most `most` bytes. Rejects for any other file without opening it, and with the
- * system's error.
+ * Returns the text of a regular file of at most `most` bytes. Rejects if a system call fails. Also rejects for a longer
+ * file and for a file of another kind, without opening the file.
  */
 export async function readPlainFile(path: string, most: number): Promise<string> {
   const place = await open(path, O_PATH)

@@ -37,9 +37,9 @@ export function pastNetworks(previous: Nets, config: NetworkConfig): Nets {
 }
 
 /**
- * Adds to the networks and subnets of subnet.env those of the families that the earlier run had, but omitted from
- * subnet.env because containers could not have addresses of these families then. The file of the last known state has
- * these networks and subnets. This file is used only if the same process wrote subnet.env.
+ * Adds the network and the subnet of a family that the earlier run omitted from subnet.env, because containers could
+ * not use the family then. Takes them from the file of the last known state, unless another program has written
+ * subnet.env since.
  */
 export async function withOmitted(
   previous: PreviousNets,
@@ -103,8 +103,8 @@ export async function warnOfRoutesLeft(
       if (!isWeftError(error)) throw error
       return [] // a kernel without the family has no routes
     })
-    // An unreachable route of a backend that encrypts stays, because containers may still have addresses of the network.
-    // It also keeps this host from addresses of the network that other hosts have now.
+    // An unreachable route of a backend that encrypts stays, because containers may still have addresses of the
+    // network. The route also keeps this host from addresses of the network that other hosts have now.
     const blocking = unreachableRoutes(routes)
     const left = routes.filter(
       (route) =>

@@ -103,7 +103,7 @@ export interface Kind {
         readonly option: string
         readonly port: number
         readonly isOneWay?: true
-        /** The option and the port of the IPv6 device, if the backend has one device for each family. */
+        /** The option and the default port of the IPv6 device, if the backend has one device for each family. */
         readonly ofIpv6?: { readonly option: string; readonly port: number }
       }
     | { readonly protocol: 'ipencap' | 'esp'; readonly isOneWay?: undefined }

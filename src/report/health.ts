@@ -412,7 +412,7 @@ export async function serveSocket(
     await makeFolder(dirname(path))
     if (await isAnswered(path)) throw new Error('another daemon answers there')
     const there = await lstat(path).catch(() => undefined)
-    // Keep another file, because the operator may have named it by mistake.
+    // Keep a file of another kind, because the operator may have named the file by mistake.
     if (there && !there.isSocket()) throw new Error('another file is there, which is no socket')
     await unlink(path).catch((error: NodeJS.ErrnoException) => {
       if (error.code !== 'ENOENT') throw error

@@ -325,13 +325,13 @@ function silenceFindings(
 }
 
 /**
- * The broken pairs of nodes (edges) that are not attributed to a node yet. With hundreds of nodes most of their pairs may
- * be broken, so the pairs are grouped by node and counted only once.
+ * The broken pairs of nodes (edges) that are not attributed to a node yet. Hundreds of nodes may have 100,000 broken
+ * pairs, so the constructor groups and counts the pairs of each node once.
  */
 class BrokenPairs {
   /** The pairs of each node, in the order of all pairs. */
   readonly #ofNode = new Map<number, Edge[]>()
-  /** The number of pairs left at each node that has any. */
+  /** The number of remaining pairs of each node that has any. */
   readonly #counts = new Map<number, number>()
   /** The nodes to which pairs were attributed. */
   readonly #taken = new Set<number>()
@@ -346,14 +346,14 @@ class BrokenPairs {
       }
   }
 
-  /** Returns the node with the most pairs left, and their number; undefined if no pair is left. */
+  /** Returns the node with the most remaining pairs, and their number; undefined if no pair remains. */
   most(): readonly [place: number, count: number] | undefined {
     let most: readonly [number, number] | undefined
     for (const each of this.#counts) if (!most || each[1] > most[1]) most = each
     return most
   }
 
-  /** Returns the pairs left that begin or end at the node. */
+  /** Returns the remaining pairs that begin or end at the node. */
   of(place: number): readonly Edge[] {
     return (this.#ofNode.get(place) ?? []).filter((edge) => this.isLeft(edge))
   }
@@ -362,7 +362,7 @@ class BrokenPairs {
     return !this.#taken.has(from) && !this.#taken.has(to)
   }
 
-  /** Attributes the pairs left of the node to the node. */
+  /** Attributes the remaining pairs of the node to the node. */
   take(place: number): void {
     for (const { from, to } of this.of(place)) {
       const other = from === place ? to : from

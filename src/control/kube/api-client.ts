@@ -43,7 +43,7 @@ const SHOWN_MESSAGE = 1_000
  * are needed because a broken server or proxy may send an endless answer, which would use up the host's memory.
  */
 const MOST_ANSWER_BYTES = 256 << 20
-/** The number of bytes of an error answer that weftd reads. */
+/** The number of bytes of an error answer after which weftd stops reading. */
 const MOST_ERROR_BYTES = 64 << 10
 /** The maximum number of characters of one event of a watch. A Node object in etcd has at most 1.5 MiB. */
 const MOST_EVENT = 8 << 20
@@ -313,8 +313,8 @@ function unpacked(response: IncomingMessage): Readable {
 }
 
 /**
- * Reads the body of an HTTP response, decompressed. Stops after `most` bytes and closes the connection; then the result has
- * more than `most` bytes.
+ * Reads and decompresses the body of an HTTP response. If the body has more than `most` bytes, closes the connection,
+ * and returns a beginning of the body with more than `most` bytes.
  */
 async function bytesOf(response: IncomingMessage, most: number): Promise<Buffer> {
   const parts: Buffer[] = []

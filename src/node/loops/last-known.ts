@@ -64,7 +64,7 @@ async function write(
   })
 }
 
-/** Returns true if the text of subnet.env, which is undefined before weftd wrote it, has no subnet of the family. */
+/** Returns true if weftd has written subnet.env, and its text `subnetEnv` has no subnet of the family. */
 const omits = (subnetEnv: string | undefined, family: Family): boolean =>
   subnetEnv?.includes(family === 'ipv4' ? 'FLANNEL_SUBNET=' : 'FLANNEL_IPV6_SUBNET=') === false
 

@@ -144,8 +144,8 @@ function limit(searching: Searching, search: PathSearch, { log }: Node): void {
   if (!pathSearch?.limit) return
   const { limits, family } = searching
   const all = search.limits()
-  // A narrow underlay limits the packets to all peers. `knownMtu` makes several system calls, so weftd checks only every
-  // KEEP_MS which of these peers now have a direct route.
+  // If the whole underlay is narrow, every peer has a limit. `knownMtu` makes several system calls for each peer. So
+  // weftd checks only every KEEP_MS which peers now have a direct route.
   if (all === searching.found && performance.now() - searching.limitedAt < KEEP_MS) return
   searching.found = all
   searching.limitedAt = performance.now()

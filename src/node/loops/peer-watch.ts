@@ -97,7 +97,7 @@ export class PeerWatch {
     for (const place of this.#states.keys()) if (!places.has(place)) this.#states.delete(place)
   }
 
-  /** Returns the lease keys of the silent peers of which weftd does not know whether packets arrive. */
+  /** Returns the lease keys of the silent peers, except those whose packets are known to arrive. */
   silent(): ReadonlySet<string> {
     const keys = new Set<string>()
     for (const { lease, silent, isOneWay } of this.#states.values()) if (silent && !isOneWay) keys.add(lease)

@@ -109,7 +109,7 @@ export async function chooseUnderlays(node: Node): Promise<never> {
   }
 }
 
-/** Returns the address of the first inner family that the data path carries now. */
+/** Returns this node's inner address of the first family that the data path carries now. */
 function sourceOf(dataPath: DataPaths | undefined): Address | undefined {
   if (!dataPath?.underlays) return undefined
   const { lacking, probeSource } = dataPath
@@ -145,9 +145,9 @@ function openFor(dataPath: DataPaths, source: Address, everyMs: number, { openEc
 }
 
 /**
- * Reads the peers in `unseen`, or all peers, and probes those that this host reaches over both families. Returns false
- * if no peer can have left. Usually reads only the changed peers, because reading thousands of peers each second costs
- * too much. Reads all peers every KEEP_MS, because the addresses of this host decide which peers it reaches.
+ * Updates the peers to probe, which are those that this host reaches over both families. Usually reads only the changed
+ * peers, `unseen`, because reading thousands of peers each second costs too much. Reads all peers every KEEP_MS,
+ * because a new address of this host also changes which peers it reaches. Returns false if no peer can have left.
  */
 function lookAtPeers(probing: Probing, unseen: ReadonlySet<string> | undefined, now: number): boolean {
   const { dataPath, underlays, source, probes, targets } = probing

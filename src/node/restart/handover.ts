@@ -90,7 +90,7 @@ export class Handover {
   private readonly parts: HandoverParts
   private readonly oneByOne = createTurn()
   private readonly opens: Promise<void>
-  /** Aborts when `opens` resolves. */
+  /** Its signal aborts when `opens` resolves. */
   private readonly opened = new AbortController()
   private lock: Lock | undefined
   private predecessorNow: Predecessor | undefined

@@ -39,9 +39,9 @@ export interface LastKnown {
   /** The names of the TUN devices, which may still exist when the file is read. */
   readonly tunNames: readonly string[]
   /**
-   * True if the file only shows what weftd made: a published route, which `weft cleanup` withdraws, routes through
-   * hosts, which the next weftd removes if its backend has no such routes, or the network of a family that subnet.env
-   * omits. No weftd forwards with such a file.
+   * True if the file is only needed to remove what weftd made. The file then shows a published route, which `weft
+   * cleanup` withdraws; routes through hosts, which the next weftd removes if its backend has no such routes; or the
+   * network of a family that subnet.env omits. No weftd forwards with such a file.
    */
   readonly isForCleanup?: true
   /** The descriptions of the open data paths (open-path.ts) whose descriptors the service manager keeps. */

@@ -31,8 +31,8 @@ import { hostWords } from './peer-words.ts'
 
 const TYPE = 'extension'
 /**
- * The time in ms after which weftd logs that a command still runs. Each further log line comes after twice the previous
- * time, but at least every LOG_MAX_MS, because setTimeout accepts no time of more than 24 days.
+ * The time in ms after which weftd logs that a command still runs. weftd doubles the time for each further log line, up
+ * to LOG_MAX_MS, because setTimeout accepts at most 24 days.
  */
 const LOG_AFTER_MS = 10_000
 const LOG_MAX_MS = 86_400_000

@@ -21,8 +21,8 @@ const systemSysctl: Sysctl = {
 }
 
 /**
- * Makes the kernel ignore router advertisements that arrive on a device. Logs a warning if the kernel still accepts them,
- * because /proc/sys is read-only in most containers. Does nothing if IPv6 is disabled.
+ * Makes the kernel ignore router advertisements that arrive on a device. In most containers /proc/sys is read-only, so
+ * this may fail. Logs a warning if the kernel still accepts router advertisements. Logs none if IPv6 is disabled.
  */
 export async function refuseRouterAdvertisements(
   device: string,

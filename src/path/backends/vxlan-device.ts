@@ -65,7 +65,7 @@ export class VxlanDevice {
     }
     this.#isMade = !found
     if (!found) return this.#create()
-    // A flanneld or weftd in a pod may have made the device without the right to change the setting.
+    // A flanneld or weftd that made the device in a pod may have had no right to set accept_ra.
     await refuseRouterAdvertisements(this.link.name, this.#log)
     if (found.mac !== this.#mac) await this.#setMac()
   }

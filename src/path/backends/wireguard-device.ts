@@ -138,7 +138,7 @@ export class WireguardDevice {
   }
 
   /**
-   * Sets or removes single peers without reading the device, which has thousands of other peers. `wanted` has the
+   * Sets or removes single peers without reading the device, which may have thousands of peers. `wanted` has the
    * settings of each of these peers by public key; undefined removes the peer.
    */
   async changePeers(wanted: ReadonlyMap<string, WireguardPeer | undefined>): Promise<void> {

@@ -18,10 +18,10 @@ const METRIC = 0xffffffff
 
 interface Blackhole {
   /**
-   * Sets the blackhole route for `subnet` unless `subnet` is undefined, and removes the blackhole routes for all
-   * other subnets of the network. The first call also removes the route for `earlier`, and the routes that flanneld made
-   * for `subnet`, and for `earlier` unless `earlier` is `own`, this node's present subnet. Returns a description of each
-   * repair.
+   * Sets the blackhole route for `subnet` unless `subnet` is undefined, and removes the blackhole routes for all other
+   * subnets of the network. The first call also removes the route for `earlier`. It also removes flanneld's blackhole
+   * route for `subnet`, and the one for `earlier` unless `earlier` is `own`, this node's present subnet. Returns a
+   * description of each repair.
    */
   ensure(subnet: Net | undefined, own: Net | undefined): Promise<readonly string[]>
 }
@@ -36,8 +36,8 @@ export function createBlackhole(kernel: HostKernel, network: Net, earlier?: Net)
     async ensure(subnet, own) {
       const wanted = subnet ? formatNet(subnet) : ''
       const former = earlier && (!own || netKey(earlier) !== netKey(own)) ? [formatNet(earlier)] : []
-      // flanneld's route has no metric. It would cut off a bridge that is created later, and the node that has the
-      // earlier subnet now.
+      // flanneld's route has the default metric. The route would cut off a bridge that is created later, and the node
+      // that has the earlier subnet now.
       const isOfFlanneld = ({ type, metric, protocol, destination }: Route): boolean =>
         isFirst &&
         type === 'blackhole' &&

@@ -101,8 +101,8 @@ interface RecalledPath {
 }
 
 /**
- * Returns the device of each family of the subnets `own`. The device has the first address of this node's subnet. If no
- * device has this address, returns a device only for the first family.
+ * Returns the device of each family of the subnets `own`: the device that has the first address of this node's subnet.
+ * If no device has this address, takes another device of the backend for the first family, and null for the second.
  */
 function recallDevices(
   config: NetworkConfig,
@@ -125,9 +125,9 @@ function recallPath(config: NetworkConfig, own: Nets, remains: Remains): Recalle
   const kind = kindOf(config.backendType)
   const devices = recallDevices(config, own, remains)
   const device = devices.ipv4 ?? devices.ipv6
-  // A weftd that carries the packets itself writes the file of its last known state. So if the file is missing, or only
-  // shows the routes that weftd made, the kernel carried the packets. The exception is a backend that has only TUN
-  // devices, whose packets the kernel never carries.
+  // A weftd that carries the packets itself writes the file of its last known state. So if the file is missing, or is
+  // only for cleanup, the kernel carried the packets. The exception is a backend that has only TUN devices, whose
+  // packets the kernel never carries.
   const isOurs = kind !== undefined && kind.devices.length > 0 && kind.devices.every(([type]) => type === 'tun')
   const isKernel = (known === undefined || known.isForCleanup === true) && !isOurs
   const engine = kind?.routes === 'none' || !kind ? 'none' : isKernel ? 'kernel' : 'native'

@@ -193,7 +193,7 @@ it('queries some of very many nodes, and forgets what they report about the othe
   ])
   const peer = { key: '', ipv4: { endpoint: '', way: 'tunnel', probe: addressOf(2) } }
   Object.assign(node, { view: new Map<string, Lease>([[node.lease.key, node.lease], ...many]) })
-  // Without `results`, because reading the results of all peers for each peer took minutes with 10,000 peers.
+  // This object has no `results`, because reading the results of all peers for each peer took minutes with 10,000 peers.
   const silent = { result: (of: string) => (of === 'k29' ? { isAnswering: false } : undefined) }
   Object.assign(node, { probes: { ipv4: silent } })
   Object.assign(node.ownership.dataPath!, { peers: () => many.map(([each]) => ({ ...peer, key: each })) })

@@ -385,7 +385,7 @@ describe('routes of an earlier run', () => {
     ])
   })
 
-  it('are reported if they are unreachable, because they keep this host from the addresses', async () => {
+  it('are reported if their type is unreachable, because they keep this host from the former network', async () => {
     const metric = 0xffffffff
     const unreachable = (destination: string): TestRoute => ({ type: 'unreachable', destination, metric })
     const routes = [unreachable('10.0.0.0/8'), unreachable('10.5.0.0/16'), { ...unreachable('10.6.0.0/16'), metric: 0 }]

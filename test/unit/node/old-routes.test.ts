@@ -1,4 +1,4 @@
-// old-routes.test.ts - the networks and subnets that a node that starts knows of its earlier run.
+// old-routes.test.ts - which networks and subnets of its earlier run a node knows when it starts.
 
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -40,19 +40,43 @@ async function previousNets() {
 const texts = (nets: Nets): string[] => listed(nets).map(formatNet)
 
 it.each([
-  ['omitted', IPV4, IPV4, BOTH, ['10.5.0.0/16', 'fd00:5::/48'], ['10.5.1.0/24', 'fd00:5:0:1::/64']],
-  ['has', IPV4 + IPV6, IPV4 + IPV6, BOTH, ['10.5.0.0/16', 'fd00:5::/48'], ['10.5.1.0/24', 'fd00:5:0:1::/64']],
-  ['omits, but another program wrote', IPV4, IPV4 + IPV6, BOTH, ['10.5.0.0/16'], ['10.5.1.0/24']],
-  ['omits as the earlier configuration', IPV4, IPV4, '{"Network":"10.5.0.0/16"}', ['10.5.0.0/16'], ['10.5.1.0/24']],
-  ['omits, beside an invalid state of', IPV4, IPV4, '{}', ['10.5.0.0/16'], ['10.5.1.0/24']],
-  ['has no more, because it is gone:', undefined, IPV4, BOTH, [], []],
-])('knows a family that subnet.env %s the earlier run', async (_what, now, then, config, networks, subnets) => {
-  await earlierRun(now, then, config)
-  const { network, subnet } = await previousNets()
-  expect([texts(network), texts(subnet)]).toEqual([networks, subnets])
-})
+  [
+    'omits IPv6, which the earlier run had',
+    IPV4,
+    IPV4,
+    BOTH,
+    ['10.5.0.0/16', 'fd00:5::/48'],
+    ['10.5.1.0/24', 'fd00:5:0:1::/64'],
+  ],
+  [
+    'has both families',
+    IPV4 + IPV6,
+    IPV4 + IPV6,
+    BOTH,
+    ['10.5.0.0/16', 'fd00:5::/48'],
+    ['10.5.1.0/24', 'fd00:5:0:1::/64'],
+  ],
+  ['omits IPv6, but another program wrote it', IPV4, IPV4 + IPV6, BOTH, ['10.5.0.0/16'], ['10.5.1.0/24']],
+  [
+    'and the earlier configuration omit IPv6',
+    IPV4,
+    IPV4,
+    '{"Network":"10.5.0.0/16"}',
+    ['10.5.0.0/16'],
+    ['10.5.1.0/24'],
+  ],
+  ['omits IPv6, and the last known state is invalid', IPV4, IPV4, '{}', ['10.5.0.0/16'], ['10.5.1.0/24']],
+  ['is gone', undefined, IPV4, BOTH, [], []],
+])(
+  'the networks and subnets of the earlier run are right if subnet.env %s',
+  async (_what, now, then, config, networks, subnets) => {
+    await earlierRun(now, then, config)
+    const { network, subnet } = await previousNets()
+    expect([texts(network), texts(subnet)]).toEqual([networks, subnets])
+  },
+)
 
-it('so a family that was switched off counts as past, although the last subnet.env omitted it', async () => {
+it('the network of a family counts as past if the configuration no longer has it, although subnet.env omitted it', async () => {
   await earlierRun(IPV4, IPV4)
   const { network } = await previousNets()
   expect(texts(pastNetworks(network, parseNetworkConfig('{"Network":"10.5.0.0/16"}')))).toEqual(['fd00:5::/48'])

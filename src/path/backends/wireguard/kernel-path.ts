@@ -53,8 +53,8 @@ export interface FamilyPart {
 }
 
 /**
- * The families that the host refuses now, although the other family works, each with the reason. weftd tries these
- * families again.
+ * The families that weftd cannot set up on this host now, although the other family works, each with the reason. weftd
+ * tries these families again.
  */
 export class RefusedFamilies {
   readonly #reasons = new Map<Family, string>()
@@ -115,9 +115,9 @@ export class WireguardPath extends KernelPath implements Counting {
   /** The peers that the device should have, by public key. */
   #peers = new Map<string, WireguardPeer>()
   /**
-   * The WireGuard peer for each usable lease and family, with the subnet of this lease alone: by the public key, and then
-   * by the family and the lease key. A host with two leases, or with both families, is one WireGuard peer, because it
-   * has one key.
+   * The WireGuard peer for each usable lease and family, with the subnet of only this lease. The keys of the outer map
+   * are the public keys, and those of the inner maps are the family and the lease key. A host with two leases, or with
+   * both families, is one WireGuard peer, because it has one key.
    */
   readonly #ends = new Map<string, Map<string, WireguardPeer>>()
   /** The public key of each usable lease, by the family and the lease key. */
@@ -259,7 +259,9 @@ export class WireguardPath extends KernelPath implements Counting {
     return [before, end?.publicKey].filter((publicKey) => publicKey !== undefined)
   }
 
-  /** Returns the WireGuard peer with a public key, with the subnets of all its leases; an empty list if it has none. */
+  /**
+   * Returns the WireGuard peer with a public key and the subnets of all its leases; an empty list if it has no lease.
+   */
   #entryOf(publicKey: string): readonly (readonly [string, WireguardPeer])[] {
     // Sort the leases, so that the endpoint does not depend on the order in which they changed.
     const ends = [...(this.#ends.get(publicKey) ?? [])].toSorted(([a], [b]) => (a < b ? -1 : 1)).map(([, end]) => end)

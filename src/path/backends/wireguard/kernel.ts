@@ -14,8 +14,8 @@ import { openWireguardDevice } from '../wireguard-device.ts'
 import { RefusedFamilies, WireguardPath, type FamilyPart, type KernelOptions } from './kernel-path.ts'
 
 /**
- * Opens the kernel's device for those of `families` in which the node has a subnet. If the kernel or a foreign route
- * refuses one of two families, such as a kernel with `disable_ipv6`, opens the device for the other family.
+ * Opens the kernel's device for those of `families` in which the node has a subnet. If one of two families fails,
+ * because of `disable_ipv6` or a foreign route, opens the device for the other family.
  */
 export async function openKernel(options: KernelOptions, lease: OwnLease): Promise<DataPath> {
   const { config, name, families, port, mtu, keyFile, privateKey, ownKey, psk, keepalive, kernel, log } = options

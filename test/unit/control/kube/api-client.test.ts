@@ -1,4 +1,4 @@
-// api-client.test.ts - an API server that answers with Retry-After, in virtual time, or with too much.
+// api-client.test.ts - an API server that answers with Retry-After (in virtual time), or with too many or too deeply nested bytes.
 
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
@@ -15,7 +15,7 @@ let close: () => void
 /** asked: the requests so far. pauseOf: the Retry-After of an answer in seconds; undefined for a normal answer. */
 let asked: string[]
 let pauseOf: (request: IncomingMessage) => number | undefined
-/** Answers in place of the server, if it is defined. */
+/** Sends the answer of the server; undefined for the usual answer. */
 let instead: ((response: ServerResponse) => void) | undefined
 beforeEach(async () => {
   instead = undefined
@@ -105,7 +105,7 @@ async function watchError(): Promise<unknown> {
   return undefined
 }
 
-it('refuses an answer and an event that are nested so deep that they could not be printed', async () => {
+it('refuses an answer and an event that are nested so deeply that they could not be printed', async () => {
   instead = (response) => void response.end(`{"metadata":{"resourceVersion":${DEEP}}}`)
   await expect(client.ask(NODES, signal)).rejects.toMatchObject({
     code: 'STORE_UNAVAILABLE',

@@ -67,7 +67,7 @@ it('has the leases of a backend that made routes through hosts, although the ker
   expect(known?.external).toBeUndefined()
 })
 
-it('shows what the node had of a family that subnet.env omits, although the kernel is the carrier', async () => {
+it('has the lease while subnet.env omits a family, although the kernel carries the packets', async () => {
   const node = nodeOn()
   const key = '10.5.0.64-26&fd00:5:0:1::-64'
   const [four, six] = ['FLANNEL_SUBNET=10.5.0.65/26\n', 'FLANNEL_IPV6_SUBNET=fd00:5:0:1::1/64\n']

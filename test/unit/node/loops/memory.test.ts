@@ -117,7 +117,7 @@ it('counts the events of a peer, and writes them before the process ends', async
   isSilent = true
   await counted('silent', 1)
   await vi.advanceTimersByTimeAsync(4_000)
-  // Whether packets of the silent peer arrive is read without the traffic of all other peers.
+  // To learn whether packets of the silent peer arrive, weftd reads only the traffic of this peer.
   expect(dataPaths[0]!.trafficOf).toEqual([['10.5.0.64-26']])
   isSilent = false
   await counted('back', 1)

@@ -88,7 +88,7 @@ it('does not query the path MTU of all limited peers each second', async () => {
   queries = 0
   sent = []
   await vi.advanceTimersByTimeAsync(28_000)
-  // Besides the queries for the requests of the search, at most three in 28 s.
+  // weftd makes one query for each request that it sends, and at most four others in 28 s.
   expect(queries).toBeLessThanOrEqual(sent.length + 4)
 })
 

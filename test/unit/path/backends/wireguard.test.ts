@@ -310,11 +310,11 @@ it('reports the current endpoint of a peer after reading it from the device', as
   await path.close()
 })
 
-it('sets only the changed peers, and does not read the device with all peers for that', async () => {
+it('sets only the changed peers, and does not read all peers from the device for that', async () => {
   const { path } = await open('auto', BOTH)
   const keyOf = (number: number): string => Buffer.alloc(32, number).toString('base64')
   const leases = new Map<string, Lease>()
-  /** Sets the lease of subnet `number`; its host has the number `at`, and the key of this number. */
+  /** Sets the lease of subnet `number`. `at` is the number of the host, which determines its address and its key. */
   const set = (number: number, at: number, port = 51_820): void => {
     const data = { PublicKey: keyOf(at), Port: port }
     const subnet = { ipv4: parseIpv4Net(`10.5.${number}.0/24`)!, ipv6: parseIpv6Net(`fd00:5:0:${number}::/64`)! }

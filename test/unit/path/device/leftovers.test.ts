@@ -823,7 +823,7 @@ describe('other daemons', () => {
     add(14, ['weftd'], 'FLANNEL_NETWORK=10.5.0.0/16\n', 'run/own.env', true)
     add(15, ['weftd'], 'FLANNEL_NETWORK=10.5.0.0/16\n', 'run/waits.env', false)
     add(16, ['sh', '-c', 'flanneld'], 'FLANNEL_NETWORK=10.8.0.0/16\n', 'run/sh.env', false)
-    // The subnet file of a daemon may be anything, for example a named pipe, which nobody writes to.
+    // The path of a subnet file may lead to anything, for example to a named pipe without a writer.
     add(17, ['flanneld', '--subnet-file=/run/pipe'], undefined, '', false)
     execFileSync('mkfifo', [join(proc, '17/root/run/pipe')])
     add(18, ['flanneld', '--subnet-file=/run/zero'], undefined, '', false)

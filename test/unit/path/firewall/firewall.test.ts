@@ -754,7 +754,7 @@ describe('the firewall', () => {
     await firewall.raise(SUBNET)
     const routes = (): readonly string[] => host.kernel.routesAsText().toSorted()
     expect(routes()).toEqual(['blackhole 10.42.6.0/24', ...stays])
-    // An operator may make such a route later.
+    // An operator may make such a route later, and weftd keeps it.
     if (!stays.some((each) => each === 'blackhole 10.42.7.0/24')) add('10.42.7.0/24')
     expect(await firewall.ensure(SUBNET)).toEqual(fine())
     expect(routes()).toContain('blackhole 10.42.7.0/24')

@@ -71,7 +71,7 @@ it('notices a weftd that is not visible by its lock, and does not keep the lock'
   expect(findLocking(lock)).toEqual([])
 })
 
-it('ignores a program that has the name of a daemon, but not the rights', async () => {
+it('ignores a program that has the name of a daemon, but not the right to change network devices', async () => {
   addProcess('12', 'flanneld --subnet-file=/dev/zero', 'here')
   writeFileSync(join(proc, '12/status'), 'Name:\tflanneld\nCapPrm:\t0000000000001000\nCapEff:\t0000000000000000\n')
   addProcess('13', 'weftd', 'here')

@@ -202,7 +202,7 @@ describe('a dual-stack network', () => {
     expect(dual({ ...withDual({ node, config, peers }), iptables: '-P FORWARD DROP' })).toEqual([])
   })
 
-  it('has the IPv6 port if the backend has two, and no IPIP for IPv6', () => {
+  it('has the IPv6 port if the backend has two ports, and no IPIP for IPv6', () => {
     const config = (backendType: string, backend = {}) => ({ ...soundDual.status.config, backendType, backend })
     const packet = (backendType: string, backend = {}) =>
       portPacket({ ...soundDual.status, config: config(backendType, backend) }, peer!, 'ipv6')

@@ -52,7 +52,7 @@ it('reports every 30 s that another process has the lock', async () => {
   const reports: string[] = []
   const files = new LeaseFiles(folder, { onLocked: (path) => reports.push(path) })
   const path = join(folder, 'lock')
-  // A lock belongs to an open file description, so a second one in this process acts like another process.
+  // A lock belongs to an open file description, so a second description in this process acts like another process.
   const other = await open(path, 'a')
   await addon.lockFile(other.fd)
   vi.useFakeTimers({ toFake: ['setInterval', 'clearInterval'] })
@@ -215,7 +215,7 @@ it('deletes only its own temporary files, not those of other programs in a folde
   expect(readdirSync(join(folder, 'tmp')).toSorted()).toEqual(others.toSorted())
 })
 
-it('changes no file outside of the directory to which somebody made a symbolic link', async () => {
+it('changes no file outside of the directory through a symbolic link', async () => {
   const directory = join(folder, 'leases')
   const victim = join(folder, 'victim')
   writeFileSync(victim, 'precious')
