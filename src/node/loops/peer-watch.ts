@@ -49,7 +49,7 @@ export interface Looked {
 type Since = { readonly now: number } | { readonly day: number }
 
 interface State {
-  readonly lease: string
+  lease: string
   publicIp: string
   silent: Since | undefined
   /** The time, in ms of a monotonic clock, when this process first found that the peer is silent. */
@@ -82,6 +82,7 @@ export class PeerWatch {
     const place = placeOf(looked)
     const state = this.#states.get(place) ?? this.#begin(looked)
     this.#states.set(place, state)
+    state.lease = looked.lease // the key changes if the network gets or loses a family
     if (state.publicIp !== looked.publicIp) {
       this.#addEvent(looked, 'moved', { movedFrom: state.publicIp })
       state.publicIp = looked.publicIp

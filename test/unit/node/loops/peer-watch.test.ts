@@ -76,6 +76,14 @@ describe('a peer that falls silent', () => {
     expect([...rig.watch.silent()]).toEqual([])
   })
 
+  it('is known by its new lease key if the key changes, as when the network gets a second family', () => {
+    const rig = newWatch()
+    rig.answers()
+    rig.look({ lease: '10.5.2.0-24&fd00:5:0:2::-64' })
+    rig.falls()
+    expect([...rig.watch.silent()]).toEqual(['10.5.2.0-24&fd00:5:0:2::-64'])
+  })
+
   it('at the first check is reported too', () => {
     const rig = newWatch()
     rig.falls()
