@@ -72,7 +72,8 @@ export async function chooseUnderlays(node: Node): Promise<never> {
       if (!probing) continue
       const { underlays, probes, echoes, targets } = probing
       const now = performance.now()
-      if (lookAtPeers(probing, takeUnseen(node.unchosen), now)) choices.keep((key) => targets.has(key))
+      const changed = lookAtPeers(probing, takeUnseen(node.unchosen), now)
+      if (changed) choices.keep((key) => targets.has(key))
       // The peers that use the family `other` now. Compare with these peers, not with the last choices. A peer that was
       // removed and added again uses the preferred family. A peer that weftd could not probe for a while may still use
       // the family `other`.
@@ -89,10 +90,10 @@ export async function chooseUnderlays(node: Node): Promise<never> {
           for (const which of BOTH) probes[which].wake(key, now)
       // After a lost probe over one family, also probe over the second family, which shows whether the peer is down.
       for (const which of BOTH) for (const key of probes[which].takeDoubted()) probes[otherThan(which)].soon(key, now)
-      // Look only at the peers with a new result, and at those that use the family `other` or should use it. All other
-      // peers keep the family `first`.
+      // Look only at the peers with a new result, at those whose results were forgotten, and at those that use the family
+      // `other` or should use it. All other peers keep the family `first`.
       const news = BOTH.flatMap((which) => [...probes[which].takeNews()])
-      for (const key of new Set([...news, ...before, ...choices.others()])) {
+      for (const key of new Set([...(changed ?? []), ...news, ...before, ...choices.others()])) {
         if (!targets.has(key)) continue
         const answers = { first: probes.first.result(key), other: probes.other.result(key) }
         const by = choices.choose(key, answers, now)
@@ -147,14 +148,21 @@ function openFor(dataPath: DataPaths, source: Address, everyMs: number, { openEc
 /**
  * Updates the peers to probe, which are those that this host reaches over both families. Usually reads only the changed
  * peers, `unseen`, because reading thousands of peers each second costs too much. Reads all peers every KEEP_MS,
- * because a new address of this host also changes which peers it reaches. Returns false if no peer can have left.
+ * because a new address of this host also changes which peers it reaches. Returns the keys of the peers whose inner
+ * address has changed, because their results are forgotten; undefined if weftd read no peer.
  */
-function lookAtPeers(probing: Probing, unseen: ReadonlySet<string> | undefined, now: number): boolean {
+function lookAtPeers(
+  probing: Probing,
+  unseen: ReadonlySet<string> | undefined,
+  now: number,
+): ReadonlySet<string> | undefined {
   const { dataPath, underlays, source, probes, targets } = probing
   const family = familyOf(source)
   const addressOf = (peer: PathPeer | undefined): Address | undefined =>
     peer && underlays.has(peer.key) ? peer[family]?.probe : undefined
+  const changed = new Set<string>()
   const look = (key: string, address: Address | undefined): void => {
+    if (targets.get(key) !== address) changed.add(key)
     if (address === undefined) targets.delete(key)
     else targets.set(key, address)
     for (const which of BOTH) probes[which].look(key, address, now)
@@ -162,14 +170,14 @@ function lookAtPeers(probing: Probing, unseen: ReadonlySet<string> | undefined, 
   const isDue = now - probing.keptAt >= KEEP_MS
   if (unseen && dataPath.peer && !isDue) {
     for (const key of unseen) look(key, addressOf(dataPath.peer(key)))
-    return unseen.size > 0
+    return unseen.size > 0 ? changed : undefined
   }
-  if (unseen?.size === 0 && !isDue) return false
+  if (unseen?.size === 0 && !isDue) return undefined
   probing.keptAt = now
   const peers = new Map(dataPath.peers().map((peer) => [peer.key, peer]))
   for (const key of targets.keys()) if (!peers.has(key)) look(key, undefined)
   for (const [key, peer] of peers) look(key, addressOf(peer))
-  return true
+  return changed
 }
 
 function logChoice(key: string, underlays: Underlays, by: Underlay, { log, view, memory }: Node): void {

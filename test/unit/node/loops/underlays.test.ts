@@ -21,6 +21,7 @@ beforeEach(() => {
 afterEach(() => {
   stop.abort(new Error('over'))
   vi.useRealTimers()
+  vi.restoreAllMocks()
 })
 
 /** A data path with one peer, at first over IPv6, which an earlier process chose. The peer answers over `answersBy`. */
@@ -80,7 +81,9 @@ function rig(probeInterval: number, lacking: { readonly ipv4?: string } = {}) {
   chooseUnderlays(node as unknown as Node).catch(() => {})
   /** Reports that the peer has changed. */
   const change = (): void => touch(node.unchosen, new Set(['a']))
-  return { by, answersBy, peers, counted, change }
+  /** Replaces the data path, as after a change of the MTU. */
+  const reopen = (): void => void (node.ownership.dataPath = { ...node.ownership.dataPath })
+  return { by, answersBy, peers, counted, change, reopen }
 }
 
 it('the family of a peer is the choice of an earlier process until the peer answers over the first family', async () => {
@@ -149,4 +152,19 @@ it('the family of a new peer is chosen although the peers are not listed again',
   answersBy.delete('ipv4')
   await vi.advanceTimersByTimeAsync(5_000)
   expect([[...by], counted.listings]).toEqual([['a'], listings])
+})
+
+it('the family of a peer is not changed right after the data path was opened again, because earlier answers prove nothing', async () => {
+  vi.spyOn(Math, 'random').mockReturnValue(0.5)
+  const { by, answersBy, reopen } = rig(10)
+  by.clear()
+  answersBy.add('ipv4')
+  await vi.advanceTimersByTimeAsync(60_000)
+  reopen()
+  answersBy.delete('ipv4')
+  // Two probes over IPv4 are lost, and the peer has answered over IPv6, but only since one of these probes was sent.
+  await vi.advanceTimersByTimeAsync(7_000)
+  expect([...by]).toEqual([])
+  await vi.advanceTimersByTimeAsync(30_000)
+  expect([...by]).toEqual(['a'])
 })
