@@ -247,6 +247,8 @@ function createGoneLog(log: Log): GoneLog {
  * the open data paths.
  */
 async function renew(node: ForwardingNode, dataPath: DataPaths, log: Log): Promise<void> {
+  const lackedBefore = familiesOf(dataPath.lacking).join()
+  const attrsBefore = node.attrs
   try {
     await prepareAgain(node)
     await dataPath.renew(node.attrs)
@@ -255,8 +257,12 @@ async function renew(node: ForwardingNode, dataPath: DataPaths, log: Log): Promi
     log.error(`Cannot open the data path: ${describeError(error)}`)
   }
   // Set the data path's peers again, because the path to a peer may have changed, and with it the address that weftd
-  // probes.
-  if (!dataPath.isOutdated) await applyKnownPeers(node)
+  // probes. If a family is still missing, weftd tries again every few seconds. In that case set the peers only after a
+  // change, because there may be thousands.
+  const isSame =
+    familiesOf(dataPath.lacking).join() === lackedBefore &&
+    leasesEqual({ ...node.lease, attrs: attrsBefore }, { ...node.lease, attrs: node.attrs })
+  if (!dataPath.isOutdated || !isSame) await applyKnownPeers(node)
 }
 
 /**

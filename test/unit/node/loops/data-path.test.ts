@@ -187,6 +187,36 @@ it('opens a missing family again immediately after a check of the host, and then
   expect([dataPaths.length, path!.closed]).toEqual([1, false])
 })
 
+it('sets the peers again after a change of this host although one family is still missing, and not at each attempt', async () => {
+  let address = 1
+  const moving = {
+    ...backend,
+    prepare: async () => ({ publicIp: { ipv4: parseIpv4('192.0.2.1')!, ipv6: BigInt(address) }, backendType: '' }),
+  }
+  store.put('10.5.0.64-26', value('192.0.2.2'))
+  start({ backend: moving })
+  await ready()
+  const [path] = dataPaths
+  const apply = vi.spyOn(ownership.dataPath!, 'apply')
+  const sets = (): number => apply.mock.calls.filter(([, , touched]) => touched === undefined).length
+  path!.lacking = { ipv6: 'disable_ipv6' }
+  await vi.advanceTimersByTimeAsync(60_000)
+  expect(path!.renewed.length).toBeGreaterThan(5)
+  expect(sets()).toBe(0)
+  address = 2
+  await vi.advanceTimersByTimeAsync(60_000)
+  expect(sets()).toBe(1)
+  // The family works again, and meanwhile the host refuses the other one.
+  let opened!: () => void
+  path!.renewing = new Promise((resolve) => (opened = resolve))
+  const { length } = path!.renewed
+  await until(() => path!.renewed.length > length, 5300)
+  path!.lacking = { ipv4: 'routed to another device' }
+  opened()
+  await vi.advanceTimersByTimeAsync(60_000)
+  expect(sets()).toBe(2)
+})
+
 it('resolves `late` for a check after a second', async () => {
   const hostChanged = createBell()
   start({}, hostChanged)
