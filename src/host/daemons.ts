@@ -38,8 +38,9 @@ export async function listDaemons(proc = '/proc'): Promise<RunningDaemon[]> {
 
 /**
  * Returns false if a process has no right to change network devices, because it lacks the capability, or has the
- * capability in another user namespace only. Every user can start a program under the name of a daemon, and weft must
- * not regard such a program as the owner of a device. Returns true if /proc does not show the rights.
+ * capability in a user namespace that does not own the network namespace. Every user can start a program under the name
+ * of a daemon, and weft must not regard such a program as the owner of a device. Returns true if /proc does not show the
+ * rights.
  */
 async function mayManageNetwork(pid: string, proc: string): Promise<boolean> {
   const status = await readFile(`${proc}/${pid}/status`, 'utf8').catch(() => '')
@@ -47,7 +48,16 @@ async function mayManageNetwork(pid: string, proc: string): Promise<boolean> {
   if (capabilities !== undefined && ((BigInt(`0x${capabilities}`) >> NET_ADMIN) & 1n) === 0n) return false
   const namespaceOf = (each: string) => readlink(`${proc}/${each}/ns/user`).catch(() => undefined)
   const [own, other] = [await namespaceOf('self'), await namespaceOf(pid)]
-  return own === undefined || other === undefined || own === other
+  if (own === undefined || other === undefined || own === other) return true
+  // An operator may have entered the network namespace of a rootless container, for example with `nsenter --net`. Daemons
+  // of that container have all rights in the namespace. The kernel gives the network settings of a namespace to the root
+  // user of its owner.
+  const ownerOf = (path: string) => stat(path).then(({ uid }) => uid)
+  const owners = Promise.all([ownerOf(proc), ownerOf(`${proc}/sys/net/ipv4/ip_forward`)])
+  return owners.then(
+    ([root, owner]) => owner !== root,
+    () => false,
+  )
 }
 
 /**

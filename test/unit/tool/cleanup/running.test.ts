@@ -1,6 +1,6 @@
 // running.test.ts - finds running weftd and flanneld processes of this network namespace in procfs.
 
-import { closeSync, mkdirSync, mkdtempSync, openSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
+import { chownSync, closeSync, mkdirSync, mkdtempSync, openSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, expect, it } from 'vitest'
@@ -82,4 +82,23 @@ it('ignores a program that has the name of a daemon, but not the right to change
   symlinkSync('user:[2]', join(proc, '14/ns/user'))
   symlinkSync('user:[1]', join(proc, 'self/ns/user'))
   expect(await running()).toEqual(['weftd still runs (pid 13)'])
+})
+
+it.each([
+  [
+    'notices a daemon of a rootless container, whose network namespace weft has entered',
+    1234,
+    ['flanneld still runs (pid 14)'],
+  ],
+  ['ignores a program of a user namespace in the network namespace of the host', 0, []],
+])('%s', async (_what, owner, found) => {
+  addProcess('14', 'flanneld', 'here')
+  writeFileSync(join(proc, '14/status'), 'CapEff:\t000001ffffffffff\n')
+  symlinkSync('user:[2]', join(proc, '14/ns/user'))
+  symlinkSync('user:[1]', join(proc, 'self/ns/user'))
+  mkdirSync(join(proc, 'sys/net/ipv4'), { recursive: true })
+  writeFileSync(join(proc, 'sys/net/ipv4/ip_forward'), '1\n')
+  if (process.getuid!() !== 0) return // only root may give files away
+  chownSync(join(proc, 'sys/net/ipv4/ip_forward'), owner, owner)
+  expect(await running()).toEqual(found)
 })
