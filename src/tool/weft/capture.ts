@@ -235,7 +235,7 @@ export function createTally(): (report: DropsReport) => number {
  * dropped.
  */
 async function captureFile(path: string, first: DropsReport, screen: Screen): Promise<Output> {
-  const file = path === '-' ? undefined : await openFile(path)
+  const file = path === '-' ? undefined : await openFile(path, screen)
   const write = async (bytes: Buffer): Promise<void> => {
     if (!file) return screen.write(bytes)
     // appendFile writes all bytes or throws, unlike write(2), which may write only a part of the bytes.
@@ -266,15 +266,18 @@ function blockOf(packet: DroppedPacket, { reasons }: DropsReport): Buffer {
   return packetBlock({ timeUs, bytes: Buffer.from(headers, 'hex'), length, direction, comment })
 }
 
-async function openFile(path: string): Promise<FileHandle> {
-  try {
-    const file = await open(path, 'w', 0o600)
-    // A file that existed keeps its mode, so take the rights of other users away.
-    if ((await file.stat()).isFile()) await file.chmod(0o600)
-    return file
-  } catch (error) {
+async function openFile(path: string, screen: Screen): Promise<FileHandle> {
+  const file = await open(path, 'w', 0o600).catch((error: unknown) => {
     throw unwritable(path, error)
-  }
+  })
+  const info = await file.stat()
+  // A file that existed keeps its mode, so take the rights of other users away. Some file systems have no modes, such as
+  // FAT on a USB stick, and a file server may not let root change a file of another user.
+  if (info.isFile() && (info.mode & 0o077) !== 0)
+    await file
+      .chmod(0o600)
+      .catch((error: unknown) => screen.warn(`other users may read ${path}, which has packets: ${messageOf(error)}`))
+  return file
 }
 
 const unwritable = (path: string, cause: unknown): WeftError =>

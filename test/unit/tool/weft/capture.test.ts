@@ -2,10 +2,11 @@
 // capture file by tcpdump.
 
 import { mkdtempSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
+import { open, type FileHandle } from 'node:fs/promises'
 import { createServer, type Server } from 'node:http'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { afterEach, beforeEach, expect, it } from 'vitest'
+import { afterEach, beforeEach, expect, it, vi } from 'vitest'
 import { packageRoot } from '../../../../lab/lab.ts'
 import { noDrops, type DroppedPacket, type DropsReport } from '../../../../src/report/drops.ts'
 import { createTally } from '../../../../src/tool/weft/capture.ts'
@@ -94,6 +95,23 @@ it.each([
   const told = JSON.parse(out) as DropsReport
   expect(told.packets).toHaveLength(count)
   expect(Object.keys(told.reasons).every((name) => name.endsWith(reason))).toBe(true)
+})
+
+it('writes a file whose mode it cannot change, such as on a FAT file system, and says that others may read it', async () => {
+  const file = join(folder, 'file')
+  writeFileSync(file, 'an earlier file', { mode: 0o644 })
+  const handle = await open(file)
+  const chmod = vi.spyOn(Object.getPrototypeOf(handle) as FileHandle, 'chmod')
+  chmod.mockRejectedValue(new Error('EPERM: operation not permitted, fchmod'))
+  await handle.close()
+  try {
+    const { code, err } = await capture(['--write', file])
+    expect(code).toBe(0)
+    expect(err).toContain(`other users may read ${file}, which has packets: EPERM: operation not permitted, fchmod`)
+    expect(readFileSync(file).readUInt32LE(0)).toBe(0x0a0d0d0a)
+  } finally {
+    chmod.mockRestore()
+  }
 })
 
 it('writes a file that only its owner may read, and summarizes it on stderr', async () => {
