@@ -18,6 +18,7 @@ import { constants, watch as watchDirectory, type FSWatcher } from 'node:fs'
 import { link, open, readdir, rename, stat, unlink, type FileHandle } from 'node:fs/promises'
 import { hostname } from 'node:os'
 import { join, resolve } from 'node:path'
+import { setTimeout as delay } from 'node:timers/promises'
 import { messageOf, WeftError } from '../../../base/errors.ts'
 import { addon } from '../../../host/addon.ts'
 import { makeFolder } from '../../../host/make-folder.ts'
@@ -49,6 +50,12 @@ const MOST_BYTES = 2n << 20n
  * until another process opens it too.
  */
 const CAREFULLY = constants.O_NOFOLLOW | constants.O_NONBLOCK
+/**
+ * The interval in ms at which weftd tries again to open a file that another program has a lease of (fcntl(2), F_SETLEASE),
+ * and the time limit in ms of these tries.
+ */
+const LEASED_MS = 20
+const LEASED_MAX_MS = 5_000
 /** The maximum age of a temporary file in use, in ms. An older file was left behind by a process that crashed. */
 const STALE_TEMPORARY_MS = 3_600_000
 /**
@@ -144,7 +151,7 @@ export class LeaseFiles {
       try {
         // The file is not truncated before the write, because a full disk only allows overwriting an existing byte.
         const flags = constants.O_WRONLY | CAREFULLY | (this.#hasClock ? 0 : constants.O_CREAT)
-        return await using(await open(path, flags, 0o644), async (file) => {
+        return await using(await openAgain(path, flags, 0o644), async (file) => {
           if (!(await file.stat()).isFile()) throw notAFile(path)
           await file.write('.', 0)
           this.#hasClock = true
@@ -373,11 +380,11 @@ export class LeaseFiles {
       const info = await stat(path, { bigint: true })
       if (revisionOf(info) === known.revision) return known
     }
-    return using(await open(path, constants.O_RDONLY | CAREFULLY), async (file) => {
+    return using(await openAgain(path, constants.O_RDONLY | CAREFULLY), async (file) => {
       // stat reads the open file, not the path, so that the content and the revision belong to the same file.
       const info = await file.stat({ bigint: true })
       if (!info.isFile()) return undefined
-      refuseLong(info.size)
+      refuseLong(path, info.size)
       return {
         key,
         value: await file.readFile('utf8'),
@@ -417,7 +424,7 @@ export class LeaseFiles {
    */
   #rewrite({ key, value }: LeaseFile): Promise<void> {
     return call(async () =>
-      using(await open(join(this.#subnets, key), constants.O_RDWR | CAREFULLY), async (file) => {
+      using(await openAgain(join(this.#subnets, key), constants.O_RDWR | CAREFULLY), async (file) => {
         await file.write(value, 0)
         await file.sync()
       }),
@@ -443,11 +450,27 @@ export class LeaseFiles {
   }
 }
 
+/**
+ * Opens a file with O_NONBLOCK among the flags. With this flag the open of a file fails (EAGAIN) while another program has a
+ * lease of the file, and the kernel asks that program to give the lease back. The kernel's NFS server leases files that
+ * other hosts use (delegations), and Samba too, so weftd on the host of the file server tries again.
+ */
+async function openAgain(path: string, flags: number, mode?: number): Promise<FileHandle> {
+  for (let leftMs = LEASED_MAX_MS; ; leftMs -= LEASED_MS) {
+    try {
+      return await open(path, flags, mode)
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code !== 'EAGAIN' || leftMs <= 0) throw error
+    }
+    await delay(LEASED_MS)
+  }
+}
+
 const notAFile = (path: string): Error => new Error(`${path} is not a file`)
 
 /** Throws an Error with the code EFBIG if a file with `size` bytes is too long to be read. */
-function refuseLong(size: bigint): void {
-  if (size > MOST_BYTES) throw Object.assign(new Error(`it has ${size} bytes`), { code: 'EFBIG' })
+function refuseLong(path: string, size: bigint): void {
+  if (size > MOST_BYTES) throw Object.assign(new Error(`${path} has ${size} bytes`), { code: 'EFBIG' })
 }
 
 /**
@@ -455,10 +478,10 @@ function refuseLong(size: bigint): void {
  * the writer of a named pipe.
  */
 async function readText(path: string): Promise<string> {
-  return using(await open(path, constants.O_RDONLY | constants.O_NONBLOCK), async (file) => {
+  return using(await openAgain(path, constants.O_RDONLY | constants.O_NONBLOCK), async (file) => {
     const info = await file.stat({ bigint: true })
     if (!info.isFile()) throw notAFile(path)
-    refuseLong(info.size)
+    refuseLong(path, info.size)
     return file.readFile('utf8')
   })
 }
@@ -542,10 +565,12 @@ function locked<T>(top: string, body: () => Promise<T>, onLate: (path: string) =
   const path = join(top, 'lock')
   const turn = (waiting.get(top) ?? Promise.resolve()).then(async () => {
     const flags = constants.O_WRONLY | constants.O_CREAT | CAREFULLY
-    const file = await call(() => open(path, flags, 0o644))
+    const file = await call(() => openAgain(path, flags, 0o644))
     try {
-      const late = setInterval(() => onLate(path), LOCKED_MS).unref()
-      await call(() => addon.lockFile(file.fd)).finally(() => clearInterval(late))
+      await call(() => {
+        const late = setInterval(() => onLate(path), LOCKED_MS).unref()
+        return addon.lockFile(file.fd).finally(() => clearInterval(late))
+      })
       return await body()
     } finally {
       await call(() => file.close()) // closing unlocks
@@ -581,6 +606,11 @@ function directoryError(error: unknown, top: string): WeftError {
     case 'ENOTDIR':
     case 'EEXIST':
       return new WeftError('STORE', message, { remedy: 'name a directory with --lease-dir', cause: error })
+    case 'EFBIG':
+      return new WeftError('STORE_UNAVAILABLE', message, {
+        remedy: 'make the file shorter, or delete it',
+        cause: error,
+      })
     case 'ELOOP':
       return new WeftError('STORE_UNAVAILABLE', message, { remedy: 'remove the symbolic link', cause: error })
     case 'ENOLCK':

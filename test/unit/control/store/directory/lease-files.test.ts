@@ -1,6 +1,7 @@
 // lease-files.test.ts - makes the lease directory: reports that it was missing, and the true reason if it cannot be made.
 
-import { execFileSync, spawnSync } from 'node:child_process'
+import { execFileSync, spawn, spawnSync } from 'node:child_process'
+import { once } from 'node:events'
 import {
   chmodSync,
   chownSync,
@@ -24,6 +25,17 @@ import { afterEach, beforeEach, expect, it, vi } from 'vitest'
 import { LeaseFiles } from '../../../../../src/control/store/directory/lease-files.ts'
 import { addon } from '../../../../../src/host/addon.ts'
 import { eventually } from '../../../../support/event.ts'
+
+/** A program that leases a file, and gives the lease back 0.2 s after the kernel asks for it. */
+const LEASE = `import fcntl, os, signal, sys, time
+fd = os.open(sys.argv[1], os.O_RDWR)
+def give(*_):
+  time.sleep(0.2)
+  fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+signal.signal(signal.SIGIO, give)
+fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print('leased', flush=True)
+time.sleep(60)`
 
 let folder: string
 let made: string[]
@@ -71,6 +83,54 @@ it('reports every 30 s that another process has the lock', async () => {
     await files.close()
   }
 })
+
+it('does not report a lock that is free, while other calls to file systems hang', async () => {
+  const reports: string[] = []
+  const tops = ['a', 'b', 'c'].map((name) => join(folder, name))
+  const files = tops.map((top) => new LeaseFiles(top, { onLocked: (path) => reports.push(path) }))
+  const { signal } = new AbortController()
+  for (const each of files) await each.changing(signal, async () => {})
+  const others = await Promise.all(tops.slice(0, 2).map((top) => open(join(top, 'lock'), 'a')))
+  await Promise.all(others.map((other) => addon.lockFile(other.fd)))
+  vi.useFakeTimers({ toFake: ['setInterval', 'clearInterval'] })
+  try {
+    const first = files[0]!.changing(signal, async () => {})
+    await eventually(() => expect(vi.getTimerCount()).toBe(1))
+    const later = files.slice(1).map((each) => each.changing(signal, async () => {}))
+    await eventually(() => expect(vi.getTimerCount()).toBeGreaterThanOrEqual(2))
+    await new Promise((done) => setTimeout(done, 100))
+    vi.advanceTimersByTime(31_000)
+    expect(reports.toSorted()).toEqual(tops.slice(0, 2).map((top) => join(top, 'lock')))
+    await Promise.all(others.map((other) => other.close()))
+    await Promise.all([first, ...later])
+  } finally {
+    vi.useRealTimers()
+    await Promise.all(files.map((each) => each.close()))
+  }
+})
+
+// The NFS server of the kernel leases the files that other hosts use.
+it.skipIf(spawnSync('python3', ['-V']).status !== 0).each(['lock', 'config', 'subnets/10.5.1.0-24'])(
+  'waits for a file that another program has leased: %s',
+  async (name) => {
+    const files = new LeaseFiles(folder)
+    const { signal } = new AbortController()
+    await files.changing(signal, async () => {})
+    const path = join(folder, name)
+    writeFileSync(path, '{}')
+    const leasing = spawn('python3', ['-c', LEASE, path], { stdio: ['ignore', 'pipe', 'inherit'] })
+    await once(leasing.stdout, 'data')
+    try {
+      await files.changing(signal, async () => {
+        expect(await files.config()).toBe(name === 'config' ? '{}' : undefined)
+        expect((await files.read('10.5.1.0-24'))?.value).toBe(name.startsWith('subnets') ? '{}' : undefined)
+      })
+    } finally {
+      leasing.kill()
+      await files.close()
+    }
+  },
+)
 
 it('ends with an error for a directory that cannot exist', async () => {
   await expect(use('/proc/nonexistent/x')).rejects.toMatchObject({
@@ -253,7 +313,7 @@ it('reads no lease through a symbolic link, and no file that is longer than any 
   expect([await files.read('10.5.1.0-24'), await files.read('10.5.2.0-24')]).toEqual([undefined, undefined])
   expect(unreadable).toEqual([
     `${linked}: ELOOP: too many symbolic links encountered, open '${linked}'`,
-    `${long}: it has 1073741824 bytes`,
+    `${long}: ${long} has 1073741824 bytes`,
   ])
   await files.close()
 })
