@@ -30,7 +30,8 @@ import type { Lock, Rendezvous } from './rendezvous.ts'
 
 /**
  * How long, in ms, the process that has the subnet file's lock may be unreachable, because it does not listen yet or is
- * about to end. A weftd that is stopping no longer listens, and kills itself after 9 s (STOP_MS in weftd.ts).
+ * about to end. A weftd that is stopping no longer listens, and kills itself after 9 s (STOP_MS in weftd.ts). A weftd
+ * that leaves the network may take longer, and then this process ends with an error and is started again.
  */
 const MEET_MS = 10_000
 const MEET_RETRY_MS = 50
