@@ -105,9 +105,9 @@ it('writes a file whose mode it cannot change, such as on a FAT file system, and
   chmod.mockRejectedValue(new Error('EPERM: operation not permitted, fchmod'))
   await handle.close()
   try {
-    const { code, err } = await capture(['--write', file])
-    expect(code).toBe(0)
-    expect(err).toContain(`other users may read ${file}, which has packets: EPERM: operation not permitted, fchmod`)
+    const shown = await capture(['--write', file])
+    expect(shown.code).toBe(0)
+    expect(shown.err).toContain(`other users may read ${file}, which has packets: EPERM: operation not permitted, fchmod`)
     expect(readFileSync(file).readUInt32LE(0)).toBe(0x0a0d0d0a)
   } finally {
     chmod.mockRestore()
