@@ -124,6 +124,8 @@ export class WireguardPath extends KernelPath implements Counting {
   readonly #publicKeys = new Map<string, string>()
   /** The families whose subnets the WireGuard peers have; empty if weftd does not know which peers the kernel has. */
   #setFamilies: readonly Family[] = []
+  /** The families whose subnets the WireGuard peers have had since the device was opened. */
+  readonly #onceSet = new Set<Family>()
   /** The usable leases that the last `apply` set, each with the family for which weftd uses the lease. */
   #applied: readonly (readonly [Lease, Family])[] = []
   /**
@@ -195,7 +197,7 @@ export class WireguardPath extends KernelPath implements Counting {
     ownLeaseKey: string,
     touched?: ReadonlySet<string>,
   ): Promise<void> {
-    const carried = this.#carried()
+    const carried = this.#settable()
     const changes = this.#parts.map((part) => [part, part.filter.take(leases, ownLeaseKey, touched)] as const)
     const known = changes.flatMap(([part, changed]) => (changed ? [[part, changed] as const] : []))
     const isKnown = known.length === changes.length && isDeepStrictEqual(carried.map(familyIn), this.#setFamilies)
@@ -204,6 +206,7 @@ export class WireguardPath extends KernelPath implements Counting {
     if (isKnown) await this.#change(known.filter(([part]) => carried.includes(part)))
     else await this.#replaceAll(carried)
     this.#setFamilies = carried.map(familyIn)
+    for (const family of this.#setFamilies) this.#onceSet.add(family)
     this.#applied = carried.flatMap(({ filter, family }) =>
       [...filter.peers().values()].map((peer) => [peer, family] as const),
     )
@@ -297,9 +300,12 @@ export class WireguardPath extends KernelPath implements Counting {
     return this.#opened.close()
   }
 
-  /** Returns the parts whose families the device carries now. */
-  #carried(): readonly FamilyPart[] {
-    return this.#parts.filter(({ family }) => !this.#refused.has(family))
+  /**
+   * Returns the parts with whose subnets the peers are set: all but those whose family the host has refused since the
+   * start. A family that a repair could not set up keeps its subnets, so that packets pass if the reason was temporary.
+   */
+  #settable(): readonly FamilyPart[] {
+    return this.#parts.filter(({ family }) => !this.#refused.has(family) || this.#onceSet.has(family))
   }
 
   /** Tries to carry the refused families again. The caller then sets the peers again. */

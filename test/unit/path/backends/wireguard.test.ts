@@ -170,8 +170,13 @@ it.each(['separate', 'auto', 'ipv4', 'ipv6'])(
       expect(host.lines.filter((line) => line.includes('IPv6 is carried again')).splice(0)).toHaveLength(1)
       host.lines.length = 0
     }
+    const allowed = () =>
+      [...kernel.wireguardDevice('flannel-wg').peers.values()].map(({ allowedIps }) =>
+        allowedIps.map(formatNet).toSorted(),
+      )
     await path.apply(leases, 'own')
     lacking()
+    expect(allowed()).toEqual([['10.5.2.0/24']])
     expect(host.lines.filter((line) => line.includes('Cannot carry IPv6, trying again: '))).toHaveLength(1)
     await path.renew(await prepare())
     lacking()
@@ -184,6 +189,8 @@ it.each(['separate', 'auto', 'ipv4', 'ipv6'])(
     expect(await path.resync()).toEqual([])
     await path.apply(leases, 'own')
     lacking()
+    // The reason may be temporary, so the peer keeps its IPv6 subnet.
+    expect(allowed()).toEqual([['10.5.2.0/24', 'fd00:5:0:2::/64']])
     await carried()
     await path.close()
   },
