@@ -166,6 +166,11 @@ interface NodeState {
    * secret differs.
    */
   isConfigOther: boolean
+  /**
+   * Why the last try to renew this node's lease failed, or why the node has no lease in the store now. Undefined if the
+   * store has the lease.
+   */
+  unrenewed: string | undefined
   /** Rings when the last known state has changed, so that it must be written to its file. */
   readonly learnt: Bell
   mtuAtStart: number | undefined
@@ -283,6 +288,7 @@ export function createNode(base: NodeBase, ownership = new Ownership(base.log)):
     configDoubt: createBell(),
     configProblem: undefined,
     isConfigOther: false,
+    unrenewed: undefined,
     learnt: createBell(),
     names: new Map(),
     newcomers: createBell(),

@@ -20,7 +20,9 @@ export function packetsText(status: Seen): string {
     .map((by) => {
       const mine = impairments.filter((each) => each.by === by)
       const known = by === 'peers' ? peersEffect(status) : knownEffect(mine, EFFECTS[by] ?? [])
-      if (known !== undefined && by === 'store' && causes.length === 1) return `all packets pass, but ${known}`
+      const isByConfig = mine.every(({ what }) => CONFIG.test(what))
+      if (known !== undefined && by === 'store' && isByConfig && causes.length === 1)
+        return `all packets pass, but ${known}`
       return known ?? readingOf({ state, impairments: mine }).packets
     })
     .join('; ')
@@ -71,7 +73,11 @@ const HOST_EFFECTS: Effects = [
   [/IPv6 has no address/, 'no packets reach other hosts over IPv6'],
 ]
 
-const STORE_EFFECTS: Effects = [[/network configuration/, 'no weftd can start']]
+const CONFIG = /network configuration/
+const STORE_EFFECTS: Effects = [
+  [CONFIG, 'no weftd can start'],
+  [/lease cannot be renewed/, 'packets pass until the lease ends; then the other nodes send no packets to this node'],
+]
 const EFFECTS: Partial<Record<Impairment['by'], Effects>> = { host: HOST_EFFECTS, store: STORE_EFFECTS }
 
 /** Returns the effects of all the impairments; undefined if one of them has none in the list. */

@@ -67,6 +67,11 @@ export interface Snapshot {
    */
   readonly configProblem: { readonly what: string; readonly why?: string } | undefined
   /**
+   * Why weftd could not renew this node's lease at the last try, or why the store does not have the lease now. Undefined
+   * if the store has the lease. Only readers of the full status may read it.
+   */
+  readonly unrenewed: string | undefined
+  /**
    * How often since its start weftd repaired a device, address, route, firewall rule or file that another program had
    * changed.
    */
@@ -86,6 +91,8 @@ interface Problem extends Impairment {
   readonly why?: string | undefined
 }
 
+const UNRENEWED = "this node's lease cannot be renewed"
+
 /** Lists all problems of the node, worst first. */
 function problemsOf(node: Snapshot): readonly Problem[] {
   const { at, comparedAt, followedSince, store } = node
@@ -98,6 +105,8 @@ function problemsOf(node: Snapshot): readonly Problem[] {
     node.rules !== undefined && { by: 'rules', what: 'the firewall rules cannot be set or repaired', why: node.rules },
     ...(node.isOpen ? peersText(node).map((what) => ({ by: 'peers', what }) as const) : []),
     node.isFailing && { by: 'store', what: `the ${store} store does not answer` },
+    // If the store does not answer, that is the cause of a failed renewal.
+    !node.isFailing && node.unrenewed !== undefined && { by: 'store', what: UNRENEWED, why: node.unrenewed },
     age > UNFOLLOWED_S && { by: 'store', what: 'the leases may be out of date', why: `last compared ${age} s ago` },
     node.configProblem !== undefined && { by: 'store', ...node.configProblem },
     node.held > 0 && { by: 'store', what: `${count(node.held, 'peer')} kept although the store lacks them` },

@@ -161,7 +161,7 @@ const IMPAIRED: Readonly<Record<Cause, Reading>> = {
     ...CONTINUES,
     working: 1,
     packets: 'packets to known nodes pass, but weftd does not learn of new nodes and cannot renew its lease',
-    findings: ['store-away', 'store-stale', 'peers-held', 'config-missing'],
+    findings: ['store-away', 'store-stale', 'lease-unrenewed', 'peers-held', 'config-missing'],
   },
 }
 

@@ -261,6 +261,11 @@ export interface NodeReport extends State {
     readonly expiresAt: string | null
     /** How long before `expiresAt` weftd renews the lease, in seconds. */
     readonly renewMarginSeconds: number
+    /**
+     * Why the last try to renew the lease failed, or why the store does not have the lease now; null if the store has
+     * the lease. Older versions of weftd omit it.
+     */
+    readonly unrenewed?: string | null
     readonly published: Readonly<Record<string, unknown>>
   } | null
   readonly dataPath: {

@@ -29,6 +29,7 @@ export const wellNode: Snapshot = {
   followedSince: 0,
   repaired: 0,
   configProblem: undefined,
+  unrenewed: undefined,
   isReady: true,
   isPublished: true,
   subnetFile: '/run/flannel/subnet.env',

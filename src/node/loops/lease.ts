@@ -258,6 +258,7 @@ async function renewOrReplace(node: Node): Promise<void> {
   for (;;) {
     try {
       node.lease = await timed(() => holder.renew(node.lease, node.attrs, log, signal))
+      node.unrenewed = undefined
       node.learnt.ring()
       return log.info(`Lease renewed, new expiration: ${formatGoTime(node.lease.expiresAt)}`)
     } catch (error) {
@@ -272,6 +273,7 @@ async function renewOrReplace(node: Node): Promise<void> {
       throwUnlessWaiting(error, signal)
       const again = retryMs < RENEW_RETRY_MAX_MS ? `${retryMs / 1000} s` : '1 min'
       log.error(`Error renewing lease (trying again in ${again}): ${describeError(error)}`)
+      node.unrenewed = messageOf(error)
     }
     // If this node's lease has changed during the wait, the store is reachable again, so the pauses between attempts
     // become short again.
@@ -302,7 +304,10 @@ async function isExtended(node: Node): Promise<boolean> {
 async function replaceLease(node: Node, isForwarding = true): Promise<void> {
   const { log } = node
   const before = node.lease
-  node.lease = await obtainLease(node, node.attrs, before.subnet, isForwarding)
+  // If the caller keeps the present lease after a failure, the store still has that lease.
+  const publish = isForwarding ? (why: string): void => void (node.unrenewed = why) : undefined
+  node.lease = await obtainLease(node, node.attrs, before.subnet, isForwarding, publish)
+  node.unrenewed = undefined
   node.learnt.ring()
   if (node.lease.key === before.key) return log.info(`Lease of ${netsText(before.subnet)} acquired again`)
   const used = familiesOf(node.config)

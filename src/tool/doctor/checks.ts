@@ -197,9 +197,12 @@ function checkStore({ status, silence, store: seen }: Facts): Finding[] | undefi
   const age = store.comparedSecondsAgo
   const where = `${store.name}: ${status.daemon.leases}`
   if (!store.reachable) return [{ name: 'store-away', detail: where }]
+  const unrenewed = status.lease?.unrenewed ?? undefined
+  const ending: Finding[] = unrenewed === undefined ? [] : [{ name: 'lease-unrenewed', detail: unrenewed }]
   if (age !== null && age > STALE_S)
-    return [{ name: 'store-stale', detail: `${where}: compared ${Math.round(age)} s ago` }]
+    return [{ name: 'store-stale', detail: `${where}: compared ${Math.round(age)} s ago` }, ...ending]
   return [
+    ...ending,
     ...(store.held > 0 ? [{ name: 'peers-held', detail: `${store.held} peers` } as const] : []),
     ...(store.configGone && invalid.length === 0 ? [{ name: 'config-missing', detail: where } as const] : invalid),
   ]
@@ -252,6 +255,8 @@ function checkClock({ status, now, storeAheadMs, silence }: Facts): Finding[] | 
   }
   // A daemon that does not run does not renew its lease, so do not check the lease's expiry in that case.
   const ends = silence === undefined ? status?.lease?.expiresAt : undefined
+  // If weftd cannot renew the lease, the lease ends although the clock is right.
+  const isRenewed = status?.store.reachable === true && (status.lease?.unrenewed ?? null) === null
   if (!ends) return storeAheadMs === undefined ? undefined : []
   const leftMs = Date.parse(ends) - now
   // weftd writes a lease with a lifetime of 24 hours and renews it later. So if the lease expires more than 24 hours
@@ -263,7 +268,7 @@ function checkClock({ status, now, storeAheadMs, silence }: Facts): Finding[] | 
         detail: `the lease is valid for one day, but ends in ${Math.round(leftMs / 3_600_000)} h by this host's clock`,
       },
     ]
-  return leftMs < -CLOCK_MS
+  return isRenewed && leftMs < -CLOCK_MS
     ? [
         {
           name: 'clock-off',

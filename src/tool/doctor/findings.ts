@@ -363,6 +363,12 @@ export const FINDINGS = {
     means: `weftd has not compared its leases with the store ${KINDS_OF_STORES} for some minutes: it does not know later changes of leases`,
     fix: 'read the errors in the log of weftd; if the store is a directory on NFS, check that the NFS server answers',
   },
+  'lease-unrenewed': {
+    check: 'store',
+    level: 'failure',
+    means: `weftd cannot renew this node's lease, although the store ${KINDS_OF_STORES} answers, or the store no longer has the lease: without a lease, the other nodes send no packets to this node`,
+    fix: 'remove the cause that this finding names: often the store refuses writes (the rights of the user of etcd, the RBAC rules of Kubernetes, a lease directory that is mounted read-only, a full etcd), or no subnet is free; weftd tries again by itself, at least once a minute',
+  },
   'peers-held': {
     check: 'store',
     level: 'warning',

@@ -39,6 +39,12 @@ it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
     [peer('a', narrow), peer('b', silent)],
     'packets to b (10.5.2.0/24) are lost; long packets to a (10.5.2.0/24) are lost, short ones pass',
   ],
+  [
+    'a lease that cannot be renewed',
+    [{ by: 'store', what: "this node's lease cannot be renewed: permission denied" }],
+    [peer('a')],
+    'packets pass until the lease ends; then the other nodes send no packets to this node',
+  ],
   ['an invalid configuration', [byConfig], [peer('a')], 'all packets pass, but no weftd can start'],
   [
     'an invalid configuration, and a host that does not forward',

@@ -64,6 +64,18 @@ it.each<[string, Partial<Snapshot>, string | undefined, string]>([
     'the network configuration is bad',
     `impaired by its store: ${OF_ALL}`,
   ],
+  [
+    'whose store refuses to renew its lease',
+    { unrenewed: 'it is secret' },
+    "this node's lease cannot be renewed",
+    `impaired by its store: ${OF_ALL}`,
+  ],
+  [
+    'whose store fails, so that it cannot renew its lease',
+    { isFailing: true, unrenewed: 'it is secret' },
+    'the etcd store does not answer',
+    `impaired by its store: ${OF_ALL.replace('reachable', 'unreachable')}`,
+  ],
   ['that keeps peers', { held: 2 }, '2 peers kept although the store lacks them', `impaired by its store: ${OF_ALL}`],
   [
     'without subnet.env',

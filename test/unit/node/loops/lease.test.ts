@@ -2,6 +2,7 @@
 
 import { readFileSync } from 'node:fs'
 import { expect, it, vi } from 'vitest'
+import { WeftError } from '../../../../src/base/errors.ts'
 import { LEASE_TTL_MS } from '../../../support/memory-store.ts'
 import {
   installRig,
@@ -18,6 +19,7 @@ import {
   stopping,
   store,
   subnetFile,
+  trouble,
   until,
   value,
 } from '../../../support/node-rig.ts'
@@ -105,6 +107,33 @@ it('tries to renew again after a second, then less and less often, for as long a
   store.setDown(false)
   await vi.advanceTimersByTimeAsync(61_000)
   expect(logged(/Lease renewed/)).toBe(true)
+})
+
+it('is impaired while the store answers but refuses the renewal, and while no subnet is free after a loss', async () => {
+  start()
+  await ready()
+  const update = store.update.bind(store)
+  store.update = async () => {
+    throw new WeftError('STORE', 'permission denied')
+  }
+  await vi.advanceTimersByTimeAsync(LEASE_TTL_MS - 50 * 60_000)
+  const what = "this node's lease cannot be renewed: permission denied"
+  expect(await nodeStatus()).toMatchObject({
+    state: 'impaired',
+    impairments: [{ by: 'store', what }],
+    store: { reachable: true },
+    lease: { unrenewed: 'permission denied' },
+  })
+  expect(trouble()).toBe("this node's lease cannot be renewed")
+  store.update = update
+  await vi.advanceTimersByTimeAsync(61_000)
+  expect(await nodeStatus()).toMatchObject({ state: 'working', lease: { unrenewed: null } })
+  for (const last of [64, 128, 192]) store.put(`10.5.0.${last}-26`, value(`192.0.2.${last}`))
+  await until(() => logged(/^E failed to acquire lease: .*out of subnets/), 5_000)
+  expect((await nodeStatus()).lease!.unrenewed).toMatch(/^waiting for a lease: .*out of subnets/)
+  store.remove('10.5.0.128-26')
+  await until(() => dataPaths.at(-1)!.subnet === '10.5.0.128-26', 61_000)
+  expect((await nodeStatus()).lease!.unrenewed).toBe(null)
 })
 
 it('reports once an hour that its lease cannot be written but stays valid, and writes it as soon as possible', async () => {

@@ -467,6 +467,7 @@ describe('the doctor', () => {
     ],
     ['store-away', withStatus({ store: { ...status.store, reachable: false } })],
     ['store-stale', withStatus({ store: { ...status.store, comparedSecondsAgo: 200 } })],
+    ['lease-unrenewed', withStatus({ lease: { ...status.lease!, unrenewed: 'permission denied' } })],
     ['peers-held', withStatus({ store: { ...status.store, held: 3 } })],
     ['config-missing', withStatus({ store: { ...status.store, configGone: true } })],
     ['config-missing', withStatus({ store: { ...status.store, configGone: true, configDiffers: true } })],
@@ -1109,6 +1110,19 @@ describe('the limits of findings', () => {
       'the lease ended before',
       { now: NOW + 23 * 3_600_000 + 120_000 },
       ["clock-off: the lease that this node renews ended 2 min ago by this host's clock"],
+    ],
+    [
+      'the lease ended before, because the store refused to renew it',
+      {
+        now: NOW + 23 * 3_600_000 + 120_000,
+        ...withStatus({ lease: { ...status.lease!, unrenewed: 'permission denied' } }),
+      },
+      ['lease-unrenewed: permission denied'],
+    ],
+    [
+      'the lease ended before, because the store is away',
+      { now: NOW + 23 * 3_600_000 + 120_000, ...withStatus({ store: { ...status.store, reachable: false } }) },
+      ['store-away: etcd: http://192.0.2.9:2379 /n'],
     ],
     ['all was compared three minutes ago', withStatus({ store: { ...status.store, comparedSecondsAgo: 180 } }), []],
     [
