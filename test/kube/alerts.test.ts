@@ -65,6 +65,8 @@ interface Scene {
   readonly clockAhead?: (node: NodeName) => number
   /** False for a node whose host blocks its own containers. */
   readonly host?: (node: NodeName) => boolean
+  /** True for a node that forwards with the last known state, so that it has no lease and knows no peers yet. */
+  readonly asKnown?: (node: NodeName) => boolean
   /** False for a node whose packets bypass its data path. */
   readonly past?: (node: NodeName) => boolean
   /** True if there are too many peers for metrics per peer. */
@@ -78,12 +80,14 @@ function seriesOf(scene: Scene): { series: string; values: string }[] {
     const at = `job="${job}",instance="node-${node}",namespace="kube-flannel"`
     const put = (name: string, isWell: boolean, labels = '', well = 1, bad = 0): void => {
       // A target that is down has only the metric `up`.
-      const after = up(node) || name === 'up' ? (isWell ? well : bad) : '_'
+      const isKnown = !scene.asKnown?.(node) || /^(up|weft_(info|state|working|impaired|data_path\w*))$/.test(name)
+      const after = (up(node) && isKnown) || name === 'up' ? (isWell ? well : bad) : '_'
       found.push({ series: `${name}{${at}${labels}}`, values: then(well, after) })
     }
     put('up', up(node))
     put('weft_info', true, `,version="1",backend="udp",engine="native",subnet="${subnetOf(node)}"`)
     put('weft_working', working(node))
+    put('weft_state', !scene.asKnown?.(node), ',state="forwarding"', 0, 1)
     put('weft_data_path_hung_threads', !scene.hung?.(node), '', 0, 1)
     put('weft_store_reachable', store(node))
     put('weft_store_held_peers', !scene.held, '', 0, scene.held)
@@ -106,18 +110,22 @@ function seriesOf(scene: Scene): { series: string; values: string }[] {
     if (!scene.isLarge)
       for (const peer of peers) {
         const series = `weft_peer_answering{${at},peer="${subnetOf(peer)}"}`
-        const after = up(node) && probed.includes(peer) ? Number(receives(node, peer)) : '_'
+        const after = up(node) && probed.includes(peer) && !scene.asKnown?.(node) ? Number(receives(node, peer)) : '_'
         found.push({ series, values: then(1, after) })
       }
-    const ends = scene.expiresInS?.(node)
+    const ends = (scene.expiresInS?.(node) ?? 86_400) + STEPS * 30 + ahead
+    const whileJoined = (value: number): string => (scene.asKnown?.(node) ? then(value, '_') : always(value))
+    found.push({ series: `weft_lease_expiry_timestamp_seconds{${at}}`, values: whileJoined(ends) })
     found.push({
-      series: `weft_lease_expiry_timestamp_seconds{${at}}`,
-      values: always((ends ?? 86_400) + STEPS * 30 + ahead),
+      series: `weft_lease_renew_margin_seconds{${at}}`,
+      values: whileJoined(scene.marginS ?? 3_600),
     })
-    found.push({ series: `weft_lease_renew_margin_seconds{${at}}`, values: always(scene.marginS ?? 3_600) })
     // While the store is available, the leases were compared at the time of this step.
     const isStale = !store(node) || scene.stale === node
-    const late = up(node) ? `${WRONG * 30 + ahead}${isStale ? '' : '+30'}x${STEPS - WRONG}` : `_x${STEPS - WRONG}`
+    const late =
+      up(node) && !scene.asKnown?.(node)
+        ? `${WRONG * 30 + ahead}${isStale ? '' : '+30'}x${STEPS - WRONG}`
+        : `_x${STEPS - WRONG}`
     const compared = `0+30x${WRONG - 1} ${late}`
     found.push({ series: `weft_store_last_comparison_timestamp_seconds{${at}}`, values: compared })
   }
@@ -152,6 +160,18 @@ const SCENES: readonly (readonly [what: string, scene: Scene, fires: Readonly<Re
   ],
   ['the store is down', { store: () => false }, { WeftStoreDown: 1 }],
   ['the store is away from one', { store: broken('e').not }, { WeftStoreUnreachable: 1 }],
+  [
+    'a node was restarted and does not reach the store',
+    { asKnown: (node) => node === 'e' },
+    { WeftForwardsAsKnown: 1 },
+  ],
+  ['two were', { asKnown: (node) => 'de'.includes(node) }, { WeftForwardsAsKnown: 2 }],
+  ['all were', { asKnown: () => true }, { WeftForwardsAsKnown: 1 }],
+  [
+    'some were while the store is down',
+    { store: () => false, asKnown: (node) => 'de'.includes(node) },
+    { WeftStoreDown: 1 },
+  ],
   ['one does not compare', { stale: 'c' }, { WeftLeasesStale: 1 }],
   ['the store was wiped', { held: 3 }, { WeftPeersHeld: 1 }],
   ['and its configuration with it', { held: 3, configGone: true }, { WeftPeersHeld: 1, WeftConfigGone: 1 }],
