@@ -13,7 +13,8 @@ import { createRecent, type Recent } from '../../report/recent.ts'
 import { isDrop } from '../../report/status.ts'
 import type { Node } from '../node.ts'
 import { countersOf } from '../report.ts'
-import { PeerWatch } from './peer-watch.ts'
+import { ON_ITS_WAY_MS, PeerWatch } from './peer-watch.ts'
+import type { Probed } from './probe-schedule.ts'
 
 /** The interval in ms at which weftd compares the peers' probe results with their previous results. */
 const TICK_MS = 2_000
@@ -93,9 +94,23 @@ function lookAtNews({ view, lease: own, probes, lengths }: Node, watch: PeerWatc
       const place = key === own.key ? undefined : placeIn(view, key, family)
       if (!place) continue
       const [probed, length] = [watched?.result(key), searched?.length(key)]
-      watch.look({ lease: key, ...place, probed, length, heardAt: traffic.get(key)?.lastReceivedAt }, now)
+      const others = FAMILIES.flatMap((each) => (each === family ? [] : (probes?.[each]?.result(key) ?? [])))
+      const heardAt = heardBesides(others, traffic.get(key)?.lastReceivedAt)
+      watch.look({ lease: key, ...place, probed, length, heardAt }, now)
     }
   }
+}
+
+/**
+ * Returns the time of a peer's last packet, or undefined if the packet may have arrived over one of the families with
+ * the probe results `others`. weftd counts the packets of both families together, so such a packet does not show that
+ * the peer sends over the remaining family.
+ */
+function heardBesides(others: readonly Probed[], heardAt: number | undefined): number | undefined {
+  const mayBeElse = others.some(
+    ({ isAnswering, unansweredSince = Infinity }) => isAnswering || (heardAt ?? 0) <= unansweredSince + ON_ITS_WAY_MS,
+  )
+  return mayBeElse ? undefined : heardAt
 }
 
 /** Returns a peer's subnet and public address in a family as text; undefined if the peer lacks the family. */

@@ -27,7 +27,7 @@ const WEIGHT = 1 / 16
  */
 const NEW_USUAL_MS = 3_600_000
 /** The time in ms after a peer fell silent in which packets that the peer sent earlier may still arrive. */
-const ON_ITS_WAY_MS = 2_000
+export const ON_ITS_WAY_MS = 2_000
 
 /** The present probe results of a peer over one family. */
 export interface Looked {

@@ -15,6 +15,7 @@ import {
   lines,
   logged,
   nodeStatus,
+  ofFamilies,
   ownership,
   ready,
   start,
@@ -123,6 +124,36 @@ it('counts the events of a peer, and writes them before the process ends', async
   await counted('back', 1)
   await stop()
   expect(written(path)).toEqual(['silent 10.5.0.64/26', 'back 10.5.0.64/26'])
+})
+
+it('does not take packets of a family that works for a sign that a peer sends over the silent family', async () => {
+  const isSilentOver: string[] = []
+  const byFamily: OpenEcho = (source, onAnswer) => ({
+    send(to, sequence) {
+      if (!isSilentOver.includes(typeof source)) queueMicrotask(() => onAnswer(to, sequence, 3))
+    },
+    packet: () => new Uint8Array(),
+    close() {},
+  })
+  store.put('10.5.0.64-26&fd00:5:0:40::-64', '{"PublicIP":"192.0.2.2","PublicIPv6":"2001:db8::2"}')
+  start({ openEcho: byFamily, next: nextAt(join(folder, 'events')), ...ofFamilies('ipv4', 'ipv6') })
+  await ready()
+  const traffic = { txPackets: 1, txBytes: 1, rxPackets: 1, rxBytes: 1 }
+  let lastReceivedAt: number | undefined
+  dataPaths[0]!.counting = async () => ({ ...traffic, lastReceivedAt: lastReceivedAt ?? performance.now() })
+  await becomes((peers) => peers.answering === 1)
+  isSilentOver.push('bigint') // an IPv6 address
+  await counted('silent', 1)
+  await vi.advanceTimersByTimeAsync(60_000)
+  expect((await nodeStatus()).peerEvents).toMatchObject({ silent: 1, 'one-way': 0 })
+  isSilentOver.push('number')
+  lastReceivedAt = performance.now() // the last packet came over IPv4, before IPv4 fell silent
+  await counted('silent', 2)
+  await vi.advanceTimersByTimeAsync(60_000)
+  expect((await nodeStatus()).peerEvents).toMatchObject({ silent: 2, 'one-way': 0 })
+  lastReceivedAt = undefined
+  await vi.advanceTimersByTimeAsync(60_000)
+  expect((await nodeStatus()).peerEvents!['one-way']).toBeGreaterThan(0)
 })
 
 it('continues if the file cannot be written, and logs that', async () => {
