@@ -45,7 +45,10 @@ export interface Sight {
   readonly reach: Reach
   readonly roundTripMs: number | null
   readonly lossPercent: number | null
-  /** The length in bytes of the longest packet that reaches the peer; null if unknown. */
+  /**
+   * The length in bytes of the longest packet that reaches the peer. Null if this length is unknown, or if senders of
+   * longer packets get an ICMP error, so that no connection stalls.
+   */
   readonly passesBytes: number | null
 }
 
@@ -87,15 +90,12 @@ export function viewOf(status: Status, at: string): NodeView {
 const rankOf = ({ reach }: Sight): number => REACHES.indexOf(reach)
 
 function sightOf(peer: PeerStatus): Sight {
-  const { lease, state, roundTripMs, lossPercent, passesBytes } = peer
+  const { lease, state, roundTripMs, lossPercent, path } = peer
+  const condition = conditionOf(peer)
   const reach =
-    state === 'answering'
-      ? 'reached'
-      : state === 'stored'
-        ? 'stored'
-        : conditionOf(peer) === 'silent'
-          ? 'silent'
-          : 'unknown'
+    state === 'answering' ? 'reached' : state === 'stored' ? 'stored' : condition === 'silent' ? 'silent' : 'unknown'
+  const isReported = path === 'narrow' && condition === 'answering'
+  const passesBytes = isReported ? null : peer.passesBytes
   return { lease, reach, roundTripMs, lossPercent, passesBytes }
 }
 

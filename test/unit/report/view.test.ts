@@ -48,6 +48,17 @@ it('a view has the node, its configuration and its results for each peer, and ca
   expect(reread(view)).toEqual(view)
 })
 
+it('a view has the longest packet of a path only if longer packets are lost without an ICMP error', () => {
+  const narrow = { path: 'narrow', passesBytes: 1372 } as const
+  const list = [
+    peerWith(2, { ...narrow, pathMtu: 1372 }), // weftd knows this path MTU, and sends an ICMP error for longer packets
+    peerWith(3, narrow),
+    peerWith(4, { ...narrow, pathMtu: 1400 }),
+    peerWith(5, { path: 'whole', passesBytes: 1472 }),
+  ]
+  expect(viewOf(statusWith(list), AT).seen.map(({ passesBytes }) => passesBytes)).toEqual([null, 1372, 1372, 1472])
+})
+
 it('a view has no lines of the log, nothing about store and lease, and no secret', () => {
   const config = { ...soundStatus.config!, backend: { Type: 'wireguard', PSK: new Secret('sesame') } }
   const events = [{ at: AT, level: 'warn', text: 'it rains' } as const]
