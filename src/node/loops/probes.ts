@@ -52,8 +52,14 @@ export async function probePeers(node: Node): Promise<never> {
       const { dataPath } = node.ownership
       for (const probing of probings) openFor(probing, dataPath?.probeSource[probing.family], node)
       const open = probings.filter(({ socket }) => socket)
-      if (open.length === 0) continue
       const now = performance.now()
+      if (open.length === 0) {
+        // Forget the results, because they describe the time before the sockets were closed.
+        for (const { probes } of probings) probes.keep([], now)
+        node.probes = undefined
+        given = { at: 0 }
+        continue
+      }
       // Usually read only the changed peers, because reading thousands of peers each second costs too much. Read all
       // peers every KEEP_MS, because the kernel may now accept a route to a peer for which it returned an error before.
       const isOther = dataPath !== given.dataPath

@@ -1,6 +1,7 @@
 // probes.test.ts - peers are probed through the data path, and the node reports which of them answer.
 
 import { expect, it, vi } from 'vitest'
+import { WeftError } from '../../../../src/base/errors.ts'
 import type { OpenEcho } from '../../../../src/host/echo.ts'
 import { formatAddress } from '../../../../src/net/address.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
@@ -13,6 +14,7 @@ import {
   ofFamilies,
   own,
   ready,
+  refuseToOpen,
   start,
   store,
   value,
@@ -105,6 +107,38 @@ it('reports once that the kernel refuses the socket, and stops probing', async (
   await inTurns(() => logged(/I Peers are not probed \(socket ICMP: Operation not permitted\)/))
   await vi.advanceTimersByTimeAsync(60_000)
   expect([tries, (await nodeStatus()).peers!.answering]).toEqual([1, null])
+})
+
+it('forgets its results when it cannot probe any more', async () => {
+  opened.length = 0
+  silent = []
+  let isForbidden = false
+  store.put('10.5.0.64-26', value('192.0.2.2'))
+  start({
+    openEcho: (...args) => {
+      if (isForbidden) throw Object.assign(new Error('socket ICMP: too many open files'), { code: 'EMFILE' })
+      return openEcho(...args)
+    },
+  })
+  await ready()
+  let now = (await nodeStatus()).peers!
+  const look = (isSo: () => boolean): Promise<void> =>
+    inTurns(() => {
+      void nodeStatus().then(({ peers }) => (now = peers!))
+      return isSo()
+    })
+  await look(() => now.answering === 1)
+  isForbidden = true
+  refuseToOpen(new WeftError('DEVICE', 'no device'))
+  dataPaths[0]!.die('it is gone')
+  await look(() => now.programmed === 0 && opened[0]!.closed)
+  refuseToOpen()
+  await look(() => now.programmed === 1)
+  await vi.advanceTimersByTimeAsync(5_000)
+  await look(() => now.answering === null)
+  expect(now.list[0]).toMatchObject({ state: 'programmed', lossPercent: null, probedSecondsAgo: null })
+  isForbidden = false
+  await look(() => now.answering === 1)
 })
 
 it('waits for an address that does not exist yet', async () => {
