@@ -34,7 +34,7 @@ import type {
   UnknownKey,
 } from '../path/contract.ts'
 import type { Engine, OpenPath } from '../path/engine/engine.ts'
-import { mergePeers, sumCounters, sumTraffic } from '../path/sums.ts'
+import { mergePeers, SteadyTraffic, sumCounters, sumTraffic } from '../path/sums.ts'
 
 interface DataPathsParts {
   readonly backend: Pick<Backend, 'plan' | 'external' | 'sending'>
@@ -96,6 +96,10 @@ class PathPart {
   sending: ExternalInterface | undefined
   /** Why this data path does not carry its families; undefined if it carries them. */
   lacking: string | undefined
+  /** The traffic of each peer, which continues to count if this data path is opened again. */
+  readonly traffic = new SteadyTraffic()
+  /** The sums of the counters of the data paths that were closed, and that were opened again in their place. */
+  #counted: Readonly<Record<string, bigint>> = {}
   /** The length of this data path's part of the list `next` that `drops` returned last. */
   places = 0
   /** The running check of the data path, or a completed check whose result `takeCheck` has not returned yet. */
@@ -131,7 +135,17 @@ class PathPart {
     return this.#transfer !== undefined || this.#pending !== undefined
   }
 
+  /**
+   * Returns the counters of this data path. If one of several data paths is opened again, its counters continue, so that
+   * the sums over all data paths never decrease.
+   */
+  counters(): Readonly<Record<string, bigint>> {
+    return sumCounters([this.#counted, this.path?.counters() ?? {}])
+  }
+
+  /** Forgets the data path, which is closed. */
   clear(): void {
+    this.#counted = this.counters()
     this.path = undefined
     this.#check = undefined
     this.#transfer = undefined
@@ -607,11 +621,21 @@ export class DataPaths {
    * may lack all peers except those with these lease keys.
    */
   async traffic(keys?: ReadonlySet<string>): Promise<ReadonlyMap<string, PathTraffic>> {
-    const works = this.#carried().map(([part, path]) => begin(prefixed(part.prefix, trafficOf(path, keys))))
-    await untilLate(works, undefined)
-    const { values, failures } = triedOf(works.flatMap(({ result }) => result ?? []))
+    const works = new Map(
+      this.#carried().map(([part, path]) => [part, begin(prefixed(part.prefix, trafficOf(path, keys)))] as const),
+    )
+    await untilLate([...works.values()], undefined)
+    const { values, failures } = triedOf([...works.values()].flatMap(({ result }) => result ?? []))
     if (values.length === 0 && failures.length > 0) throw failures[0]
-    return sumTraffic(values.flatMap((value) => [...value]))
+    const [only, ...others] = this.#parts
+    if (only && others.length === 0) return values[0] ?? new Map()
+    const listed = this.#parts.flatMap((part) => {
+      const result = works.get(part)?.result
+      const isReported = result?.status === 'fulfilled'
+      if (isReported) part.traffic.take(result.value, keys === undefined)
+      return part.traffic.list(keys, isReported)
+    })
+    return sumTraffic(listed)
   }
 
   /**
@@ -670,7 +694,7 @@ export class DataPaths {
   }
 
   counters(): Readonly<Record<string, bigint>> {
-    const counters = sumCounters(this.#paths().map((path) => path.counters()))
+    const counters = sumCounters(this.#parts.map((part) => part.counters()))
     return { ...counters, peers_unusable: BigInt(this.unusable().size) }
   }
 

@@ -45,6 +45,48 @@ const plus = (a: number | undefined, b: number | undefined): number | undefined 
 const latest = (a: number | undefined, b: number | undefined): number | undefined =>
   a === undefined || b === undefined ? (a ?? b) : Math.max(a, b)
 
+const COUNTS = ['txPackets', 'txBytes', 'rxPackets', 'rxBytes'] as const
+type Counts = { readonly [Name in (typeof COUNTS)[number]]?: number | undefined }
+
+const sumOfCounts = (one: Counts, other: Counts): Counts =>
+  Object.fromEntries(COUNTS.map((name) => [name, plus(one[name], other[name])]))
+
+/**
+ * Keeps the traffic of each peer that one of several data paths counts from decreasing. A data path that is opened again
+ * counts from 0. If the sum over all data paths decreased but did not return to 0, Prometheus would take the whole
+ * remaining sum for new traffic.
+ */
+export class SteadyTraffic {
+  /**
+   * By lease key, the traffic that the data path reported last, and the counts of the earlier data paths in its place.
+   */
+  readonly #known = new Map<string, { readonly last: PathTraffic; readonly before: Counts }>()
+
+  /** Records the traffic that the data path reports now. If `isComplete` is true, `now` has all peers. */
+  take(now: ReadonlyMap<string, PathTraffic>, isComplete: boolean): void {
+    if (isComplete) for (const key of this.#known.keys()) if (!now.has(key)) this.#known.delete(key)
+    for (const [key, last] of now) {
+      const known = this.#known.get(key)
+      const isReset = known && COUNTS.some((name) => (last[name] ?? 0) < (known.last[name] ?? 0))
+      const before = isReset ? sumOfCounts(known.before, known.last) : (known?.before ?? {})
+      this.#known.set(key, { last, before })
+    }
+  }
+
+  /**
+   * Lists the traffic of the peers, by lease key; only of the peers `keys` if they are given. Leaves out the sessions
+   * if the data path does not report them now.
+   */
+  list(keys: ReadonlySet<string> | undefined, isReported: boolean): readonly (readonly [string, PathTraffic])[] {
+    return [...this.#known].flatMap(([key, { last, before }]) => {
+      if (keys && !keys.has(key)) return []
+      const { sessions, ...counted } = last
+      const traffic = { ...counted, ...sumOfCounts(counted, before) }
+      return [[key, { ...traffic, ...(sessions && isReported ? { sessions } : {}) }] as const]
+    })
+  }
+}
+
 export function sumCounters(all: readonly Readonly<Record<string, bigint>>[]): Readonly<Record<string, bigint>> {
   const sums: Record<string, bigint> = {}
   for (const counters of all)

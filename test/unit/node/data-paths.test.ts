@@ -361,6 +361,47 @@ it('continues with one family while the other cannot be opened, and opens it wit
   expect([path.unreported, path.lacking]).toEqual([false, {}])
 })
 
+it('counts on when one family fails and is opened again, because a sum that decreases looks like new packets', async () => {
+  /** The packets that the open data path of each family has counted. */
+  const passed = { ipv4: 0, ipv6: 0 }
+  const r = rig(LEASE, (family) => {
+    passed[family] = 0
+    const traffic = async () => {
+      const counts = { txPackets: passed[family], txBytes: 10 * passed[family], rxPackets: 0, rxBytes: 0 }
+      return new Map([['k', { ...counts, lastReceivedAt: 3, sessions: { [family]: sessionBy(family) } }]])
+    }
+    return { counters: () => ({ tx_packets: BigInt(passed[family]) }), counting: { traffic } }
+  })
+  const path = await r.open()
+  await path.apply(LEASES, 'own')
+  const sums = async () => {
+    const { txPackets, txBytes, sessions } = (await path.traffic()).get('k')!
+    return [
+      path.counters()['tx_packets'],
+      txPackets,
+      txBytes,
+      Object.keys(sessions ?? {})
+        .toSorted()
+        .join(),
+    ]
+  }
+  Object.assign(passed, { ipv4: 1_000, ipv6: 100 })
+  expect(await sums()).toEqual([1_100n, 1_100, 11_000, 'ipv4,ipv6'])
+  r.broken.add('ipv6')
+  r.faults.ipv6!(new Error('the address changed'))
+  await new Promise((resolve) => setImmediate(resolve))
+  expect(await sums()).toEqual([1_100n, 1_100, 11_000, 'ipv4'])
+  await r.again(path) // closes the data path, and cannot open another
+  passed.ipv4 = 1_010
+  expect(await sums()).toEqual([1_110n, 1_110, 11_100, 'ipv4'])
+  r.broken.clear()
+  await r.again(path)
+  expect(await sums()).toEqual([1_110n, 1_110, 11_100, 'ipv4,ipv6'])
+  passed.ipv6 = 5
+  expect(await sums()).toEqual([1_115n, 1_115, 11_150, 'ipv4,ipv6'])
+  expect([...(await path.traffic(new Set(['other'])))]).toEqual([])
+})
+
 it('closes a family that rejects its peers after it was opened late, and opens it again', async () => {
   const { calls, broken, deaf, open, again } = rig()
   broken.add('ipv6')
