@@ -102,6 +102,8 @@ class PathPart {
   #counted: Readonly<Record<string, bigint>> = {}
   /** The length of this data path's part of the list `next` that `drops` returned last. */
   places = 0
+  /** Why the last check of the data path failed; undefined if the check succeeded. */
+  failure: string | undefined
   /** The running check of the data path, or a completed check whose result `takeCheck` has not returned yet. */
   #check: Work<readonly string[]> | undefined
   /** The running task that sets the peers in the data path; undefined if none runs. */
@@ -147,6 +149,7 @@ class PathPart {
   clear(): void {
     this.#counted = this.counters()
     this.path = undefined
+    this.failure = undefined
     this.#check = undefined
     this.#transfer = undefined
     this.#pending = undefined
@@ -192,7 +195,9 @@ class PathPart {
   /** Returns the result of the check of the data path, only once; undefined while the check runs. */
   takeCheck(): PromiseSettledResult<readonly string[]> | undefined {
     const result = this.#check?.result
-    if (result) this.#check = undefined
+    if (!result) return undefined
+    this.#check = undefined
+    this.failure = result.status === 'rejected' ? messageOf(result.reason) : undefined
     return result
   }
 
@@ -423,6 +428,11 @@ export class DataPaths {
    */
   get isBehind(): boolean {
     return this.#carried().some(([part]) => part.isBehind)
+  }
+
+  /** The reasons why the last checks of data paths failed. Empty if all checks succeeded. */
+  get failures(): readonly string[] {
+    return this.#parts.flatMap(({ failure }) => failure ?? [])
   }
 
   /** True if changes of the data paths can go unnoticed. The daemon then calls `resync` more often. */

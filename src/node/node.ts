@@ -181,6 +181,11 @@ interface NodeState {
    */
   keepingPath: Promise<never> | undefined
   isRunning: boolean
+  /**
+   * Why the last check of the data path failed, and since when the checks fail, in ms of performance.now(). Undefined if
+   * the last check succeeded.
+   */
+  unchecked: Snapshot['unchecked']
   /** The number of repairs that weftd made since the node was created. */
   repaired: number
   /** For each missing family, the time since which the data path has lacked it, in ms of performance.now(). */
@@ -259,6 +264,7 @@ export function createNode(base: NodeBase, ownership = new Ownership(base.log)):
     pathLease: undefined,
     keepingPath: undefined,
     isRunning: false,
+    unchecked: undefined,
     repaired: 0,
     lackingSince: new Map(),
     leftOut: '',

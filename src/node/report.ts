@@ -149,6 +149,7 @@ export function snapshotOf(node: Node, peers = peersSeen(node)): Snapshot {
     isOpen: ownership.dataPath !== undefined,
     lacking: ownership.dataPath?.lacking ?? {},
     gone: ownership.dataPath?.gone() ?? {},
+    unchecked: node.unchecked,
     threads,
     leaving: leavingOf(ownership, node.signal),
     host: hostTroubles(node),

@@ -61,7 +61,7 @@ function peersEffect({ peers, config }: Pick<Seen, 'peers' | 'config'>): string 
 type Effects = readonly (readonly [words: RegExp, effect: string])[]
 
 /**
- * For each problem of the host or the store that has an effect of its own, a pattern and the problem's effect on
+ * For each problem of the data path, the host or the store that has an effect of its own, a pattern and the problem's effect on
  * packets. The patterns match the messages in node/report.ts, report/snapshot.ts and node/loops/config.ts.
  */
 const HOST_EFFECTS: Effects = [
@@ -73,12 +73,22 @@ const HOST_EFFECTS: Effects = [
   [/IPv6 has no address/, 'no packets reach other hosts over IPv6'],
 ]
 
+const PATH_EFFECTS: Effects = [
+  [
+    /cannot be checked or repaired/,
+    'packets are lost if the data path is damaged; weftd tries to repair the data path every five seconds',
+  ],
+]
 const CONFIG = /network configuration/
 const STORE_EFFECTS: Effects = [
   [CONFIG, 'no weftd can start'],
   [/lease cannot be renewed/, 'packets pass until the lease ends; then the other nodes send no packets to this node'],
 ]
-const EFFECTS: Partial<Record<Impairment['by'], Effects>> = { host: HOST_EFFECTS, store: STORE_EFFECTS }
+const EFFECTS: Partial<Record<Impairment['by'], Effects>> = {
+  path: PATH_EFFECTS,
+  host: HOST_EFFECTS,
+  store: STORE_EFFECTS,
+}
 
 /** Returns the effects of all the impairments; undefined if one of them has none in the list. */
 function knownEffect(impairments: readonly Pick<Impairment, 'what'>[], among: Effects): string | undefined {

@@ -11,6 +11,12 @@ import { hungThread, type Threads } from './threads.ts'
  */
 const UNFOLLOWED_S = 180
 
+/**
+ * The time in seconds for which the checks of the data path must fail before the node counts as impaired. weftd checks
+ * every five seconds, and a single check may fail by chance.
+ */
+const UNCHECKED_S = 10
+
 /** The facts from which weftd derives the state of a node. Times are in ms of one monotonic clock. */
 export interface Snapshot {
   readonly at: number
@@ -20,6 +26,11 @@ export interface Snapshot {
   readonly lacking: ByFamily<string>
   /** The families whose address is missing from the external interface, with the missing address. */
   readonly gone: ByFamily<string>
+  /**
+   * Why weftd could not check or repair the data path at the last try, and the time since which it cannot; undefined if
+   * it can. Only readers of the full status may read `why`.
+   */
+  readonly unchecked: { readonly why: string; readonly since: number } | undefined
   readonly threads: Threads
   /**
    * Why the node leaves the network: weftd stops, or another weftd takes over. Undefined if the node does not leave.
@@ -114,11 +125,14 @@ function problemsOf(node: Snapshot): readonly Problem[] {
   return all.filter((each): each is Problem => each !== false)
 }
 
-function pathProblems({ at, threads, lacking, gone }: Snapshot): readonly Problem[] {
+function pathProblems({ at, threads, lacking, gone, unchecked }: Snapshot): readonly Problem[] {
   const hung = hungThread(threads)
   return [
     ...(hung
       ? [{ by: 'thread', what: `the thread ${hung.name} hangs`, why: `for ${seconds(at - hung.since)} s` } as const]
+      : []),
+    ...(unchecked && seconds(at - unchecked.since) >= UNCHECKED_S
+      ? [{ by: 'path', what: 'the data path cannot be checked or repaired', why: unchecked.why } as const]
       : []),
     ...familiesOf(lacking).map((family) => lackedOf(family, lacking[family])),
     ...familiesOf(gone).map((family) => goneOf(family, gone[family])),

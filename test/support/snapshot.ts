@@ -10,6 +10,7 @@ export const wellNode: Snapshot = {
   isOpen: true,
   lacking: {},
   gone: {},
+  unchecked: undefined,
   threads: new Map(),
   leaving: undefined,
   host: [],

@@ -114,6 +114,7 @@ async function prepareAgain(node: ForwardingNode): Promise<void> {
 async function keepRight(node: ForwardingNode, repairs: RepairLog, logGone: GoneLog): Promise<void> {
   const { kernel, log, ownership, signal } = node
   const { dataPath } = ownership
+  node.unchecked = undefined
   if (!dataPath) return
   const ended = new AbortController()
   const until = AbortSignal.any([signal, ended.signal])
@@ -168,6 +169,7 @@ async function lookAfter(
       const gone = dataPath.gone()
       logGone(gone)
       for (const each of repaired) repairs.add(each)
+      noteFailures(node, dataPath.failures)
       // Check soon whether the repair is complete, because the kernel's reports of weftd's own changes start no check.
       if (repaired.length > 0) ownership.recheck.ring()
       // Check again soon if the kernel reported a change, because another report may have been lost. Also check again
@@ -176,6 +178,7 @@ async function lookAfter(
     } catch (error) {
       signal.throwIfAborted()
       calm.error(`Cannot check the device: ${describeError(error)}`)
+      noteFailures(node, [messageOf(error)])
     }
     // Before this check the node may have got a new lease and then its former lease again. In that case the data path
     // still has the peers that were set for the new lease.
@@ -206,6 +209,12 @@ async function lookAfter(
     isCalm &&= isDue
     await faulted.wait(signal, repairs.lastMinute() < REPAIRS_A_MINUTE ? pauseMs : RESYNC_MS)
   }
+}
+
+/** Records why the data path could not be checked or repaired, and since when. */
+function noteFailures(node: ForwardingNode, failures: readonly string[]): void {
+  const since = node.unchecked?.since ?? performance.now()
+  node.unchecked = failures.length === 0 ? undefined : { why: failures.join('; '), since }
 }
 
 /**

@@ -88,6 +88,11 @@ function checkDaemon({ status, silence, isForbidden, isRoot, unit }: Facts): Fin
   return [
     ...findings,
     ...(down === undefined ? [] : [{ name: 'data-path-down', detail: down } as const]),
+    ...(dataPath?.open === true
+      ? impairments
+          .filter(({ by }) => by === 'path')
+          .map(({ what }) => ({ name: 'data-path-down', detail: what }) as const)
+      : []),
     ...impairments
       .filter(({ by }) => by === 'rules')
       .map(({ what }) => ({ name: 'rules-failing', detail: what }) as const),

@@ -49,8 +49,9 @@ export const FINDINGS = {
   'data-path-down': {
     check: 'daemon',
     level: 'failure',
-    means: 'weftd does not forward packets, because its data path is not open or one of its threads hangs',
-    fix: 'read the errors in the log of weftd; if a thread hangs, restart weftd: `systemctl restart weftd`',
+    means:
+      'weftd does not forward packets, because its data path is not open or one of its threads hangs, or weftd cannot check and repair its data path, so that packets may be lost',
+    fix: 'remove the cause that this finding or the log of weftd names; if a thread hangs, restart weftd: `systemctl restart weftd`',
   },
   'rules-failing': {
     check: 'daemon',

@@ -491,10 +491,13 @@ it('repairs one family if the check of the other fails, logs that, and checks ag
   expect(await path.resync()).toEqual(['ipv6 was repaired'])
   expect(errors).toEqual(['Cannot check the device: IPv4: ipv4 is not seen'])
   expect([path.unreported, path.lacking]).toEqual([true, {}])
+  expect(path.failures).toEqual(['IPv4: ipv4 is not seen'])
   blind.add('ipv6')
   await expect(path.resync()).rejects.toThrow('IPv4: ipv4 is not seen')
+  expect(path.failures).toEqual(['IPv4: ipv4 is not seen', 'IPv6: ipv6 is not seen'])
   blind.clear()
   await path.resync()
+  expect(path.failures).toEqual([])
   expect(path.unreported).toBe(false)
 })
 

@@ -40,6 +40,12 @@ it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
     'packets to b (10.5.2.0/24) are lost; long packets to a (10.5.2.0/24) are lost, short ones pass',
   ],
   [
+    'a data path that cannot be repaired',
+    [{ by: 'path', what: 'the data path cannot be checked or repaired: File exists' }],
+    [peer('a')],
+    'packets are lost if the data path is damaged; weftd tries to repair the data path every five seconds',
+  ],
+  [
     'a lease that cannot be renewed',
     [{ by: 'store', what: "this node's lease cannot be renewed: permission denied" }],
     [peer('a')],

@@ -27,6 +27,18 @@ it.each<[string, Partial<Snapshot>, string | undefined, string]>([
   ['with one peer', { peers: 1 }, undefined, 'subnet 10.5.1.0/24, 1 peer, etcd store reachable'],
   ['whose data path is down', { isOpen: false }, 'the data path is down', `impaired by its data path: ${OF_ALL}`],
   [
+    'whose data path could not be checked for less than ten seconds',
+    { unchecked: { why: 'it is secret', since: 190_001 } },
+    undefined,
+    OF_ALL.replace('TROUBLE; ', ''),
+  ],
+  [
+    'whose data path cannot be checked',
+    { unchecked: { why: 'it is secret', since: 190_000 } },
+    'the data path cannot be checked or repaired',
+    `impaired by its data path: ${OF_ALL}`,
+  ],
+  [
     'with a thread that hangs',
     { threads: hung },
     'the thread weft-loop1 hangs',

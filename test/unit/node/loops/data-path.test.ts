@@ -23,6 +23,7 @@ import {
   lines,
   log,
   logged,
+  nodeStatus,
   openFake,
   own,
   ownership,
@@ -32,6 +33,7 @@ import {
   stopping,
   store,
   subnetFile,
+  trouble,
   until,
   value,
   setGone,
@@ -140,6 +142,21 @@ it('gives the missing peers every five seconds to a part of the data path that l
   expect(path!.applied.length - given).toBe(3)
   await vi.advanceTimersByTimeAsync(20_000)
   expect(path!.applied.length - given).toBe(3)
+})
+
+it('is impaired when its device cannot be repaired for ten seconds, until it is repaired', async () => {
+  start()
+  await ready()
+  dataPaths[0]!.unseen = new WeftError('DEVICE', 'failed to create the vxlan device: File exists')
+  await vi.advanceTimersByTimeAsync(9_000)
+  expect(trouble()).toBeUndefined()
+  await vi.advanceTimersByTimeAsync(36_000)
+  const what = 'the data path cannot be checked or repaired: failed to create the vxlan device: File exists'
+  expect(await nodeStatus()).toMatchObject({ state: 'impaired', impairments: [{ by: 'path', what }] })
+  expect(trouble()).toBe('the data path cannot be checked or repaired')
+  dataPaths[0]!.unseen = undefined
+  await vi.advanceTimersByTimeAsync(6_000)
+  expect(trouble()).toBeUndefined()
 })
 
 it('sets peers again that could not be set, although the device cannot be checked', async () => {

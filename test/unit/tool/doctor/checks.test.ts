@@ -316,6 +316,13 @@ describe('the doctor', () => {
     ],
     ['daemon-leaves', withStatus({ state: 'leaving', trouble: 'it stops' })],
     [
+      'data-path-down',
+      withStatus({
+        state: 'impaired',
+        impairments: [{ by: 'path', what: 'the data path cannot be checked or repaired' }],
+      }),
+    ],
+    [
       'rules-failing',
       withStatus({ state: 'impaired', impairments: [{ by: 'rules', what: 'iptables: no such table' }] }),
     ],
