@@ -66,6 +66,19 @@ export interface PeerKeys {
   readonly rxPackets: number
 }
 
+const NO_TRAFFIC: PeerKeys = { txBytes: 0, rxBytes: 0, txPackets: 0, rxPackets: 0 }
+
+/**
+ * The traffic counts of a peer, by the child associations with the peer. Each renewal of keys makes a new association,
+ * whose counts begin at 0.
+ */
+interface Counted {
+  /** The sums of the counts of the associations that charon has deleted. */
+  readonly ended: PeerKeys
+  /** The counts of the present associations, by name. */
+  readonly present: ReadonlyMap<string, PeerKeys>
+}
+
 interface Loaded {
   readonly charon: Charon
   readonly connections: Set<string>
@@ -100,6 +113,8 @@ export class IpsecConnections {
    * keys. `ms` is the pause from `at` to the next request. Times are in ms of performance.now().
    */
   readonly #asked = new Map<string, { readonly at: number; readonly ms: number }>()
+  /** The traffic counts of each wanted peer, by the peer's subnet, as of the last answer of charon. */
+  readonly #counted = new Map<string, Counted>()
   /** The function that is called after charon has negotiated or deleted keys, or was started again. */
   #changed: () => void = () => {}
   /** The task that starts charon again whenever charon ends, until `close` is called. */
@@ -144,11 +159,12 @@ export class IpsecConnections {
   }
 
   /**
-   * Returns the traffic counts of each peer that has keys, by the peer's subnet. Returns an empty map if charon does
-   * not answer.
+   * Returns the traffic counts of each peer that has keys, by the peer's subnet, since weftd began to read them. Returns
+   * an empty map if charon does not answer.
    */
   async keys(): Promise<ReadonlyMap<string, PeerKeys>> {
-    const found = new Map<string, PeerKeys>()
+    const found = new Set<string>()
+    const children = new Map<string, Map<string, PeerKeys>>()
     const list = this.#charon?.client.stream('list-sas', 'list-sa', { noblock: 'yes' })
     const associations = await list?.catch(() => undefined)
     const idle = new Set(associations && this.#wanted?.keys())
@@ -156,12 +172,38 @@ export class IpsecConnections {
       for (const [name, ike] of Object.entries(each)) {
         const peer = this.#wanted?.get(name)
         if (!peer) continue
-        add(found, peer.subnet, ike as ViciSection)
+        const section = (ike as ViciSection)['child-sas'] ?? {}
+        for (const [id, child] of Object.entries(section as Readonly<Record<string, ViciSection>>)) {
+          if (WITH_KEYS.has(child['state'])) found.add(peer.subnet)
+          const ofPeer = children.get(peer.subnet) ?? new Map<string, PeerKeys>()
+          children.set(peer.subnet, ofPeer.set(id, countsOf(child)))
+        }
         if (!isIdle(ike as ViciSection)) idle.delete(name)
         if (found.has(peer.subnet)) this.#asked.delete(name)
       }
     this.#idle = idle
-    return found
+    const totals = associations ? this.#totals(children) : new Map<string, PeerKeys>()
+    return new Map([...totals].filter(([subnet]) => found.has(subnet)))
+  }
+
+  /**
+   * Returns the traffic counts of each wanted peer, by the peer's subnet, including those of the associations that charon
+   * has deleted since. `children` has the counts of the present associations.
+   */
+  #totals(children: ReadonlyMap<string, ReadonlyMap<string, PeerKeys>>): ReadonlyMap<string, PeerKeys> {
+    const subnets = new Set([...(this.#wanted?.values() ?? [])].map(({ subnet }) => subnet))
+    for (const subnet of this.#counted.keys()) if (!subnets.has(subnet)) this.#counted.delete(subnet)
+    const totals = new Map<string, PeerKeys>()
+    for (const subnet of subnets) {
+      const present = children.get(subnet) ?? new Map<string, PeerKeys>()
+      const before = this.#counted.get(subnet)
+      // After a restart charon uses the names of its earlier associations again.
+      const over = [...(before?.present ?? [])].filter(([id, counts]) => isLess(present.get(id), counts))
+      const ended = over.reduce((sum, [, counts]) => plus(sum, counts), before?.ended ?? NO_TRAFFIC)
+      this.#counted.set(subnet, { ended, present })
+      totals.set(subnet, [...present.values()].reduce(plus, ended))
+    }
+    return totals
   }
 
   /**
@@ -438,20 +480,27 @@ function isIdle(ike: ViciSection): boolean {
   return ike['state'] === 'ESTABLISHED' && tasks.length === 0 && children.length === 0
 }
 
-/** Adds the traffic counts of one IKE association's child associations to the counts of its peer in `found`. */
-function add(found: Map<string, PeerKeys>, subnet: string, ike: ViciSection): void {
-  const children = Object.values((ike['child-sas'] ?? {}) as ViciSection) as ViciSection[]
-  for (const child of children) {
-    if (!WITH_KEYS.has(child['state'])) continue
-    const before = found.get(subnet)
-    found.set(subnet, {
-      txBytes: (before?.txBytes ?? 0) + countOf(child['bytes-out']),
-      rxBytes: (before?.rxBytes ?? 0) + countOf(child['bytes-in']),
-      txPackets: (before?.txPackets ?? 0) + countOf(child['packets-out']),
-      rxPackets: (before?.rxPackets ?? 0) + countOf(child['packets-in']),
-    })
-  }
-}
+const countsOf = (child: ViciSection): PeerKeys => ({
+  txBytes: countOf(child['bytes-out']),
+  rxBytes: countOf(child['bytes-in']),
+  txPackets: countOf(child['packets-out']),
+  rxPackets: countOf(child['packets-in']),
+})
+
+const plus = (a: PeerKeys, b: PeerKeys): PeerKeys => ({
+  txBytes: a.txBytes + b.txBytes,
+  rxBytes: a.rxBytes + b.rxBytes,
+  txPackets: a.txPackets + b.txPackets,
+  rxPackets: a.rxPackets + b.rxPackets,
+})
+
+/** Returns true if an association is gone, or has counted less than before. */
+const isLess = (now: PeerKeys | undefined, before: PeerKeys): boolean =>
+  now === undefined ||
+  now.txBytes < before.txBytes ||
+  now.rxBytes < before.rxBytes ||
+  now.txPackets < before.txPackets ||
+  now.rxPackets < before.rxPackets
 
 const countOf = (value: ViciValue | undefined): number =>
   typeof value === 'string' && /^\d{1,15}$/.test(value) ? Number(value) : 0

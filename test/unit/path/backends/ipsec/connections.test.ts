@@ -190,3 +190,28 @@ it('counts the packets of each peer, also if several callers count at the same t
   for (const found of await Promise.all([ours.keys(), ours.keys(), ours.keys()]))
     expect(Object.fromEntries(found)).toEqual({ '10.5.2.0/24': counts })
 })
+
+it('counts on when charon renews the keys of a peer, and when charon was started again', async () => {
+  const ours = await connections()
+  await ours.apply([PEER])
+  const sa = (bytes: number, state = 'INSTALLED') => ({
+    state,
+    'bytes-in': String(bytes),
+    'bytes-out': String(2 * bytes),
+  })
+  const counts = async (children: Readonly<Record<string, ReturnType<typeof sa>>>) => {
+    charon.associations = [{ [NAME]: { 'child-sas': children } }]
+    const { rxBytes, txBytes } = (await ours.keys()).get('10.5.2.0/24') ?? {}
+    return [rxBytes, txBytes]
+  }
+  expect(await counts({ 'weft-1': sa(1_000) })).toEqual([1_000, 2_000])
+  expect(await counts({ 'weft-1': sa(1_500, 'REKEYED'), 'weft-2': sa(10) })).toEqual([1_510, 3_020])
+  expect(await counts({ 'weft-2': sa(20) })).toEqual([1_520, 3_040])
+  expect(await counts({})).toEqual([undefined, undefined])
+  expect(await counts({ 'weft-1': sa(5) })).toEqual([1_525, 3_050])
+  expect(await counts({ 'weft-1': sa(3) })).toEqual([1_528, 3_056])
+  await ours.apply([])
+  await ours.keys()
+  await ours.apply([PEER])
+  expect(await counts({ 'weft-1': sa(4) })).toEqual([4, 8])
+})
