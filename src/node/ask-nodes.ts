@@ -20,6 +20,7 @@ import { networkReport, type NetworkReport } from '../report/network-view.ts'
 import type { Status } from '../report/status.ts'
 import { readView, viewOf } from '../report/view.ts'
 import type { Node } from './node.ts'
+import { subnetsIn } from './report.ts'
 
 /** The time limit of one query in ms, from the first packet sent to the last packet received. */
 const PATIENCE_MS = 1_500
@@ -113,7 +114,7 @@ export async function askNetwork(
   const self: QueriedNode = {
     lease: lease.key,
     name: null,
-    subnet: netText(lease.subnet),
+    subnet: netText(subnetsIn(node.config, lease)),
     publicIp: addressText(node.attrs.publicIp),
     kind: 'told',
     why: null,
@@ -131,7 +132,7 @@ export async function askNetwork(
     try {
       const about = {
         lease: other.key,
-        subnet: netText(other.subnet),
+        subnet: netText(subnetsIn(node.config, other)),
         publicIp: addressText(other.attrs.publicIp),
         name: names.get(addressText(other.attrs.publicIp)) ?? null,
         otherType: otherTypeOf(other, node.attrs.backendType),

@@ -276,6 +276,15 @@ export async function reportOf(node: Node): Promise<NodeReport> {
  */
 const usedSubnet = ({ config, lease }: Node): Nets => onlyOf(familiesOf(config), lease.subnet)
 
+/**
+ * Returns a peer's subnet of each family of the network configuration, or all its subnets if it has none of these
+ * families.
+ */
+export function subnetsIn(config: NetworkConfig, { subnet }: Pick<Lease, 'subnet'>): Nets {
+  const used = onlyOf(familiesOf(config), subnet)
+  return familiesOf(used).length > 0 ? used : subnet
+}
+
 const ipv6Of = ({ ipv6: subnet }: Nets, { ipv6: publicIp }: Addresses) => ({
   ipv6Subnet: subnet ? formatNet(subnet) : null,
   publicIpv6: publicIp === undefined ? null : formatAddress(publicIp),
@@ -408,7 +417,8 @@ function peersOf(
       cameAt: node.cameAt.get(lease.key) ?? Date.now(),
     }
   }
-  return [...view.values()].filter(({ key }) => key !== own.key).map((lease) => peerOf(lease, seenOf(lease), at))
+  const peers = [...view.values()].filter(({ key }) => key !== own.key)
+  return peers.map((lease) => peerOf({ ...lease, subnet: subnetsIn(node.config, lease) }, seenOf(lease), at))
 }
 
 type Traffic = ReadonlyMap<string, PathTraffic>

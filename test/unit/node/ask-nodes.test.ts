@@ -9,6 +9,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { Secret } from '../../../src/base/secret.ts'
+import { parseNetworkConfig } from '../../../src/control/config/network-config.ts'
 import type { Lease } from '../../../src/control/lease/lease.ts'
 import { ipv4Net, parseIpv4 } from '../../../src/net/ipv4.ts'
 import { askNetwork, networkAsking, readToken, showsToken } from '../../../src/node/ask-nodes.ts'
@@ -74,6 +75,7 @@ function nodeWith(peers: readonly number[], tokenFile = '', at = port): Node {
   })
   return {
     options: { 'status-network': at, 'status-token-file': tokenFile },
+    config: parseNetworkConfig('{"Network":"10.5.0.0/16"}'),
     lease: leaseOf(1),
     attrs: leaseOf(1).attrs,
     view: new Map([1, ...peers].map((number) => [key(number), leaseOf(number)])),

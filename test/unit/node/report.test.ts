@@ -17,6 +17,7 @@ import {
   kernel,
   log,
   logged,
+  ofFamilies,
   own,
   readiness,
   ready,
@@ -84,6 +85,20 @@ it('the report has the node, its lease and its data path', async () => {
     peers: { stored: 0, programmed: 0, answering: null, whole: 1, list: [] },
   })
 })
+
+it.each([
+  ['ipv6', 'fd00:5:0:7::/64', 'fd00:5:0:7::/64'],
+  ['ipv4', '10.5.0.64/26', null],
+] as const)(
+  'with %s alone shows the subnet %s of a peer that has both, as Kubernetes gives them',
+  async (family, subnet, ipv6Subnet) => {
+    store.put('10.5.0.64-26&fd00:5:0:7::-64', '{"PublicIP":"192.0.2.2","PublicIPv6":"2001:db8::2"}')
+    start(ofFamilies(family))
+    await ready()
+    const { peers } = await becomes((status) => status.peers?.stored === 1)
+    expect(peers!.list[0]).toMatchObject({ subnet, ipv6Subnet })
+  },
+)
 
 it('distinguishes peers that are only stored from peers that the data path has', async () => {
   store.put('10.5.0.64-26', value('192.0.2.2'))
