@@ -304,7 +304,7 @@ export const METRICS: readonly Metric[] = [
   ),
   gauge(
     'weft_store_reachable',
-    "1 if weftd's last call to the store (etcd, the lease directory or the Kubernetes API) succeeded, else 0.",
+    "1 if weftd's last request for the leases of all nodes in the store (etcd, the lease directory or the Kubernetes API) succeeded, else 0.",
     ({ node, store }) => (node ? one(bit(store.reachable)) : []),
   ),
   gauge(
