@@ -154,6 +154,28 @@ describe('the unit', () => {
     expect(await systemd.property('Result')).toBe('success')
   })
 
+  it('stops before flanneld starts, and starts after flanneld has stopped', async ({ skip }) => {
+    skip(!hasSystemd, 'no systemd, or no cgroups of version 2')
+    lab = await createLab({ hosts: 1 })
+    systemd = await bootSystemd(lab.hosts[0]!, ['Environment=FLANNELD_LEASE_DIR=/run/weft/leases'])
+    const flanneld = '[Service]\nExecStart=sleep infinity\nExecStop=sleep 1\n'
+    const prepare = [
+      `printf '${flanneld}' > /etc/systemd/system/flanneld.service`,
+      'mkdir -p /run/weft/leases',
+      `echo '{"Network":"10.5.0.0/16"}' > /run/weft/leases/config`,
+    ]
+    expect(await systemd.run('sh', '-ec', prepare.join('\n'))).toMatchObject({ code: 0 })
+    await systemd.systemctl('daemon-reload')
+    const at = async (unit: string, event: string): Promise<number> =>
+      Number(await systemd!.systemctl('show', unit, '--value', '--property', `${event}TimestampMonotonic`))
+    const others = { flanneld: 'weftd', weftd: 'flanneld' }
+    await systemd.systemctl('start', 'flanneld')
+    for (const unit of ['weftd', 'flanneld', 'weftd'] as const) {
+      await systemd.systemctl('start', unit)
+      expect(await at(others[unit], 'InactiveEnter')).toBeLessThanOrEqual(await at(unit, 'ExecMainStart'))
+    }
+  })
+
   it.for([
     ['a flag that there is not', 'ExecStart=/opt/node /opt/weft/bin/weftd --nonsense'],
     ['a value that cannot be, in a variable', 'Environment=FLANNELD_ENGINE=warp'],
