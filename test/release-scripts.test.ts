@@ -28,7 +28,7 @@ import { debianPackages, library } from '../scripts/release/materials.mjs'
 import { architecturesIn } from '../scripts/release/options.mjs'
 import { buildRpm } from '../scripts/release/rpm.mjs'
 import { currentVersion, PLACES } from '../scripts/release/version.mjs'
-import { lackOf } from './support/needs.ts'
+import { HOSTS, lackOf } from './support/needs.ts'
 
 const was = currentVersion()
 
@@ -275,6 +275,50 @@ describe('a package', () => {
     expect(await output(['dpkg-deb', '--field', target, 'Homepage'])).toBe('https://a\n')
     buildDeb({ ...from(), publisher: { maintainer: 'a <a@b>', repository: 'https://localhost/weft' }, target })
     expect((await output(['dpkg-deb', '--field', target, 'Homepage'])).trim()).toBe('')
+  })
+
+  it('is upgraded without a question although the administrator has changed the configuration: Debian', async ({
+    skip,
+  }) => {
+    const why = lackOf('dpkg-deb', HOSTS)
+    skip(why !== undefined, why)
+    // weft 0.2.0 contained /etc/default/weftd, with another text than later versions.
+    const old = join(folder, 'old')
+    const [control, config, conffile] = ['DEBIAN/control', 'DEBIAN/conffiles', 'etc/default/weftd']
+    for (const path of ['DEBIAN', 'etc/default']) mkdirSync(join(old, path), { recursive: true })
+    const fields = ['Package: weft', 'Version: 0.0.2', 'Architecture: all', 'Maintainer: a <a@b>', 'Description: a', '']
+    writeFileSync(join(old, control), fields.join('\n'))
+    writeFileSync(join(old, config), `/${conffile}\n`)
+    writeFileSync(join(old, conffile), '# the text of weft 0.2.0\n')
+    await output(['dpkg-deb', '-Znone', '--build', old, join(folder, 'old.deb')])
+    const { build, ...rest } = from()
+    buildDeb({ ...rest, build: { ...build, executable: '/bin/true' }, target: join(folder, 'new.deb') })
+    // dpkg changes an overlay over the root folder of this machine, in a mount namespace of its own.
+    const script = `
+      mkdir "$0/memory"
+      mount -t tmpfs tmpfs "$0/memory"
+      cd "$0/memory"
+      mkdir upper work merged
+      mount -t overlay overlay -o lowerdir=/,upperdir=upper,workdir=work merged
+      mount --bind /dev merged/dev
+      cp "$0"/old.deb "$0"/new.deb merged/root
+      dpkg() { chroot merged dpkg --force-depends --force-architecture "$@" < /dev/null > /dev/null; }
+      dpkg --purge weft 2> /dev/null || true
+      dpkg -i /root/new.deb
+      cmp merged/etc/default/weftd "$1/deploy/deb/default"
+      dpkg --purge weft
+      [ ! -e merged/etc/default/weftd ]
+      dpkg -i /root/old.deb
+      echo FLANNELD_V=1 > merged/etc/default/weftd
+      dpkg -i /root/new.deb
+      cat merged/etc/default/weftd
+      rm merged/etc/default/weftd
+      dpkg -i /root/new.deb
+      [ ! -e merged/etc/default/weftd ]
+      dpkg --purge weft`
+    const { code, stdout, stderr } = await execute(['unshare', '--mount', 'sh', '-ec', script, folder, packageRoot])
+    expect(stderr).not.toMatch(/conffile prompt/)
+    expect([code, stdout]).toEqual([0, 'FLANNELD_V=1\n'])
   })
 
   it.for(ARCHITECTURES.filter(({ integrity }) => integrity === undefined))(

@@ -46,7 +46,10 @@ export function buildDeb({ root, work, build, version, publisher, texts, target 
   // Put the systemd unit into /lib, because Debian 11 may have separate / and /usr, and systemd then does not search
   // /usr/lib.
   put('lib/systemd/system/weftd.service', readFileSync(join(root, 'deploy/weftd.service')))
-  put('etc/default/weftd', readFileSync(join(root, 'deploy/deb/default')))
+  // The script postinst copies this file to /etc/default/weftd at the first installation. The package does not contain
+  // /etc/default/weftd itself (a conffile): every administrator changes that file, so dpkg would ask a question at each
+  // upgrade that changes the file too, and an upgrade without a terminal would fail.
+  put('usr/share/weft/default', readFileSync(join(root, 'deploy/deb/default')))
   for (const [path, text] of Object.entries(texts))
     put(path, path.endsWith('.gz') ? gzipSync(text, { level: 9 }) : text)
   const size = installedSize(tree)
@@ -69,7 +72,6 @@ export function buildDeb({ root, work, build, version, publisher, texts, target 
       '',
     ].join('\n'),
   )
-  put('DEBIAN/conffiles', '/etc/default/weftd\n')
   for (const name of SCRIPTS) put(`DEBIAN/${name}`, readFileSync(join(root, 'deploy/deb', name)), 0o755)
   date(tree)
   execFileSync('dpkg-deb', ['--root-owner-group', '-Zxz', '-z2', '--build', tree, target], {
