@@ -1,9 +1,9 @@
-// unit-file.test.ts - deploy/weftd.service names existing flags, and grants the rights that docs/running.md lists.
+// unit-file.test.ts - deploy/weftd.service overrides no variable, and grants the rights that docs/running.md lists.
 
 import { spawnSync } from 'node:child_process'
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
-import { join } from 'node:path'
+import { dirname, join } from 'node:path'
 import { parseEnv } from 'node:util'
 import { describe, expect, it } from 'vitest'
 import { applyEnvironment, parseFlags } from '../../../../src/base/go-flags.ts'
@@ -16,12 +16,15 @@ const values = (key: string): string[] =>
 const hasSystemd = spawnSync('systemd-analyze', ['--version']).status === 0
 
 describe('weftd.service', () => {
-  it('names only existing flags', () => {
+  it('overrides no variable of /etc/default/weftd, and lets weftd write the default files', () => {
     const [program, ...args] = values('ExecStart')[0]!.split(' ')
     expect(program).toMatch(/\/weftd$/)
-    const { given, rest } = parseFlags(FLAGS, args)
-    expect([...given]).toEqual(['subnet-file'])
-    expect(rest).toEqual([])
+    expect(args).toEqual([])
+    const folders = values('RuntimeDirectory')[0]!
+      .split(' ')
+      .map((name) => `/run/${name}`)
+    const files = [FLAGS['subnet-file'].default, FLAGS['status-socket'].default]
+    expect(folders).toEqual(files.map((file) => dirname(file)))
   })
 
   it('grants CAP_NET_ADMIN, the TUN device, /run/flannel and /run/weft', () => {
