@@ -209,6 +209,13 @@ export function checkMtu(family: Family, mtu: number, external: string): void {
 }
 
 /**
+ * Returns true for a route whose device has been deleted since the kernel listed the route, so that its index has no
+ * name. The kernel deletes the route with the device. The device may be the TUN of the earlier run: the TUN ends when
+ * this process closes the queues that the service manager kept and that this process cannot use.
+ */
+const isOnGoneDevice = ({ device, deviceIndex }: Route): boolean => device === '' && deviceIndex !== 0
+
+/**
  * Returns the route of a foreign device to the network `to` that weftd's own route would replace, because the two
  * routes have the same metric. Returns undefined if there is no such route.
  */
@@ -218,7 +225,7 @@ async function findForeignRoute(
   isOwn: (device: string) => boolean,
 ): Promise<Route | undefined> {
   const routes = await routesTo(kernel, to)
-  return routes.find((route) => isReplaceable(route, familyOf(to)) && !isOwn(route.device))
+  return routes.find((route) => isReplaceable(route, familyOf(to)) && !isOwn(route.device) && !isOnGoneDevice(route))
 }
 
 /** Returns the link types, in the kernel's terms, of the backends' devices that may have this name. */

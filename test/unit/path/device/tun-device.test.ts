@@ -1,6 +1,6 @@
 // tun-device.test.ts - the repairs of a TUN device and its route, and what is only logged, on a simulated host.
 
-import { expect, it } from 'vitest'
+import { expect, it, vi } from 'vitest'
 import { describeError } from '../../../../src/base/errors.ts'
 import type { TunSettings } from '../../../../src/host/kernel.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
@@ -185,6 +185,29 @@ it('removes an idle TUN that has the route of the network, but not in a check be
   expect(host.kernel.changes).toEqual([])
   await refuseForeignRoute(host.kernel, NETWORK, () => false)
   expect(host.kernel.changes).toEqual(['ip link del dev flannel0'])
+})
+
+it('ignores a route whose device was deleted while the routes were listed', async () => {
+  addIdleTun('flannel0', '10.9.0.0')
+  host.kernel.addRoute('ipv4', { destination: '10.5.0.0/16', device: 'flannel0' })
+  const present = await host.kernel.routes({ family: 'ipv4', exactly: [NETWORK] })
+  const list = vi.spyOn(host.kernel, 'routes')
+  const isRefused = (find: typeof checkForeignRoute): Promise<boolean> =>
+    find(host.kernel, NETWORK, () => false).then(
+      () => false,
+      () => true,
+    )
+  for (const [deviceIndex, isBlackhole] of [
+    [7, false],
+    [0, true],
+  ] as const) {
+    list.mockResolvedValue(present.map((route) => ({ ...route, device: '', deviceIndex })))
+    expect([await isRefused(checkForeignRoute), await isRefused(refuseForeignRoute)]).toEqual([
+      isBlackhole,
+      isBlackhole,
+    ])
+  }
+  list.mockRestore()
 })
 
 it.each([
