@@ -107,7 +107,9 @@ it('writes a file whose mode it cannot change, such as on a FAT file system, and
   try {
     const shown = await capture(['--write', file])
     expect(shown.code).toBe(0)
-    expect(shown.err).toContain(`other users may read ${file}, which has packets: EPERM: operation not permitted, fchmod`)
+    expect(shown.err).toContain(
+      `other users may read ${file}, which has packets: EPERM: operation not permitted, fchmod`,
+    )
     expect(readFileSync(file).readUInt32LE(0)).toBe(0x0a0d0d0a)
   } finally {
     chmod.mockRestore()
