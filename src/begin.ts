@@ -143,7 +143,9 @@ async function resume(
     const isSealed = isSealedUnless !== undefined && config.backend[isSealedUnless] !== true
     if (isSealed) {
       const { seal } = await import('./node/seal.ts') // most backends do not need it
-      await seal({ kernel, log }, { config, backend: { isSealed } })
+      // Leave out the interface's index, because the host may have booted since.
+      const external = known.external ? { external: { name: known.external.name } } : {}
+      await seal({ kernel, log }, { config, backend: { isSealed, ...external } })
     }
     const silent = { ...log, info: () => {} }
     const external = await externalFor(known, node.options, familiesOf(config), kernel, silent)

@@ -117,16 +117,18 @@ export const isReplaceable = ({ metric, isPartial }: Route, family: Family): boo
 
 /**
  * Returns true if the kernel has policy rules in addition to the three rules that every host has, so that the main
- * table alone does not determine the route of a packet. Returns false if the kernel is built without policy routing or
- * without the family.
+ * table alone does not determine the route of a packet. Rules that drop packets, such as weft's own rule for
+ * unencrypted packets, do not count, because they lead no packet elsewhere. Returns false if the kernel is built without
+ * policy routing or without the family.
  */
 export async function hasPolicyRules(kernel: HostKernel, family: Family): Promise<boolean> {
   const rules = (await kernel.rules(family)) ?? []
-  return rules.some(({ priority, table }) => {
+  return rules.some(({ priority, table, action }) => {
     const usual = USUAL_RULES.get(priority)
-    return usual === undefined || table !== usual
+    return !DROPPING.has(action) && (usual === undefined || table !== usual)
   })
 }
+const DROPPING: ReadonlySet<string> = new Set(['blackhole', 'unreachable', 'prohibit'])
 /**
  * The priorities of the rules that every host has, and the numbers of the tables local, main and default that the rules
  * select (net/ipv4/fib_rules.c, net/ipv6/fib6_rules.c).

@@ -1,27 +1,58 @@
-// seal.ts - keeps the packets of a network from leaving unencrypted, if the backend encrypts.
+// seal.ts - keeps the packets of a network from leaving unencrypted, and containers from getting unencrypted packets of
+// the network, if the backend encrypts.
 
 import { describeError, isWeftError } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
-import { formatNet, listed } from '../net/address.ts'
-import { keepUnreachable } from '../path/device/userspace-guard.ts'
+import type { HostKernel } from '../host/kernel.ts'
+import { familyOf, formatNet, listed, netContains, type Net } from '../net/address.ts'
+import { keepRule, keepUnreachable } from '../path/device/userspace-guard.ts'
 import type { NewNode, PathFacts } from './node.ts'
+
+type External = Pick<PathFacts['backend']['external'], 'name' | 'index'>
+
+type Sealed = Pick<PathFacts, 'config'> & {
+  readonly backend: Pick<PathFacts['backend'], 'isSealed'> & { readonly external?: External }
+}
 
 /**
  * With a backend that encrypts, makes an unreachable route to the network of each family. Without this route the
- * packets of a family that the data path does not carry now would leave unencrypted by the default route. If the kernel
- * refuses the route, only logs the failure, because a kernel without IPv6 sends no IPv6 packets either.
+ * packets of a family that the data path does not carry now would leave unencrypted by the default route. Also makes a
+ * policy routing rule that drops forged packets of the network that arrive unencrypted at the external interface. If
+ * the kernel refuses the route or the rule, only logs the failure, because a kernel without IPv6 sends and forwards no
+ * IPv6 packets either.
  */
 export async function seal(
   { kernel, log }: Pick<NewNode, 'kernel'> & { readonly log: Pick<Log, 'warn'> },
-  { config, backend }: Pick<PathFacts, 'config'> & { readonly backend: Pick<PathFacts['backend'], 'isSealed'> },
+  { config, backend: { isSealed, external } }: Sealed,
 ): Promise<void> {
-  if (!backend.isSealed) return
+  if (!isSealed) return
   for (const { network } of listed(config)) {
-    try {
-      await keepUnreachable(kernel, network)
-    } catch (error) {
-      if (!isWeftError(error)) throw error
-      log.warn(`Unencrypted packets to ${formatNet(network)} are not blocked: ${describeError(error)}`)
-    }
+    const text = formatNet(network)
+    await keepUnreachable(kernel, network).catch((error: unknown) =>
+      log.warn(`Unencrypted packets to ${text} are not blocked: ${refusalOf(error)}`),
+    )
+    if (!external) continue
+    const { name } = external
+    await refuseForged(kernel, network, external).catch((error: unknown) =>
+      log.warn(`Unencrypted packets from ${name} to ${text} are not blocked: ${refusalOf(error)}`),
+    )
   }
+}
+
+/** Describes the kernel's refusal. Throws any other error. */
+function refusalOf(error: unknown): string {
+  if (!isWeftError(error)) throw error
+  return describeError(error)
+}
+
+/**
+ * Makes the rule that drops unencrypted packets within the network from the external interface. Makes no rule if this
+ * interface has an address within the network: then its link may have hosts or containers of this node with addresses
+ * of the network, whose packets this host forwards.
+ */
+async function refuseForged(kernel: HostKernel, network: Net, { name, index }: External): Promise<void> {
+  const link = await kernel.link(index ?? name)
+  if (!link) return
+  const isWithin = link.addresses[familyOf(network)].some(({ address }) => netContains(network, address))
+  await keepRule(kernel, network, isWithin ? undefined : link.name)
 }

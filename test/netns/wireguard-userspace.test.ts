@@ -5,7 +5,7 @@ import { spawn } from 'node:child_process'
 import { mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterEach, describe, expect, it } from 'vitest'
-import { ended } from '../../lab/command.ts'
+import { ended, execute } from '../../lab/command.ts'
 import { createLab, WIREGUARD_APART, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
 import { iperfServer, reach } from '../../lab/measure.ts'
 import { closeAll } from '../../src/host/unix-socket.ts'
@@ -16,7 +16,7 @@ import { HOSTS, needs } from '../support/needs.ts'
 import { pinging } from '../support/pinging.ts'
 import { meet } from '../support/successor.ts'
 
-needs(HOSTS, 'ping', 'tcpdump', 'wg', 'wireguard-go', 'iperf3', 'python3')
+needs(HOSTS, 'ping', 'nstat', 'tcpdump', 'wg', 'wireguard-go', 'iperf3', 'python3')
 
 const PSK = 'MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY='
 
@@ -80,6 +80,64 @@ it('carries packets whole, and hides their content', async () => {
   expect(dump).not.toContain('what nobody')
   expect(dump).not.toMatch(/10\.5\.\d+\.\d+ > /)
   for (const daemon of daemons) expect(errors(daemon)).toEqual([])
+})
+
+describe('unencrypted packets of the network that the underlay delivers', () => {
+  const rulesOf = async (host: Host): Promise<string> =>
+    (await host.output(['ip', 'rule'])) + (await host.output(['ip', '-6', 'rule']))
+  /** Sends packets to a container from a host outside of the network. Returns how many of them arrive. */
+  async function forged(host: Host, pod: Pod, source: string, to: string): Promise<number> {
+    const isV6 = to.includes(':')
+    const [ip, name] = isV6 ? [['ip', '-6'], 'Icmp6InEchos'] : [['ip'], 'IcmpInEchos']
+    const echoes = async (): Promise<number> => {
+      const { stdout } = await execute(['ip', 'netns', 'exec', pod.namespace, 'nstat', '-asz', name])
+      return Number(new RegExp(`${name} +(\\d+)`).exec(stdout)?.[1])
+    }
+    const before = await echoes()
+    const noDad = isV6 ? ['nodad'] : []
+    await lab.switch.output([...ip, 'address', 'replace', `${source}/${isV6 ? 128 : 32}`, 'dev', 'lo', ...noDad])
+    await lab.switch.output([...ip, 'route', 'replace', to, 'via', isV6 ? host.ipv6! : host.address])
+    const ping = ['ping', '-n', '-c', '3', '-i', '0.2', '-W', '1', '-I', source, to]
+    await lab.switch.output(ping).catch(() => {})
+    return (await echoes()) - before
+  }
+
+  it('do not reach containers, of both families, and other packets do', async () => {
+    lab = await createLab({ hosts: 2, families: ['ipv4', 'ipv6'] })
+    const [a, b] = lab.hosts as [Host, Host]
+    await startIn(BOTH, a)
+    await startIn(BOTH, b)
+    const [podA, podB] = [await a.startPod(), await b.startPod()]
+    await reach(podA.namespace, podB.address)
+    expect(await forged(a, podA, '203.0.113.7', podA.address)).toBe(3)
+    expect(await forged(a, podA, podB.address, podA.address)).toBe(0)
+    expect(await forged(a, podA, '2001:db8:7::1', podA.ipv6!)).toBe(3)
+    expect(await forged(a, podA, podB.ipv6!, podA.ipv6!)).toBe(0)
+    await reach(podB.namespace, podA.address)
+  })
+
+  it('are dropped by a rule that comes back, that stays while weftd is stopped, and that another backend removes', async () => {
+    lab = await createLab({ hosts: 1, families: ['ipv4', 'ipv6'] })
+    const [a] = lab.hosts as [Host]
+    const rules = (network: string): RegExp =>
+      new RegExp(`^219:\\tfrom ${network} to ${network} iif eth0 blackhole$`, 'm')
+    const both = [rules('10\\.5\\.0\\.0/16'), rules('fd00:5::/48')] as const
+    const daemon = await startIn(BOTH, a)
+    for (const rule of both) expect(await rulesOf(a)).toMatch(rule)
+    await a.output(['ip', 'rule', 'del', 'priority', '219'])
+    await eventually(async () => expect(await rulesOf(a)).toMatch(both[0]))
+    await daemon.stop()
+    for (const rule of both) expect(await rulesOf(a)).toMatch(rule)
+    const open = await startIn(BOTH, a, { AllowBypass: true })
+    await open.line(/Removed the rule for unencrypted packets from eth0, which another backend left/)
+    expect(await rulesOf(a)).not.toContain('219:')
+    await open.stop()
+    // Hosts behind this link, or containers of this host, may have addresses of the network.
+    await a.output(['ip', 'address', 'add', '10.5.250.1/24', 'dev', 'eth0'])
+    await startIn(BOTH, a)
+    expect(await rulesOf(a)).not.toMatch(both[0])
+    expect(await rulesOf(a)).toMatch(both[1])
+  })
 })
 
 describe("beside the kernel's device", () => {

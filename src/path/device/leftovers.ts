@@ -60,7 +60,10 @@ export interface Surroundings {
   readonly routesByOthers?: boolean
   /** True if this node's backend makes IPsec policies, so that weftd must not remove IPsec policies. */
   readonly ownPolicies?: boolean
-  /** True if this node makes the unreachable routes to its networks, so that weftd must not remove these routes. */
+  /**
+   * True if this node makes the unreachable routes to its networks, and the rules for unencrypted packets, so that weftd
+   * must not remove them.
+   */
   readonly isSealed?: boolean
   /** The name of the external interface; left out if it is not known. */
   readonly external?: string | undefined
@@ -187,7 +190,7 @@ export async function findLeftovers(
     : await findBlockingIpsec(
         { kernel, run },
         listed(networks),
-        surroundings.isSealed ? [] : all.map(({ route }) => route),
+        surroundings.isSealed ? undefined : all.map(({ route }) => route),
       )
   if (blocking.length > 0) {
     const owner = ownerOf([], networks, await (running ??= others()))
@@ -325,17 +328,17 @@ function renamedOf(links: readonly Link[], surroundings: Surroundings): Devices[
 /**
  * Finds the IPsec policies, the routing rules and the unreachable routes of the backends ipsec and wireguard for the
  * given networks, also if the network was wider or narrower when the backend made them. `routes` has the routes among
- * which the unreachable routes are found. The policies, the rules and the unreachable routes drop packets of every
- * other backend.
+ * which the unreachable routes are found; undefined if this node's backend itself makes the rules and the unreachable
+ * routes. The policies, the rules and the unreachable routes drop packets of every other backend.
  */
 export async function findBlockingIpsec(
   { kernel, run }: HostAccess,
   networks: readonly Net[],
-  routes: readonly Route[],
+  routes: readonly Route[] | undefined,
 ): Promise<readonly Leftover[]> {
   const selectors = (await kernel.hasIpsecPolicies()) ? [...(await listPolicies(run)).keys()] : []
   const blocking = selectors.filter((selector) => concerns(selector, networks))
-  const guards = await Promise.all(networks.map((network) => guardRemovals(kernel, network, routes)))
+  const guards = routes ? await Promise.all(networks.map((network) => guardRemovals(kernel, network, routes))) : []
   return [...blocking.map((selector) => ({ what: `the IPsec policy ${selector}`, selector })), ...guards.flat()]
 }
 

@@ -6,20 +6,21 @@
 // the kernel looks up before the main table (strongSwan: charon.routing_table). Without the unreachable route packets
 // to a peer without keys would leave unencrypted by the default route.
 //
-// A routing rule drops incoming packets that the kernel would forward to containers. Packets that charon decrypted come
-// from charon's own device. So a packet from the external interface whose source and destination are in the network was
-// not encrypted. Packets to other destinations must pass, because this host may be the router of another node.
+// A routing rule drops incoming packets that the kernel would forward to containers. Decrypted packets come from charon's
+// own device or from the WireGuard device. So a packet from the external interface whose source and destination are in
+// the network was not encrypted. Packets to other destinations must pass, because this host may be the router of another
+// node.
 
 import { applyChange, removeAll } from '../../host/kernel-errors.ts'
 import type { Change, HostKernel, Route } from '../../host/kernel.ts'
 import {
   familyOf,
   formatNet,
-  isIpv4Net,
   isPartOf,
   isPartOfEither,
   netKey,
   parseNet,
+  type Family,
   type Net,
 } from '../../net/address.ts'
 
@@ -69,23 +70,65 @@ const ruleChange = (kind: 'add rule' | 'delete rule', network: Net, device: stri
   action: 'blackhole',
 })
 
-/** A rule of UserspaceGuard, which drops packets within the network `whole` that come from the device. */
+/** A rule that drops packets within the network `whole` that come from the device. */
 interface GuardRule {
   readonly device: string
   readonly whole: Net
 }
 
 /**
- * Lists the rules of UserspaceGuard for networks that overlap the given network. The list is empty on a kernel without
- * policy routing.
+ * Lists the rules that weft made for any network of the family. The list is empty on a kernel without policy routing.
  */
-async function guardRules(kernel: HostKernel, network: Net): Promise<readonly GuardRule[]> {
-  const rules = (await kernel.rules(familyOf(network))) ?? []
+async function allGuardRules(kernel: HostKernel, family: Family): Promise<readonly GuardRule[]> {
+  const rules = (await kernel.rules(family)) ?? []
   return rules.flatMap(({ priority, from, to, iif, action }) => {
     if (priority !== PRIORITY || action !== 'blackhole' || !from || !to || iif === undefined) return []
-    const isOurs = formatNet(from) === formatNet(to) && from.prefixLength > 0 && isPartOfEither(from, network)
-    return isOurs ? [{ device: iif, whole: from }] : []
+    return formatNet(from) === formatNet(to) && from.prefixLength > 0 ? [{ device: iif, whole: from }] : []
   })
+}
+
+/** Lists the rules that weft made for networks that overlap the given network. */
+const guardRules = async (kernel: HostKernel, network: Net): Promise<readonly GuardRule[]> =>
+  (await allGuardRules(kernel, familyOf(network))).filter(({ whole }) => isPartOfEither(whole, network))
+
+/** A rule or a route that must be removed, with a description. */
+interface Removal {
+  readonly what: string
+  readonly change: Change
+}
+
+const ruleRemoval = ({ device, whole }: GuardRule): Removal => ({
+  what: `the rule for unencrypted packets from ${device}`,
+  change: ruleChange('delete rule', whole, device),
+})
+
+/** Returns the changes that remove the rules for networks of the family that overlap none of `networks`. */
+export async function otherRuleRemovals(
+  kernel: HostKernel,
+  family: Family,
+  networks: readonly Net[],
+): Promise<readonly Removal[]> {
+  const rules = await allGuardRules(kernel, family)
+  return rules.filter(({ whole }) => !networks.some((network) => isPartOfEither(whole, network))).map(ruleRemoval)
+}
+
+/**
+ * Makes the rule that drops packets within the network if they come from the device `wanted`; no rule if `wanted` is
+ * undefined. Returns true if the rule was missing. Removes the rules for other networks that overlap this network, for
+ * an earlier name of the device, and any duplicate that another program added.
+ */
+export async function keepRule(kernel: HostKernel, network: Net, wanted: string | undefined): Promise<boolean> {
+  const rules = await guardRules(kernel, network)
+  const isWanted = ({ device, whole }: GuardRule): boolean => device === wanted && netKey(whole) === netKey(network)
+  const first = rules.findIndex(isWanted)
+  const isMissing = wanted !== undefined && first === -1
+  if (isMissing) await applyChange(kernel, ruleChange('add rule', network, wanted))
+  const surplus = rules.filter((_, at) => at !== first)
+  await removeAll(
+    kernel,
+    surplus.map((rule) => ruleRemoval(rule).change),
+  )
+  return isMissing
 }
 
 /**
@@ -139,18 +182,8 @@ export class UserspaceGuard {
     if (await keepUnreachable(this.#kernel, this.#network))
       repaired.push(`the unreachable route to ${formatNet(this.#network)} was gone`)
     const wanted = this.#device()
-    const rules = await guardRules(this.#kernel, this.#network)
-    const there = rules.filter(({ whole }) => netKey(whole) === netKey(this.#network)).map(({ device }) => device)
-    if (!there.includes(wanted)) {
-      await applyChange(this.#kernel, ruleChange('add rule', this.#network, wanted))
+    if (await keepRule(this.#kernel, this.#network, wanted))
       repaired.push(`the rule for unencrypted packets from ${wanted} was gone`)
-    }
-    // Delete the rule for an earlier name of the external interface, and any duplicate that another program added.
-    const surplus = there.filter((name, at) => name !== wanted || there.indexOf(name) !== at)
-    await removeAll(
-      this.#kernel,
-      surplus.map((device) => ruleChange('delete rule', this.#network, device)),
-    )
     return repaired
   }
 
@@ -170,14 +203,9 @@ export async function guardRemovals(
   kernel: HostKernel,
   network: Net,
   routes: readonly Route[],
-): Promise<readonly { readonly what: string; readonly change: Change }[]> {
-  // The backend ipsec, which makes the rules, carries only IPv4.
-  const rules = isIpv4Net(network) ? await guardRules(kernel, network) : []
+): Promise<readonly Removal[]> {
   return [
-    ...rules.map(({ device, whole }) => ({
-      what: `the rule for unencrypted packets from ${device}`,
-      change: ruleChange('delete rule', whole, device),
-    })),
+    ...(await guardRules(kernel, network)).map(ruleRemoval),
     ...unreachableNets(routes)
       .filter((net) => isPartOf(net, network))
       .map((net) => ({

@@ -18,7 +18,7 @@ import { charonOfHost } from '../../node/choose.ts'
 import { isNamedBy, KINDS, type Kind } from '../../path/catalog.ts'
 import { findDevices, renamedAmong } from '../../path/device/flannel-devices.ts'
 import { findBlockingIpsec, removeLeftover, type HostAccess } from '../../path/device/leftovers.ts'
-import { unreachableRoutes } from '../../path/device/userspace-guard.ts'
+import { otherRuleRemovals, unreachableRoutes } from '../../path/device/userspace-guard.ts'
 import type { Remains } from '../../path/remains.ts'
 
 /**
@@ -129,9 +129,9 @@ export async function findCharonRemains(networks: ReadonlySet<string>): Promise<
 }
 
 /**
- * Finds the unreachable routes of the backends ipsec and wireguard to networks that are not a part of one of `networks`
- * (as `ip` writes them), such as the route to an IPv6 network that was removed from the configuration.
- * `findIpsecRemains` finds the routes within `networks`.
+ * Finds the unreachable routes and the routing rules of the backends ipsec and wireguard for networks that are not a
+ * part of one of `networks` (as `ip` writes them), such as the route to an IPv6 network that was removed from the
+ * configuration. `findIpsecRemains` finds the routes and rules for `networks`.
  */
 export async function findUnreachableRemains(kernel: HostKernel, networks: ReadonlySet<string>): Promise<Remains[]> {
   const wholes = [...networks].flatMap((each) => parseNet(each) ?? [])
@@ -139,14 +139,21 @@ export async function findUnreachableRemains(kernel: HostKernel, networks: Reado
     const net = parseNet(destination)
     return net !== undefined && wholes.some((whole) => isPartOf(net, whole))
   }
-  const remainsOf = async (family: Family): Promise<Remains[]> =>
-    unreachableRoutes(await kernel.routes({ family }))
-      .filter((route) => !isWithin(route))
-      .map((route) => ({
-        things: [`the unreachable route to ${route.destination}`],
-        stays: [],
-        remove: () => removeAll(kernel, [deletionOf(route, family)]),
-      }))
+  const remainsOf = async (family: Family): Promise<Remains[]> => {
+    const routes = unreachableRoutes(await kernel.routes({ family })).filter((route) => !isWithin(route))
+    const removals = [
+      ...routes.map((route) => ({
+        what: `the unreachable route to ${route.destination}`,
+        change: deletionOf(route, family),
+      })),
+      ...(await otherRuleRemovals(kernel, family, wholes)),
+    ]
+    return removals.map(({ what, change }) => ({
+      things: [what],
+      stays: [],
+      remove: () => removeAll(kernel, [change]),
+    }))
+  }
   return (await Promise.all(FAMILIES.map(remainsOf))).flat()
 }
 

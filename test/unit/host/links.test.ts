@@ -52,8 +52,10 @@ it.each([
   expect(await kernel.routes({ family: 'ipv4', table: 'all' })).toEqual([])
 })
 
-it('a host has policy rules if it has more than the usual three', async () => {
+it('a host has policy rules if it has more than the usual three, and those that drop packets', async () => {
   const kernel = new ModelKernel()
+  expect(await hasPolicyRules(kernel, 'ipv4')).toBe(false)
+  for (const action of ['blackhole', 'unreachable', 'prohibit']) kernel.addRule('ipv4', { priority: 219, action })
   expect(await hasPolicyRules(kernel, 'ipv4')).toBe(false)
   kernel.addRule('ipv4', { priority: 5270, table: 52 })
   expect([await hasPolicyRules(kernel, 'ipv4'), await hasPolicyRules(kernel, 'ipv6')]).toEqual([true, false])

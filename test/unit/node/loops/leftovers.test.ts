@@ -70,8 +70,11 @@ const addRouteToPeer = (): void =>
 const hasRouteToPeer = (): boolean => kernel.routesAsText().includes('10.5.0.192/26 via 192.0.2.2 dev eth0')
 const isReadyFile = (): boolean => existsSync(subnetFile())
 
-/** The route with which a node keeps unencrypted packets on this host, if its backend encrypts. */
-const SEAL = 'ip route add unreachable 10.5.0.0/24 metric 4294967295'
+/** The route that keeps unencrypted packets on this host, and the rule that drops them, if the node's backend encrypts. */
+const SEAL = [
+  'ip route add unreachable 10.5.0.0/24 metric 4294967295',
+  'ip rule add priority 219 iif eth0 from 10.5.0.0/24 to 10.5.0.0/24 blackhole',
+]
 
 describe('what another backend left', () => {
   it('is removed before the node is ready: devices, and routes through hosts whose leases only the store has at the start', async () => {
@@ -343,7 +346,7 @@ describe('what another backend left', () => {
         /^E A route of another backend is in the way: 10\.5\.0\.192\/26 via 192\.0\.2\.2 to eth0 stays, since flanneld runs \(pid 7\); stop that process, or remove the route with `ip route del 10\.5\.0\.192\/26 via 192\.0\.2\.2 dev eth0`/,
       ),
     )
-    expect([readiness(), kernel.changes]).toEqual([false, [SEAL]])
+    expect([readiness(), kernel.changes]).toEqual([false, SEAL])
     running = []
     await inTurns(() => readiness())
     expect(hasRouteToPeer()).toBe(false)
@@ -362,7 +365,7 @@ describe('what another backend left', () => {
     }
     doubt.ring()
     await vi.advanceTimersByTimeAsync(20_000)
-    expect([kernel.changes, kernel.peek('flannel.1')?.type]).toEqual([[SEAL], 'vxlan'])
+    expect([kernel.changes, kernel.peek('flannel.1')?.type]).toEqual([SEAL, 'vxlan'])
   })
 })
 

@@ -5,7 +5,9 @@ import { formatNet, parseNet } from '../../../../src/net/address.ts'
 import { removeLeftovers } from '../../../../src/path/device/leftovers.ts'
 import {
   guardRemovals,
+  keepRule,
   keepUnreachable,
+  otherRuleRemovals,
   removeUserspaceGuard,
   UserspaceGuard,
 } from '../../../../src/path/device/userspace-guard.ts'
@@ -97,11 +99,31 @@ describe('the guard', () => {
     )
   })
 
-  it('is not there on a kernel without policy routing, nor for an IPv6 network', async () => {
+  it('is not there on a kernel without policy routing, nor for another network', async () => {
     addRule('eth0')
     expect(await guardRemovals(kernel, NETWORK, [])).toHaveLength(1)
     expect(await guardRemovals(kernel, parseNet('fd00:5::/48')!, [])).toEqual([])
     kernel.hasPolicyRouting = false
     expect(await guardRemovals(kernel, NETWORK, [])).toEqual([])
+  })
+
+  it('has one rule for each network, also for an IPv6 network, and none for a network without a device', async () => {
+    const network = parseNet('fd00:5::/48')!
+    const texts = async (): Promise<string[]> =>
+      ((await kernel.rules('ipv6')) ?? []).flatMap(({ priority, from, iif }) =>
+        priority === 219 && from ? [`${formatNet(from)} ${iif}`] : [],
+      )
+    for (const text of ['fd00:4::/31', 'fd00:5:0:8000::/49', 'fd00:9::/48', 'fd00:5::/48']) {
+      const net = parseNet(text)!
+      const rule = { family: 'ipv6', priority: 219, iif: 'eth1', from: net, to: net, action: 'blackhole' } as const
+      kernel.act({ kind: 'add rule', ...rule })
+    }
+    expect(await keepRule(kernel, network, 'eth0')).toBe(true)
+    expect(await keepRule(kernel, network, 'eth0')).toBe(false)
+    expect(await texts()).toEqual(['fd00:9::/48 eth1', 'fd00:5::/48 eth0'])
+    const others = await otherRuleRemovals(kernel, 'ipv6', [network])
+    expect(others.map(({ what }) => what)).toEqual(['the rule for unencrypted packets from eth1'])
+    expect(await keepRule(kernel, network, undefined)).toBe(false)
+    expect(await texts()).toEqual(['fd00:9::/48 eth1'])
   })
 })

@@ -2,7 +2,7 @@
 
 import { expect, it } from 'vitest'
 import type { Link, TunSettings, VxlanSettings } from '../../../../src/host/kernel.ts'
-import { parseNet } from '../../../../src/net/address.ts'
+import { familyOf, parseNet } from '../../../../src/net/address.ts'
 import { findDevices } from '../../../../src/path/device/flannel-devices.ts'
 import {
   findBlackholeRemains,
@@ -98,7 +98,7 @@ it('removes a device with its routes, the routes to hosts, and the blackholes', 
   for (const { remove } of remains) await remove()
 })
 
-it('names each unreachable route once: within the network, wider, and of another family', async () => {
+it('names each unreachable route and rule once: within the network, wider, and of another family', async () => {
   const kernel = new ModelKernel()
   const add = (destination: string): void =>
     kernel.addRoute(destination.includes(':') ? 'ipv6' : 'ipv4', {
@@ -107,6 +107,13 @@ it('names each unreachable route once: within the network, wider, and of another
       metric: 0xff_ff_ff_ff,
     })
   for (const destination of ['10.5.0.0/16', '10.5.0.0/17', '10.0.0.0/8', 'fd00:5::/48']) add(destination)
+  for (const [text, iif] of [
+    ['10.0.0.0/8', 'eth0'],
+    ['fd00:5::/48', 'eth1'],
+  ] as const) {
+    const net = parseNet(text)!
+    kernel.addRule(familyOf(net), { priority: 219, iif, from: net, to: net, action: 'blackhole' })
+  }
   const networks = new Set(['10.5.0.0/16'])
   const run = (): Promise<never> => Promise.reject(new Error('no program is needed'))
   const found = [
@@ -114,6 +121,8 @@ it('names each unreachable route once: within the network, wider, and of another
     ...(await findIpsecRemains({ kernel, run }, networks)),
   ]
   expect(found.flatMap(({ things }) => things).toSorted()).toEqual([
+    'the rule for unencrypted packets from eth0',
+    'the rule for unencrypted packets from eth1',
     'the unreachable route to 10.0.0.0/8',
     'the unreachable route to 10.5.0.0/16',
     'the unreachable route to 10.5.0.0/17',
