@@ -4,8 +4,8 @@
 // the file is missing, weftd creates it.
 
 import { randomBytes } from 'node:crypto'
-import { readFile, writeFile } from 'node:fs/promises'
-import { dirname } from 'node:path'
+import { link, open, readFile, rename, unlink, writeFile } from 'node:fs/promises'
+import { basename, dirname, join } from 'node:path'
 import { messageOf, WeftError } from '../../../base/errors.ts'
 import { Secret } from '../../../base/secret.ts'
 import { makeFolder } from '../../../host/make-folder.ts'
@@ -39,15 +39,44 @@ export function publicKeyTo(privateKey: Secret): string {
   }
 }
 
+/** Creates the key file. Does nothing if another process has created the file meanwhile. */
 async function makeKeyFile(file: string, key: Secret): Promise<void> {
   try {
     await makeFolder(dirname(file))
-    await writeFile(file, key.reveal(), { mode: 0o400, flag: 'wx' })
+    await writeWhole(file, key)
   } catch (error) {
     throw new WeftError('PERMISSION', `the key file ${file} cannot be created: ${messageOf(error)}`, {
       remedy: 'make the folder of the key file writable for weftd, or name another file with WIREGUARD_KEY_FILE',
       cause: error,
     })
+  }
+}
+
+/**
+ * Writes the key to a new file. The file gets its name only when the whole key is on the disk. Otherwise a full disk or a
+ * power failure could leave an empty key file, with which weftd does not start.
+ */
+async function writeWhole(file: string, key: Secret): Promise<void> {
+  const temporary = join(dirname(file), `.${basename(file)}.${randomBytes(8).toString('hex')}`)
+  try {
+    const written = await open(temporary, 'wx', 0o400)
+    try {
+      await writeFile(written, key.reveal())
+      await written.sync()
+    } finally {
+      await written.close()
+    }
+    // Keep the key of another process that was faster. Rename the file if the file system has no hard links.
+    await link(temporary, file).catch((error: NodeJS.ErrnoException) =>
+      error.code === 'EEXIST' ? undefined : rename(temporary, file),
+    )
+  } catch (error) {
+    // Name `file` in the error instead of the random temporary name, so that the same failure has the same text each
+    // time.
+    if (error instanceof Error) error.message = error.message.replaceAll(temporary, file)
+    throw error
+  } finally {
+    await unlink(temporary).catch(() => {})
   }
 }
 
@@ -78,7 +107,7 @@ export async function privateKeyOf(file: string): Promise<Secret> {
   if (known) return known
   const key = newKey()
   await makeKeyFile(file, key)
-  return key
+  return (await readKeyFile(file)) ?? key // the key of another process, if that process was faster
 }
 
 /**

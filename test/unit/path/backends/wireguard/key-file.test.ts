@@ -1,14 +1,37 @@
 // key-file.test.ts - the file of the private key: it is created once, readable only for root, in the usual format.
 
-import { chmodSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
+import {
+  chmodSync,
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  statSync,
+  writeFileSync,
+} from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { afterEach, beforeEach, expect, it } from 'vitest'
+import { afterEach, beforeEach, expect, it, vi } from 'vitest'
 import { Secret } from '../../../../../src/base/secret.ts'
 import { changeOf, privateKeyOf, publicKeyTo } from '../../../../../src/path/backends/wireguard/key-file.ts'
 
+/** The error of each write to a file; undefined if the disk has space. */
+let full: Error | undefined
+vi.mock('node:fs/promises', async (load) => {
+  const real = await load<typeof import('node:fs/promises')>()
+  const writeFile: typeof real.writeFile = async (file, ...rest) => {
+    if (full && typeof file === 'string') writeFileSync(file, '', { flag: 'wx' }) // the kernel creates the file
+    if (full) throw full
+    return real.writeFile(file, ...rest)
+  }
+  return { ...real, writeFile }
+})
+
 let folder: string
 beforeEach(() => {
+  full = undefined
   folder = mkdtempSync(join(tmpdir(), 'weft-key-'))
 })
 afterEach(() => rmSync(folder, { recursive: true, force: true }))
@@ -23,6 +46,26 @@ it('creates a key that only this user can read, and reads it the next time', asy
   expect([bytes.length, bytes[0]! & 7, bytes[31]! & 0xc0]).toEqual([32, 0, 0x40])
   expect((await privateKeyOf(file)).reveal()).toBe(key.reveal())
   expect((await privateKeyOf(join(folder, 'other'))).reveal()).not.toBe(key.reveal())
+})
+
+it('leaves nothing behind on a full disk, so that the next try creates the key', async () => {
+  const file = join(folder, 'wgkey')
+  full = Object.assign(new Error('ENOSPC: no space left on device, write'), { code: 'ENOSPC' })
+  for (let tries = 0; tries < 2; tries++)
+    await expect(privateKeyOf(file)).rejects.toMatchObject({
+      code: 'PERMISSION',
+      message: `the key file ${file} cannot be created: ENOSPC: no space left on device, write`,
+    })
+  expect(readdirSync(folder)).toEqual([])
+  full = undefined
+  const key = await privateKeyOf(file)
+  expect([readdirSync(folder), readFileSync(file, 'utf8')]).toEqual([['wgkey'], key.reveal()])
+})
+
+it('makes one key if two processes create the file simultaneously', async () => {
+  const file = join(folder, 'wgkey')
+  const keys = await Promise.all([privateKeyOf(file), privateKeyOf(file), privateKeyOf(file)])
+  expect(new Set(keys.map((key) => key.reveal()))).toEqual(new Set([readFileSync(file, 'utf8')]))
 })
 
 // The vectors are from RFC 7748, section 6.1.
