@@ -41,7 +41,7 @@ it('makes only the routes before the external interface is known, and nothing fo
   expect(kernel.changes).toEqual(ROUTES)
 })
 
-it('makes no rule for a network of which the external interface has an address, and removes the rule', async () => {
+it('makes no rule, and removes the rule, if the external interface has an address of the network', async () => {
   await sealed({ isSealed: true, external })
   kernel.act({
     kind: 'replace address',
@@ -54,7 +54,7 @@ it('makes no rule for a network of which the external interface has an address, 
   expect((await kernel.rules('ipv6'))?.filter(({ priority }) => priority === 219)).toHaveLength(1)
 })
 
-it('warns of what the kernel refuses, and makes the rest', async () => {
+it('warns of a rule that the kernel refuses, and makes the other rules', async () => {
   kernel.refuses = (words) => (words.includes('rule add') && words.includes('-6') ? 'EOPNOTSUPP' : undefined)
   await sealed({ isSealed: true, external })
   expect(warnings).toEqual([expect.stringMatching(/^Unencrypted packets from eth0 to fd00:5::\/48 are not blocked: /)])
