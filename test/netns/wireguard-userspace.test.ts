@@ -96,7 +96,7 @@ describe('unencrypted packets of the network that the underlay delivers', () => 
     const before = await echoes()
     const noDad = isV6 ? ['nodad'] : []
     await lab.switch.output([...ip, 'address', 'replace', `${source}/${isV6 ? 128 : 32}`, 'dev', 'lo', ...noDad])
-    await lab.switch.output([...ip, 'route', 'replace', to, 'via', isV6 ? host.ipv6! : host.address])
+    await lab.switch.output([...ip, 'route', 'replace', to, 'via', isV6 ? host.ipv6 : host.address])
     const ping = ['ping', '-n', '-c', '3', '-i', '0.2', '-W', '1', '-I', source, to]
     await lab.switch.output(ping).catch(() => {})
     return (await echoes()) - before

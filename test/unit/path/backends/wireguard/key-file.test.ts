@@ -11,6 +11,7 @@ import {
   statSync,
   writeFileSync,
 } from 'node:fs'
+import type * as promises from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, expect, it, vi } from 'vitest'
@@ -20,7 +21,7 @@ import { changeOf, privateKeyOf, publicKeyTo } from '../../../../../src/path/bac
 /** The error of each write to a file; undefined if the disk has space. */
 let full: Error | undefined
 vi.mock('node:fs/promises', async (load) => {
-  const real = await load<typeof import('node:fs/promises')>()
+  const real = await load<typeof promises>()
   const writeFile: typeof real.writeFile = async (file, ...rest) => {
     if (full && typeof file === 'string') writeFileSync(file, '', { flag: 'wx' }) // the kernel creates the file
     if (full) throw full
