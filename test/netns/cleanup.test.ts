@@ -282,6 +282,17 @@ describe('weft cleanup', () => {
     })
   })
 
+  it('reports a table of nftables mode that it cannot remove, because nft is not installed', async () => {
+    await feed('add table ip flannel-ipv4', 'nft', '-f', '-')
+    expect(await cleanupWith(['ip'])).toMatchObject({
+      code: 1,
+      stdout: '',
+      stderr:
+        'weft cleanup: cannot remove nft: table ip flannel-ipv4: nft is not installed; install the package nftables\n',
+    })
+    expect(await here('nft', 'list', 'tables')).toBe('table ip flannel-ipv4\n')
+  })
+
   it('empties but keeps a chain that another rule jumps to, and reports it', async () => {
     await feed(CURRENT, 'iptables-nft-restore', '--noflush')
     await here('iptables-nft', '-t', 'nat', '-A', 'POSTROUTING', '-o', 'eth1', '-j', 'FLANNEL-POSTRTG')

@@ -68,7 +68,7 @@ export async function findIptablesRemains(
     if (!hasNft) continue
     const nft = await listKind(run, command, 'nft', unseen)
     if (nft) listings.push(nft)
-    else remains.push(...(await findByNft(run, family, discover ? undefined : networks)))
+    else remains.push(...(await findByNft(run, family, present !== undefined, unseen, discover ? undefined : networks)))
   }
   const all = listings.flatMap(({ tables }) => TABLES.flatMap((table) => tables.get(table) ?? []))
   const known = new Set([...networks, ...(discover ? flannelNetworks(all) : [])])
@@ -147,10 +147,20 @@ function unseenTables(names: readonly string[], command: string): string[] {
   return tables.length === 0 ? [] : [`${where}, and ${command}-legacy, which can show their rules, is not installed`]
 }
 
-/** Finds the rules that iptables-nft set, with the program nft, on a host where iptables is not installed. */
-async function findByNft(run: Run, family: string, networks?: ReadonlySet<string>): Promise<Remains[]> {
+/**
+ * Finds the rules that iptables-nft set, with the program nft, on a host where iptables is not installed. If nft cannot
+ * list the tables although the kernel has tables (`isThere`), adds the reason to `unseen`.
+ */
+async function findByNft(
+  run: Run,
+  family: string,
+  isThere: boolean,
+  unseen: string[],
+  networks?: ReadonlySet<string>,
+): Promise<Remains[]> {
   const remains: Remains[] = []
-  for (const table of (await nftTables(run, family)).filter((name) => (TABLES as string[]).includes(name))) {
+  const names = await nftTables(run, family, (why) => void (isThere && unseen.push(why)))
+  for (const table of names.filter((name) => (TABLES as string[]).includes(name))) {
     const json = await run('nft', ['-j', '-a', 'list', 'table', family, table])
     const { rules, removal, stays } = foundIn(json, family, table, networks)
     if (removal.length === 0) continue
@@ -182,11 +192,18 @@ function foundIn(
   }
 }
 
-/** Finds the nftables tables that weftd or flanneld set in nftables mode. */
-export async function findNftablesRemains(run: Run): Promise<readonly Remains[]> {
+/**
+ * Finds the nftables tables that weftd or flanneld set in nftables mode. The kernel lists the tables, so a table is also
+ * found if nft, which `remove` needs, is not installed.
+ */
+export async function findNftablesRemains(run: Run, kernel: HostKernel): Promise<readonly Remains[]> {
   const remains: Remains[] = []
+  const present = await kernel.nftTables()
   for (const { nft: family, table: name } of Object.values(WORDS)) {
-    if (!(await nftTables(run, family)).includes(name)) continue
+    const isThere = present
+      ? present.some((table) => table.family === family && table.name === name)
+      : (await nftTables(run, family)).includes(name)
+    if (!isThere) continue
     remains.push({
       things: [`nft: table ${family} ${name}`],
       stays: [],
@@ -197,14 +214,16 @@ export async function findNftablesRemains(run: Run): Promise<readonly Remains[]>
 }
 
 /**
- * Returns the names of a family's nftables tables; an empty list if nft is not installed or the kernel lacks nftables.
+ * Returns the names of a family's nftables tables. If nft is not installed or fails, for example because the kernel
+ * lacks nftables, calls `onFailure` with the reason and returns an empty list.
  */
-async function nftTables(run: Run, family: string): Promise<string[]> {
+async function nftTables(run: Run, family: string, onFailure = (_why: string): void => {}): Promise<string[]> {
   try {
     const text = await run('nft', ['list', 'tables', family])
     return text.split('\n').flatMap((line) => (line.startsWith('table ') ? line.split(' ').slice(2) : []))
   } catch (error) {
-    if (isWeftError(error, 'COMMAND')) return []
-    throw error
+    if (!isWeftError(error, 'COMMAND')) throw error
+    onFailure(describeError(error))
+    return []
   }
 }

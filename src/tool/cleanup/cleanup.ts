@@ -86,7 +86,7 @@ export async function removeRemains(
     ...(await findCharonRemains(networks)),
     ...(await findIpsecRemains({ kernel, run }, networks)),
     ...iptables.remains,
-    ...(await findNftablesRemains(run)),
+    ...(await findNftablesRemains(run, kernel)),
     ...fileRemains(file, env),
     ...[lastKnownFile(forFile), eventsFile(forFile), handoverSocket(forFile), handoverLock(forFile)]
       .filter(existsSync)
