@@ -282,6 +282,23 @@ describe('weft cleanup', () => {
     })
   })
 
+  it('keeps subnet.env until it has removed everything, because some items are found only with it', async () => {
+    const uncommented = UNCOMMENTED.slice(UNCOMMENTED.indexOf('*filter'))
+    await feed(uncommented, 'iptables-nft-restore', '--noflush')
+    writeFileSync(subnetFile, 'FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.1.1/24\nFLANNEL_MTU=1472\n')
+    const failed = await cleanupWith(['iptables-nft-save', 'nft'])
+    expect(failed.code).toBe(1)
+    expect(failed.stderr).toContain('cannot remove iptables-nft filter: -A FORWARD -s 10.5.0.0/16 -j ACCEPT: ')
+    expect(failed.stderr).toContain(`weft cleanup: ${subnetFile} stays, because the next weft cleanup needs this file`)
+    expect(existsSync(subnetFile)).toBe(true)
+    const done = await cleanup()
+    expect(done).toMatchObject({ code: 0, stderr: '' })
+    expect(done.stdout).toBe(
+      [...rulesOf(uncommented, 'iptables-nft'), `file ${subnetFile}`].map((thing) => `removed ${thing}\n`).join(''),
+    )
+    expect(await cleanup()).toMatchObject({ code: 0, stdout: NOTHING })
+  })
+
   it('reports a table of nftables mode that it cannot remove, because nft is not installed', async () => {
     await feed('add table ip flannel-ipv4', 'nft', '-f', '-')
     expect(await cleanupWith(['ip'])).toMatchObject({

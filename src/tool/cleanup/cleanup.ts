@@ -76,6 +76,7 @@ export async function removeRemains(
   const iptables = await findIptablesRemains(run, kernel, networks, true)
   const devices = await findDeviceRemains(kernel, subnets)
   const published = await findPublishedRoute(lastKnownFile(forFile))
+  const identifying = fileRemains(file, env)
   const remains = [
     ...published,
     ...(await findKernelWayRemains(kernel)),
@@ -87,7 +88,7 @@ export async function removeRemains(
     ...(await findIpsecRemains({ kernel, run }, networks)),
     ...iptables.remains,
     ...(await findNftablesRemains(run, kernel)),
-    ...fileRemains(file, env),
+    ...identifying,
     ...[lastKnownFile(forFile), eventsFile(forFile), handoverSocket(forFile), handoverLock(forFile)]
       .filter(existsSync)
       .concat(await keysBeside(file))
@@ -99,18 +100,31 @@ export async function removeRemains(
    * route, so that a later call can withdraw the route.
    */
   let isPublished = false
+  /**
+   * True if another item could not be listed or removed. In that case `weft cleanup` keeps subnet.env, because a later
+   * call identifies some items, such as routes to other hosts, only by the networks in this file.
+   */
+  let isLeft = false
   for (const each of remains) {
     if (isPublished && each.things.includes(`file ${lastKnownFile(forFile)}`)) continue
+    if (isLeft && identifying.includes(each)) {
+      if (!dryRun)
+        warn(`${file} stays, because the next weft cleanup needs this file to find what could not be removed`)
+      continue
+    }
     try {
       if (!dryRun) await each.remove()
       for (const thing of each.things) say(`${dryRun ? 'would remove' : 'removed'} ${thing}`)
     } catch (error) {
       for (const thing of each.things) warn(`cannot remove ${thing}: ${describeError(error)}`)
       isClean = false
-      isPublished ||= published.includes(each)
+      if (published.includes(each)) isPublished = true
+      else isLeft = true
     }
     for (const reason of each.stays) warn(`not removed: ${reason}`)
     if (each.stays.length > 0) isClean = false
+    // An item without things could not be listed. For the route in a cloud subnet.env is not needed.
+    if (each.stays.length > 0 && each.things.length === 0 && !published.includes(each)) isLeft = true
   }
   for (const where of iptables.unseen) warn(`rules may stay: ${where}`)
   if (!isThere && devices.length > 0)
