@@ -90,6 +90,11 @@ export class RouteSync {
   readonly #kernel: HostKernel
   readonly #log: Log
   #wanted = new Map<string, NextHop>()
+  /**
+   * The next hops that were wanted before a call of `apply` that rejected. The kernel may still have their routes, so the
+   * next call compares with these next hops too.
+   */
+  #former: NextHops = new Map()
   /** The wanted routes that the kernel refused. */
   #refused: NextHops = new Map()
   /**
@@ -110,22 +115,30 @@ export class RouteSync {
 
   /**
    * Makes weftd's routes equal to `hops`. Logs routes that the kernel refuses; `resync` tries them again. If `touched`
-   * is given, only routes to these destinations differ from the last call, so `apply` changes only these routes.
+   * is given, only routes to these destinations differ from the last call, so `apply` changes only these routes. If
+   * `apply` rejects, for example because the kernel does not answer in time, the caller must call it again for all
+   * routes.
    */
   async apply(hops: NextHops, touched?: ReadonlySet<string>): Promise<void> {
     if (touched?.size === 0) return
-    const known = this.#wanted
     if (!touched || this.#isFirst) {
+      const known = new Map([...this.#former, ...this.#wanted])
+      this.#former = known
       this.#wanted = new Map(hops)
       await this.#noteDevices(hops)
-      return this.#applyAll(known)
+      await this.#applyAll(known)
+      this.#former = new Map()
+      return
     }
-    const before = partOf(known, touched)
+    const before = partOf(this.#wanted, touched)
     const now = partOf(hops, touched)
+    const { size } = this.#former
+    this.#former = new Map([...this.#former, ...before])
     for (const destination of before.keys()) this.#wanted.delete(destination)
     for (const [destination, hop] of now) this.#wanted.set(destination, hop)
     await this.#noteDevices(now)
     await this.#applySome(before, touched)
+    if (size === 0) this.#former = new Map()
   }
 
   /**

@@ -1,6 +1,7 @@
 // route-sync.test.ts - which routes belong to a peer and are set or removed, and which do not.
 
 import { describe, expect, it } from 'vitest'
+import { WeftError } from '../../../../src/base/errors.ts'
 import type { Ipv4Lease } from '../../../../src/control/lease/lease.ts'
 import { FollowedLink } from '../../../../src/host/links.ts'
 import { parseAddress, parseNet, type Address, type Net } from '../../../../src/net/address.ts'
@@ -187,6 +188,28 @@ describe('RouteSync', () => {
     await sync.resync()
     expect(changed()).toEqual([])
   })
+
+  it.each(['all routes', 'the routes to some peers'])(
+    'removes the routes of former peers after a call for %s that rejected',
+    async (which) => {
+      const { kernel, sync, hop, hops, changed } = open()
+      await sync.apply(hops(2, 3, 4))
+      changed()
+      kernel.readError = new WeftError('KERNEL', 'the kernel did not answer in time')
+      const elsewhere = new Map([...hops(4), ['10.5.5.0/24', { ...hop(5), device: new FollowedLink('eth0') }] as const])
+      const touched = new Set(['10.5.2.0/24', '10.5.3.0/24', '10.5.5.0/24'])
+      await expect(sync.apply(elsewhere, which === 'all routes' ? undefined : touched)).rejects.toThrow('in time')
+      await expect(sync.apply(hops(4))).rejects.toThrow('in time')
+      kernel.readError = undefined
+      await sync.apply(hops(4))
+      expect(changed()).toEqual([
+        'ip route del 10.5.2.0/24 via 192.0.2.2 dev eth0',
+        'ip route del 10.5.3.0/24 via 192.0.2.3 dev eth0',
+      ])
+      await sync.apply(hops(4))
+      expect(changed()).toEqual([])
+    },
+  )
 
   it('logs refused routes once, names five of them, and sets them later', async () => {
     const { kernel, lines, sync, hops, changed } = open()
