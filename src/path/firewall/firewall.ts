@@ -28,7 +28,7 @@ export function createFirewall(
 /**
  * Returns a firewall that also sets the blackhole route. If the option `blackhole` is off, the firewall only removes at
  * the start the blackhole routes of earlier runs, because their subnets may be those of other nodes now. If a route
- * cannot be set or removed at the start, only logs the failure.
+ * cannot be set or removed at the start, only logs the failure; `ensure` then tries again.
  */
 function withBlackhole(rules: Firewall, options: FirewallOptions & { readonly blackhole: boolean }): Firewall {
   const { blackhole: isWanted, kernel, log, previous } = options
@@ -50,8 +50,11 @@ function withBlackhole(rules: Firewall, options: FirewallOptions & { readonly bl
       isToLook = true
     },
     async raise(subnet) {
+      isToLook = true // in case the next call rejects
       await rules.raise(subnet)
+      isToLook = isWanted // before the routes, because `lookAgain` may be called meanwhile
       const { failures } = await ensureRoutes(subnet)
+      isToLook ||= failures.length > 0
       for (const failure of failures) log.error(describeError(failure))
     },
     async ensure(subnet) {

@@ -760,6 +760,33 @@ describe('the firewall', () => {
     expect(routes()).toContain('blackhole 10.42.7.0/24')
   })
 
+  it.each([
+    ['the kernel does not list its routes at the start', 'iptables'],
+    ['nft refuses the rules at the start', 'nftables'],
+  ] as const)('removes the blackhole route of an earlier subnet later if %s', async (_why, tool) => {
+    const host = fakeHost(MODERN)
+    host.kernel.addRoute('ipv4', { type: 'blackhole', destination: '10.42.5.0/24', metric: 4294967295 })
+    const options = host.options(tool === 'nftables' ? {} : { masq: false, forward: false })
+    let isRefused = tool === 'nftables'
+    const run: Run = async (file, args, more) => {
+      if (isRefused && file === 'nft' && args.includes('-f'))
+        throw new WeftError('COMMAND', 'no', { cause: Object.assign(new Error('no'), { code: 1 }) })
+      return options.run(file, args, more)
+    }
+    const firewall = createFirewall(tool, { ...options, run, blackhole: false })
+    if (tool === 'iptables') host.kernel.readError = new WeftError('KERNEL', 'the kernel did not answer in time')
+    await firewall.raise(SUBNET).catch(() => {})
+    host.kernel.readError = undefined
+    isRefused = false
+    expect(host.kernel.routesAsText()).toHaveLength(1)
+    await firewall.ensure(SUBNET)
+    expect(host.kernel.routesAsText()).toEqual([])
+    // Later such a route is that of another program.
+    host.kernel.addRoute('ipv4', { type: 'blackhole', destination: '10.42.5.0/24', metric: 4294967295 })
+    await firewall.ensure(SUBNET)
+    expect(host.kernel.routesAsText()).toHaveLength(1)
+  })
+
   it('removes the IPv6 blackhole route of flanneld, which has the metric 1024', async () => {
     const host = fakeHost(MODERN)
     const [network, subnet] = [parseIpv6Net('fd00:5::/48')!, parseIpv6Net('fd00:5:0:7::/64')!]
@@ -783,16 +810,20 @@ describe('the firewall', () => {
     expect(host.kernel.routesAsText()).toEqual([])
   })
 
-  it('logs if a blackhole route of an earlier run stays', async () => {
+  it('logs if a blackhole route of an earlier run stays, and reports the failure until the route is gone', async () => {
     const host = fakeHost(MODERN)
     host.kernel.addRoute('ipv4', { type: 'blackhole', destination: '10.42.5.0/24', metric: 4294967295 })
     host.kernel.refuses = () => 'ENOBUFS'
     const firewall = createFirewall('iptables', { ...host.options({ masq: false, forward: false }), blackhole: false })
     await firewall.raise(SUBNET)
-    expect(host.lines.at(-1)).toMatch(
-      /^E Failed to remove blackhole route, the kernel refused `ip route del blackhole 10/,
-    )
+    const failure = expect.stringMatching(
+      /Failed to remove blackhole route, the kernel refused `ip route del blackhole 10/,
+    ) as string
+    expect(host.lines.at(-1)).toEqual(failure)
+    expect(await failuresOf(firewall.ensure(SUBNET))).toEqual([failure])
+    host.kernel.refuses = () => undefined
     expect(await firewall.ensure(SUBNET)).toEqual(fine())
+    expect(host.kernel.routesAsText()).toEqual([])
   })
 
   it('logs at the start that the blackhole route failed, and reports the failure from then on', async () => {
