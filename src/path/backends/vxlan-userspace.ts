@@ -86,18 +86,24 @@ async function openFamily(
   return Tunnel.open({ ...options, external }, kind, lease, leases)
 }
 
+/**
+ * Deletes the TUN of a family that the network no longer has. Only logs a failure: the data path of the other family is
+ * open, and its owner could not close it if `open` rejected.
+ */
 async function removeOthers(
   { options: { vni } }: VxlanSetup,
   families: readonly Family[],
   { kernel, log }: TunnelOptions<'vxlan'>,
 ): Promise<void> {
-  for (const family of FAMILIES) {
+  for (const family of FAMILIES.filter((each) => !families.includes(each))) {
     const name = namesOf(vni)[family]
-    const link = families.includes(family) ? undefined : await kernel.link(name)
-    if (link?.type !== 'tun') continue
-    log.info(`Deleting the device ${name}: the network has no ${FAMILY_NAMES[family]} any more`)
-    await applyChange(kernel, { kind: 'delete link', device: link }).catch((error: unknown) =>
-      log.warn(`Cannot delete the device ${name}: ${messageOf(error)}`),
-    )
+    try {
+      const link = await kernel.link(name)
+      if (link?.type !== 'tun') continue
+      log.info(`Deleting the device ${name}: the network has no ${FAMILY_NAMES[family]} any more`)
+      await applyChange(kernel, { kind: 'delete link', device: link })
+    } catch (error) {
+      log.warn(`Cannot delete the device ${name}: ${messageOf(error)}`)
+    }
   }
 }
