@@ -11,6 +11,11 @@ import { isAnswered, serveHealth, serveSocket, type Health, type HealthServer } 
  */
 const RETRY_MS = 1_000
 /**
+ * The pause in ms before weftd tries again to create the status socket, if that failed, for example because the disk was
+ * full.
+ */
+const SOCKET_RETRY_MS = 30_000
+/**
  * How long, in ms, a stopping predecessor may still answer at the status socket after it has closed its connection to this
  * process. If the socket is answered for longer, it belongs to another weftd.
  */
@@ -41,7 +46,7 @@ export interface PredecessorState {
 /**
  * Starts the servers at the health port and the status socket. If a process other than the predecessor has the port,
  * rejects with WeftError PORT_IN_USE. If this process already forwards packets, it logs the failure and tries again
- * instead, because forwarding does not need the port.
+ * instead, because forwarding does not need the port. If the socket cannot be created, logs the reason and tries again.
  */
 export async function serveStatus(
   places: ServedPlaces,
@@ -56,10 +61,6 @@ export async function serveStatus(
   const place = { ip: places['healthz-ip'], port: places['healthz-port'], statusIp: places['status-ip'] }
   const open: Pick<HealthServer, 'close'>[] = []
   const atPort = async (): Promise<void> => void open.push(await serveHealth(place, health, calm))
-  const atSocket = async (): Promise<void> => {
-    const socket = await serveSocket(places['status-socket'], health, log)
-    if (socket) open.push(socket)
-  }
   const later: (() => Promise<void>)[] = []
   const other = before.isSuccessor && place.port > 0 ? await before.predecessor() : undefined
   // Bind the port only after the predecessor has released it. Do not try it now: if the predecessor has just started
@@ -84,8 +85,23 @@ export async function serveStatus(
   // End a pause by this signal, and not by Promise.race with `closed`. Each race adds an entry to `closed`, and weftd may
   // try to serve for months if another program has the port.
   const ending = AbortSignal.any([signal, closing.signal])
-  const rest = (): Promise<void> => pause(ending, RETRY_MS).catch(() => {})
+  const rest = (ms = RETRY_MS): Promise<void> => pause(ending, ms).catch(() => {})
   const socket = places['status-socket']
+  const isServedAtSocket = async (): Promise<boolean> => {
+    const server = await serveSocket(socket, health, calm)
+    if (server) open.push(server)
+    return server !== undefined || socket === ''
+  }
+  /** Resolves when no more tries to create the status socket are made. */
+  let trying: Promise<void> = Promise.resolve()
+  const tryAgain = async (): Promise<void> => {
+    do await rest(SOCKET_RETRY_MS)
+    while (!ending.aborted && !(await isServedAtSocket()))
+    if (!ending.aborted) log.info(`The status is served at ${socket} now`)
+  }
+  const atSocket = async (): Promise<void> => {
+    if (!(await isServedAtSocket())) trying = tryAgain()
+  }
   const atFreeSocket = async (): Promise<void> => {
     const end = performance.now() + ENDING_MS
     while (performance.now() < end && (await isAnswered(socket))) {
@@ -121,6 +137,7 @@ export async function serveStatus(
     async close() {
       closing.abort()
       await caughtUp
+      await trying
       await Promise.all(open.map((each) => each.close()))
     },
   }

@@ -1,7 +1,7 @@
 // serve.test.ts - a health port that is in use at the start: by the predecessor, by a predecessor that is ending, or by another process.
 
 import { once } from 'node:events'
-import { mkdtempSync, rmSync } from 'node:fs'
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { Server as HttpServer } from 'node:http'
 import { connect, createServer, type AddressInfo, type Server } from 'node:net'
 import { tmpdir } from 'node:os'
@@ -125,4 +125,37 @@ it('the process serves the socket also if the predecessor answers there until af
   await after.close()
   expect(lines).toEqual([])
   rmSync(folder, { recursive: true })
+})
+
+it('the process tries again to create the status socket, and logs each failure once', async () => {
+  const folder = mkdtempSync(join(tmpdir(), 'weft-serve-'))
+  vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] })
+  try {
+    writeFileSync(join(folder, 'run'), 'no folder')
+    const socket = join(folder, 'run', 'weftd.sock')
+    const { serving, lines } = serve({}, { 'healthz-port': 0, 'status-socket': socket })
+    const health = await serving
+    const isResting = (): Promise<void> => vi.waitFor(() => expect(vi.getTimerCount()).toBe(1))
+    for (let tries = 1; tries < 3; tries++) {
+      await isResting()
+      await vi.advanceTimersByTimeAsync(30_000)
+    }
+    await isResting()
+    expect(lines).toEqual([expect.stringMatching(/^The status cannot be served at .*EEXIST.*--status-socket$/)])
+    rmSync(join(folder, 'run'))
+    await vi.advanceTimersByTimeAsync(30_000)
+    await vi.waitFor(() => expect(lines.at(-1)).toBe(`The status is served at ${socket} now`))
+    expect(await isAnswered(socket)).toBe(true)
+    await health.close()
+    expect(await isAnswered(socket)).toBe(false)
+
+    writeFileSync(join(folder, 'file'), '')
+    const ended = serve({}, { 'healthz-port': 0, 'status-socket': join(folder, 'file') })
+    await (await ended.serving).close() // ends the tries
+    expect(vi.getTimerCount()).toBe(0)
+    expect(ended.lines).toEqual([expect.stringContaining('another file is there')])
+  } finally {
+    vi.useRealTimers()
+    rmSync(folder, { recursive: true })
+  }
 })
