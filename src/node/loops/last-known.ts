@@ -14,6 +14,8 @@ import { removeLastKnown, writeLastKnown } from '../restart/last-known.ts'
  */
 const REST_MS = 200
 const REST_MS_A_LEASE = 1
+/** The time in ms after which weftd tries again to write the file, for example because the disk was full. */
+const RETRY_MS = 30_000
 
 const turns = new WeakMap<ForwardingNode, Promise<void>>()
 
@@ -70,11 +72,16 @@ const omits = (subnetEnv: string | undefined, family: Family): boolean =>
 
 export async function keepLastKnown(node: Node): Promise<never> {
   const calm = seldom(node.log)
+  let isWritten = true
   for (;;) {
-    await node.learnt.wait(node.signal)
+    await node.learnt.wait(node.signal, isWritten ? undefined : RETRY_MS)
     if (!node.ownership.isOurs) continue // a successor writes its own state; this process writes again when it takes the path back
-    await writeKnown(node).catch((error: unknown) =>
-      calm.warn(`Cannot write the last known state for the next start: ${messageOf(error)}`),
+    isWritten = await writeKnown(node).then(
+      () => true,
+      (error: unknown) => {
+        calm.warn(`Cannot write the last known state for the next start: ${messageOf(error)}`)
+        return false
+      },
     )
     await pause(node.signal, REST_MS + REST_MS_A_LEASE * node.view.size)
   }

@@ -1,13 +1,13 @@
 // last-known.test.ts - when the file of the last known state is written, stays, and goes.
 
-import { existsSync, readFileSync } from 'node:fs'
+import { existsSync, mkdirSync, readFileSync, rmdirSync } from 'node:fs'
 import { expect, it, vi } from 'vitest'
 import { parseLeaseKey } from '../../../../src/control/lease/lease.ts'
 import { createBell } from '../../../../src/host/bell.ts'
 import { keepLastKnown, writeKnown } from '../../../../src/node/loops/last-known.ts'
 import type { Node } from '../../../../src/node/node.ts'
 import { readLastKnown } from '../../../../src/node/restart/last-known.ts'
-import { installRig, inTurns, log, stopping, subnetFile } from '../../../support/node-rig.ts'
+import { installRig, inTurns, lines, log, stopping, subnetFile } from '../../../support/node-rig.ts'
 
 installRig()
 
@@ -51,6 +51,20 @@ it('does not change while there is no data path, and is removed if the kernel is
   expect(write).toHaveBeenCalled()
   await writeKnown(nodeOn())
   expect(existsSync(lastKnown())).toBe(false)
+  stopping.abort(new Error('the test is over'))
+  await keeping
+})
+
+it('is written later if it could not be written, although the node learns nothing new', async () => {
+  const node = nodeOn('flannel0')
+  mkdirSync(lastKnown())
+  const keeping = keepLastKnown(node).catch(() => {})
+  node.learnt.ring()
+  await inTurns(() => lines.some((line) => line.includes('Cannot write the last known state')))
+  rmdirSync(lastKnown())
+  await vi.advanceTimersByTimeAsync(30_200)
+  await inTurns(() => existsSync(lastKnown()))
+  expect(readFileSync(lastKnown(), 'utf8')).toContain('flannel0')
   stopping.abort(new Error('the test is over'))
   await keeping
 })
