@@ -75,11 +75,15 @@ const COMMANDS: Readonly<Record<string, readonly Words[]>> = {
   ],
 }
 
-/** Runs the commands. Returns a text with each command and its output, or the reason why the command failed. */
-async function outputs(run: Run, commands: readonly Words[]): Promise<string> {
+/**
+ * Runs the commands. Returns a text with each command and its output, or the reason why the command failed. If `signal`
+ * aborts, kills the commands and throws the signal's reason.
+ */
+async function outputs(run: Run, commands: readonly Words[], signal: AbortSignal): Promise<string> {
   const parts = await Promise.all(
     commands.map(async ([file, ...args]) => {
-      const said = await run(file, args).catch((error: unknown) => {
+      const said = await run(file, args, { signal }).catch((error: unknown) => {
+        signal.throwIfAborted()
         if (isWeftError(error)) return `(${error.message})\n`
         throw error
       })
@@ -136,18 +140,19 @@ function shownConfig(text: string): { readonly shown: string; readonly secrets: 
 
 /**
  * Writes the archive to a file that only its owner may read. Throws WeftError USAGE if the file exists or cannot be
- * created. Throws COMMAND if writing failed, after deleting the file.
+ * created. Throws COMMAND if writing failed, and the reason of `signal` if `signal` aborts, after deleting the file.
  */
-export async function writeBundle(path: string, what: ToBundle, run: Run): Promise<void> {
+export async function writeBundle(path: string, what: ToBundle, run: Run, signal: AbortSignal): Promise<void> {
   const file = await open(path, 'wx', 0o600).catch((error: NodeJS.ErrnoException) => {
     const why = error.code === 'EEXIST' ? 'it exists already' : messageOf(error)
     throw new WeftError('USAGE', `${path} cannot be written: ${why}`, { remedy: 'name a file that does not exist yet' })
   })
   try {
-    await file.writeFile(await promisify(gzip)(tarOf(await gather(what, run))))
+    await file.writeFile(await promisify(gzip)(tarOf(await gather(what, run, signal))))
     await file.sync()
   } catch (error) {
     await unlink(path).catch(() => {})
+    signal.throwIfAborted()
     throw isWeftError(error)
       ? error
       : new WeftError('COMMAND', `${path} cannot be made: ${messageOf(error)}`, {
@@ -160,7 +165,7 @@ export async function writeBundle(path: string, what: ToBundle, run: Run): Promi
 }
 
 /** Returns the contents of the archive's files by file name, without secrets. */
-async function gather(what: ToBundle, run: Run): Promise<Readonly<Record<string, string>>> {
+async function gather(what: ToBundle, run: Run, signal: AbortSignal): Promise<Readonly<Record<string, string>>> {
   const { shown, secrets } = what.config === undefined ? { shown: '', secrets: [] } : shownConfig(what.config)
   const clean = cleaner([...what.secrets, ...secrets])
   const subnetEnv = await readFile(what.subnetFile, 'utf8').catch((error: unknown) => `(${messageOf(error)})\n`)
@@ -173,7 +178,7 @@ async function gather(what: ToBundle, run: Run): Promise<Readonly<Record<string,
     ...(what.config === undefined ? {} : { 'net-conf.json': shown }),
     ...(what.status ? { 'status.json': `${JSON.stringify(what.status, undefined, 2)}\n` } : {}),
   }
-  for (const [name, commands] of Object.entries(COMMANDS)) files[name] = await outputs(run, commands)
+  for (const [name, commands] of Object.entries(COMMANDS)) files[name] = await outputs(run, commands, signal)
   return Object.fromEntries(Object.entries(files).map(([name, text]) => [name, clean(text)]))
 }
 

@@ -55,7 +55,7 @@ export const doctorCommand = command({
       const secrets = [options['etcd-password'], options['etcd-endpoints']]
       const what = { findings, findingsJson, status: reported, subnetFile, config, secrets }
       const { writeBundle } = await import('./bundle.ts')
-      await writeBundle(options.bundle, what, run)
+      await writeBundle(options.bundle, what, run, signal)
       if (!options.json) screen.write(`all facts are in ${options.bundle}; read it before you give it to others\n`)
     }
     const isSick = diagnoses.some(({ findings = [] }) =>

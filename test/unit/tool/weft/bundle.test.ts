@@ -6,8 +6,10 @@ import { join } from 'node:path'
 import { afterEach, beforeEach, expect, it, vi } from 'vitest'
 import { output } from '../../../../lab/command.ts'
 import { Secret } from '../../../../src/base/secret.ts'
+import { run, type Run } from '../../../../src/host/command.ts'
 import { writeBundle } from '../../../../src/tool/weft/bundle.ts'
 
+const never = new AbortController().signal
 let folder: string
 beforeEach(() => (folder = mkdtempSync(join(tmpdir(), 'weft-bundle-test-'))))
 afterEach(() => rmSync(folder, { recursive: true }))
@@ -23,7 +25,7 @@ it('hides a secret completely if another secret is a part of it', async () => {
     subnetFile: join(folder, 'none'),
     config: undefined,
   }
-  await writeBundle(path, { ...about, secrets }, async () => '')
+  await writeBundle(path, { ...about, secrets }, async () => '', never)
   const read = await output(['tar', '-xzOf', path, 'weft-doctor/doctor.txt'])
   expect(read).toBe('a <hidden> b <hidden> c <hidden> d\n')
 })
@@ -43,9 +45,8 @@ it.each([
 ])('hides the password that a command prints in %s', async (said, expected) => {
   const path = join(folder, 'bundle.tar.gz')
   const files = { findings: '', findingsJson: '[]\n', status: undefined, subnetFile: join(folder, 'none') }
-  await writeBundle(path, { ...files, config: undefined, secrets: [] }, async (file) =>
-    file === 'systemctl' ? said : '',
-  )
+  const printed = async (file: string): Promise<string> => (file === 'systemctl' ? said : '')
+  await writeBundle(path, { ...files, config: undefined, secrets: [] }, printed, never)
   const read = await output(['tar', '-xzOf', path, 'weft-doctor/log.txt'])
   expect(read.split('\n')[1]).toBe(expected)
 })
@@ -55,7 +56,9 @@ it('needs no temporary folder and no program, because the file system of a pod i
   const files = { findings: 'a'.repeat(512), findingsJson: '', status: undefined, subnetFile: join(folder, 'none') }
   vi.stubEnv('TMPDIR', join(folder, 'missing'))
   vi.stubEnv('PATH', '')
-  await writeBundle(path, { ...files, config: '{}', secrets: [] }, async () => 'ä\n').finally(() => vi.unstubAllEnvs())
+  await writeBundle(path, { ...files, config: '{}', secrets: [] }, async () => 'ä\n', never).finally(() =>
+    vi.unstubAllEnvs(),
+  )
   const listed = (await output(['tar', '-tvzf', path])).trimEnd().split('\n')
   expect(listed[0]).toMatch(/^drwx------ 0\/0 .* weft-doctor\/$/)
   expect(listed.slice(1).every((line) => /^-rw------- 0\/0 .* weft-doctor\/[\w.-]+$/.test(line))).toBe(true)
@@ -71,10 +74,24 @@ it('needs no temporary folder and no program, because the file system of a pod i
 it('leaves no file if running a command throws an unexpected error', async () => {
   const path = join(folder, 'bundle.tar.gz')
   const files = { findings: '', findingsJson: '', status: undefined, subnetFile: join(folder, 'none') }
-  const writing = writeBundle(path, { ...files, config: undefined, secrets: [] }, async () => {
+  const failing = async (): Promise<string> => {
     throw new Error('why')
-  })
+  }
+  const writing = writeBundle(path, { ...files, config: undefined, secrets: [] }, failing, never)
   await expect(writing).rejects.toThrow(`${path} cannot be made: why`)
+  expect(readdirSync(folder)).toEqual([])
+})
+
+it('ends the commands and leaves no file if Ctrl-C interrupts it', async () => {
+  const path = join(folder, 'bundle.tar.gz')
+  const files = { findings: '', findingsJson: '', status: undefined, subnetFile: join(folder, 'none') }
+  const interrupted = new AbortController()
+  const sleeping: Run = (_file, _args, options) => {
+    interrupted.abort(new Error('Ctrl-C'))
+    return run('sleep', ['60'], options)
+  }
+  const writing = writeBundle(path, { ...files, config: undefined, secrets: [] }, sleeping, interrupted.signal)
+  await expect(writing).rejects.toThrow(/^Ctrl-C$/)
   expect(readdirSync(folder)).toEqual([])
 })
 
@@ -83,6 +100,6 @@ it('is written quickly also for a million bytes of findings, which are one line'
   const path = join(folder, 'bundle.tar.gz')
   const findingsJson = `{"of":"weftd ${'x'.repeat(1_000_000)}"}\n`
   const files = { findings: '', findingsJson, status: undefined, subnetFile: join(folder, 'none') }
-  await writeBundle(path, { ...files, config: undefined, secrets: [] }, async () => '')
+  await writeBundle(path, { ...files, config: undefined, secrets: [] }, async () => '', never)
   expect(await output(['tar', '-xzOf', path, 'weft-doctor/doctor.json'])).toBe(findingsJson)
 })
