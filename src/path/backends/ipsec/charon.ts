@@ -192,7 +192,12 @@ async function startProcess(isUserspace: boolean, log: Log): Promise<{ child: Ch
   const program = findCharon()
   const folder = await mkdtemp(join(tmpdir(), 'weft-charon-'))
   const file = join(folder, 'strongswan.conf')
-  await writeFile(file, configuration(isUserspace, process.env['STRONGSWAN_CONF']))
+  try {
+    await writeFile(file, configuration(isUserspace, process.env['STRONGSWAN_CONF']))
+  } catch (error) {
+    await removeFolder(folder, log) // weftd tries again, and would leave a folder each time
+    throw error
+  }
   // Make charon end when weftd ends, even if weftd is killed. flanneld does the same.
   const child = spawn(STARTER, ['--pdeathsig', 'TERM', program], {
     stdio: ['ignore', 'inherit', 'inherit'],
