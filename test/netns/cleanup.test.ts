@@ -280,6 +280,10 @@ describe('weft cleanup', () => {
       code: 1,
       stderr: unseen('iptables') + unseen('ip6tables'),
     })
+    writeFileSync(subnetFile, 'FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.1.1/24\nFLANNEL_MTU=1472\n')
+    expect((await cleanupWith(['ip', 'nft'])).stderr).toContain(`weft cleanup: ${subnetFile} stays`)
+    expect(existsSync(subnetFile)).toBe(true)
+    rmSync(subnetFile)
   })
 
   it('keeps subnet.env until it has removed everything, because some items are found only with it', async () => {

@@ -104,7 +104,7 @@ export async function removeRemains(
    * True if another item could not be listed or removed. In that case `weft cleanup` keeps subnet.env, because a later
    * call identifies some items, such as routes to other hosts, only by the networks in this file.
    */
-  let isLeft = false
+  let isLeft = iptables.unseen.length > 0
   for (const each of remains) {
     if (isPublished && each.things.includes(`file ${lastKnownFile(forFile)}`)) continue
     if (isLeft && identifying.includes(each)) {
