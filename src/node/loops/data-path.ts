@@ -173,8 +173,9 @@ async function lookAfter(
       // Check soon whether the repair is complete, because the kernel's reports of weftd's own changes start no check.
       if (repaired.length > 0) ownership.recheck.ring()
       // Check again soon if the kernel reported a change, because another report may have been lost. Also check again
-      // soon while an address is missing, because the node gives up the address only after some time.
-      isCalm = !rang && repaired.length === 0 && familiesOf(gone).length === 0
+      // soon while an address is missing, because the node gives up the address only after some time, and after a failed
+      // check, because the node counts as impaired if the next checks fail too.
+      isCalm = !rang && repaired.length === 0 && familiesOf(gone).length === 0 && dataPath.failures.length === 0
     } catch (error) {
       signal.throwIfAborted()
       calm.error(`Cannot check the device: ${describeError(error)}`)

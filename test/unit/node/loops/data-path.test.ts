@@ -159,6 +159,22 @@ it('is impaired when its device cannot be repaired for ten seconds, until it is 
   expect(trouble()).toBeUndefined()
 })
 
+it('checks the device every five seconds after a check of a part of the data path failed', async () => {
+  start()
+  await ready()
+  await vi.advanceTimersByTimeAsync(60_000)
+  let checks = 0
+  dataPaths[0]!.looking = async () => void checks++
+  await vi.advanceTimersByTimeAsync(60_000)
+  expect(checks).toBeLessThanOrEqual(2)
+  const failures = vi.spyOn(ownership.dataPath!, 'failures', 'get').mockReturnValue(['File exists'])
+  await vi.advanceTimersByTimeAsync(30_000) // a calm host is checked every 30 s
+  checks = 0
+  await vi.advanceTimersByTimeAsync(30_000)
+  expect(checks).toBeGreaterThanOrEqual(5)
+  failures.mockRestore()
+})
+
 it('sets peers again that could not be set, although the device cannot be checked', async () => {
   start()
   await ready()
