@@ -5,9 +5,9 @@ import { join } from 'node:path'
 import { expect } from 'vitest'
 import { output, type Finished } from '../../lab/command.ts'
 import { EVENT_MS, packageRoot, type Daemon, type Host } from '../../lab/lab.ts'
-import type { Status } from '../../src/report/status.ts'
+import { STATUS_SCHEMA, type Status } from '../../src/report/status.ts'
 import type { FindingName } from '../../src/tool/doctor/findings.ts'
-import { fetchStatus } from '../../src/tool/weft/daemon-client.ts'
+import { fetchReport } from '../../src/tool/weft/daemon-client.ts'
 
 /** Returns the subnet of a host, such as `10.5.7.0/24`. */
 export const subnetOf = (host: Host): string => (host.subnetEnv()['FLANNEL_SUBNET'] ?? '').replace(/\.1\//, '.0/')
@@ -62,8 +62,12 @@ export const weftOf = (host: Host, words: readonly string[]): string[] => [
 /** Runs weft on a host with the command prefix `before`. */
 export const weft = (host: Host, words: readonly string[], before: readonly string[] = []): Promise<Finished> =>
   host.run([...before, ...weftOf(host, words)])
-/** Requests what `weft status --json` prints directly from the daemon. */
-export const statusOf = (host: Host): Promise<Status> => fetchStatus(host.statusSocket, new AbortController().signal)
+/**
+ * Requests what `weft status --json` prints directly from the daemon. Waits longer than `weft status`, because the
+ * machine may be slow.
+ */
+export const statusOf = (host: Host): Promise<Status> =>
+  fetchReport(host.statusSocket, '/status.json', STATUS_SCHEMA, new AbortController().signal, EVENT_MS)
 
 interface Check {
   readonly check: string
