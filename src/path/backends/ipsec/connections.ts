@@ -75,9 +75,15 @@ const NO_TRAFFIC: PeerKeys = { txBytes: 0, rxBytes: 0, txPackets: 0, rxPackets: 
 interface Counted {
   /** The sums of the counts of the associations that charon has deleted. */
   readonly ended: PeerKeys
-  /** The counts of the present associations, by name. */
-  readonly present: ReadonlyMap<string, PeerKeys>
+  /** The last counts of the other associations, by name, and the time of these counts in ms of performance.now(). */
+  readonly last: ReadonlyMap<string, { readonly counts: PeerKeys; readonly at: number }>
 }
+
+/**
+ * The time in ms after which an association that charon no longer lists counts as deleted. charon leaves out an IKE
+ * association with its child associations while it works on the IKE association, and lists them again later.
+ */
+const DELETED_MS = 600_000
 
 interface Loaded {
   readonly charon: Charon
@@ -194,14 +200,24 @@ export class IpsecConnections {
     const subnets = new Set([...(this.#wanted?.values() ?? [])].map(({ subnet }) => subnet))
     for (const subnet of this.#counted.keys()) if (!subnets.has(subnet)) this.#counted.delete(subnet)
     const totals = new Map<string, PeerKeys>()
+    const now = performance.now()
     for (const subnet of subnets) {
-      const present = children.get(subnet) ?? new Map<string, PeerKeys>()
       const before = this.#counted.get(subnet)
-      // After a restart charon uses the names of its earlier associations again.
-      const over = [...(before?.present ?? [])].filter(([id, counts]) => isLess(present.get(id), counts))
-      const ended = over.reduce((sum, [, counts]) => plus(sum, counts), before?.ended ?? NO_TRAFFIC)
-      this.#counted.set(subnet, { ended, present })
-      totals.set(subnet, [...present.values()].reduce(plus, ended))
+      const last = new Map(before?.last)
+      let ended = before?.ended ?? NO_TRAFFIC
+      for (const [id, { counts, at }] of last) {
+        const seen = children.get(subnet)?.get(id)
+        // After a restart charon uses the names of its earlier associations again.
+        if (seen ? !isLess(seen, counts) : now - at < DELETED_MS) continue
+        ended = plus(ended, counts)
+        last.delete(id)
+      }
+      for (const [id, counts] of children.get(subnet) ?? []) last.set(id, { counts, at: now })
+      this.#counted.set(subnet, { ended, last })
+      totals.set(
+        subnet,
+        [...last.values()].reduce((sum, { counts }) => plus(sum, counts), ended),
+      )
     }
     return totals
   }
@@ -494,9 +510,8 @@ const plus = (a: PeerKeys, b: PeerKeys): PeerKeys => ({
   rxPackets: a.rxPackets + b.rxPackets,
 })
 
-/** Returns true if an association is gone, or has counted less than before. */
-const isLess = (now: PeerKeys | undefined, before: PeerKeys): boolean =>
-  now === undefined ||
+/** Returns true if an association has counted less than before. */
+const isLess = (now: PeerKeys, before: PeerKeys): boolean =>
   now.txBytes < before.txBytes ||
   now.rxBytes < before.rxBytes ||
   now.txPackets < before.txPackets ||

@@ -210,6 +210,9 @@ it('counts on when charon renews the keys of a peer, and when charon was started
   expect(await counts({})).toEqual([undefined, undefined])
   expect(await counts({ 'weft-1': sa(5) })).toEqual([1_525, 3_050])
   expect(await counts({ 'weft-1': sa(3) })).toEqual([1_528, 3_056])
+  charon.associations = [] // charon lists no association while it works on it
+  expect((await ours.keys()).size).toBe(0)
+  expect(await counts({ 'weft-1': sa(6) })).toEqual([1_531, 3_062])
   await ours.apply([])
   await ours.keys()
   await ours.apply([PEER])
