@@ -265,6 +265,8 @@ export class DataPaths {
    */
   readonly #limits: { [F in Family]?: ReadonlyMap<string, number> } = {}
   #applied: Applied | undefined
+  /** The number of calls of `traffic` so far. */
+  #trafficCalls = 0
   /**
    * True if the last check of a data path failed or has not ended. The daemon then checks more often, because changes
    * of the data path's device may have gone unnoticed.
@@ -631,6 +633,7 @@ export class DataPaths {
    * may lack all peers except those with these lease keys.
    */
   async traffic(keys?: ReadonlySet<string>): Promise<ReadonlyMap<string, PathTraffic>> {
+    const at = ++this.#trafficCalls
     const works = new Map(
       this.#carried().map(([part, path]) => [part, begin(prefixed(part.prefix, trafficOf(path, keys)))] as const),
     )
@@ -642,7 +645,7 @@ export class DataPaths {
     const listed = this.#parts.flatMap((part) => {
       const result = works.get(part)?.result
       const isReported = result?.status === 'fulfilled'
-      if (isReported) part.traffic.take(result.value, keys === undefined)
+      if (isReported) part.traffic.take(result.value, keys === undefined, at)
       return part.traffic.list(keys, isReported)
     })
     return sumTraffic(listed)

@@ -58,18 +58,24 @@ const sumOfCounts = (one: Counts, other: Counts): Counts =>
  */
 export class SteadyTraffic {
   /**
-   * By lease key, the traffic that the data path reported last, and the counts of the earlier data paths in its place.
+   * By lease key, the traffic that the data path reported last, the number of that report, and the counts of the earlier
+   * data paths in its place.
    */
-  readonly #known = new Map<string, { readonly last: PathTraffic; readonly before: Counts }>()
+  readonly #known = new Map<string, { readonly last: PathTraffic; readonly at: number; readonly before: Counts }>()
 
-  /** Records the traffic that the data path reports now. If `isComplete` is true, `now` has all peers. */
-  take(now: ReadonlyMap<string, PathTraffic>, isComplete: boolean): void {
-    if (isComplete) for (const key of this.#known.keys()) if (!now.has(key)) this.#known.delete(key)
+  /**
+   * Records the traffic that the data path reports. If `isComplete` is true, `now` has all peers. `at` numbers the
+   * reports in the order of their requests: a report may arrive after a newer one, and its lower counts are no reset.
+   */
+  take(now: ReadonlyMap<string, PathTraffic>, isComplete: boolean, at: number): void {
+    if (isComplete)
+      for (const [key, known] of this.#known) if (!now.has(key) && known.at < at) this.#known.delete(key)
     for (const [key, last] of now) {
       const known = this.#known.get(key)
+      if (known && known.at > at) continue
       const isReset = known && COUNTS.some((name) => (last[name] ?? 0) < (known.last[name] ?? 0))
       const before = isReset ? sumOfCounts(known.before, known.last) : (known?.before ?? {})
-      this.#known.set(key, { last, before })
+      this.#known.set(key, { last, at, before })
     }
   }
 

@@ -402,6 +402,32 @@ it('counts on when one family fails and is opened again, because a sum that decr
   expect([...(await path.traffic(new Set(['other'])))]).toEqual([])
 })
 
+it('counts no packets twice if an older report about the traffic arrives after a newer one', async () => {
+  let passed = 0
+  let until = Promise.resolve()
+  const path = await rig(LEASE, (family) => ({
+    counting: {
+      async traffic() {
+        const txPackets = family === 'ipv4' ? passed : 0
+        const counts = { txPackets, txBytes: 0, rxPackets: 0, rxBytes: 0, lastReceivedAt: 3 }
+        await until
+        return new Map([['k', counts]])
+      },
+    },
+  })).open()
+  await path.apply(LEASES, 'own')
+  let arrive = (): void => {}
+  passed = 1_000
+  until = new Promise((resolve) => (arrive = resolve))
+  const older = path.traffic()
+  passed = 1_010
+  until = Promise.resolve()
+  expect((await path.traffic(new Set(['k']))).get('k')).toMatchObject({ txPackets: 1_010 })
+  arrive()
+  expect((await older).get('k')).toMatchObject({ txPackets: 1_010 })
+  expect((await path.traffic()).get('k')).toMatchObject({ txPackets: 1_010 })
+})
+
 it('closes a family that rejects its peers after it was opened late, and opens it again', async () => {
   const { calls, broken, deaf, open, again } = rig()
   broken.add('ipv6')
