@@ -61,8 +61,8 @@ function peersEffect({ peers, config }: Pick<Seen, 'peers' | 'config'>): string 
 type Effects = readonly (readonly [words: RegExp, effect: string])[]
 
 /**
- * For each problem of the data path, the host or the store that has an effect of its own, a pattern and the problem's effect on
- * packets. The patterns match the messages in node/report.ts, report/snapshot.ts and node/loops/config.ts.
+ * For each problem of the data path, the host or the store that has an effect of its own, a pattern and the problem's
+ * effect on packets. The patterns match the messages in node/report.ts, report/snapshot.ts and node/loops/config.ts.
  */
 const HOST_EFFECTS: Effects = [
   [/does not forward IPv4/, `${FAMILY_NAMES.ipv4} packets of containers do not leave this host`],
@@ -82,7 +82,10 @@ const PATH_EFFECTS: Effects = [
 const CONFIG = /network configuration/
 const STORE_EFFECTS: Effects = [
   [CONFIG, 'no weftd can start'],
-  [/lease cannot be renewed/, 'packets pass until the lease ends; then the other nodes send no packets to this node'],
+  [
+    /lease cannot be renewed/,
+    "packets pass only while the store has this node's lease; without it the other nodes send no packets to this node",
+  ],
 ]
 const EFFECTS: Partial<Record<Impairment['by'], Effects>> = {
   path: PATH_EFFECTS,

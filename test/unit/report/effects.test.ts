@@ -49,7 +49,7 @@ it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
     'a lease that cannot be renewed',
     [{ by: 'store', what: "this node's lease cannot be renewed: permission denied" }],
     [peer('a')],
-    'packets pass until the lease ends; then the other nodes send no packets to this node',
+    "packets pass only while the store has this node's lease; without it the other nodes send no packets to this node",
   ],
   ['an invalid configuration', [byConfig], [peer('a')], 'all packets pass, but no weftd can start'],
   [
