@@ -292,7 +292,9 @@ describe('a package', () => {
     writeFileSync(join(old, conffile), '# the text of weft 0.2.0\n')
     await output(['dpkg-deb', '-Znone', '--build', old, join(folder, 'old.deb')])
     const { build, ...rest } = from()
-    buildDeb({ ...rest, build: { ...build, executable: '/bin/true' }, target: join(folder, 'new.deb') })
+    const executable = join(folder, 'weftd')
+    writeFileSync(executable, '#!/bin/sh\necho "$@" >> /root/calls\n', { mode: 0o755 })
+    buildDeb({ ...rest, build: { ...build, executable }, target: join(folder, 'new.deb') })
     // dpkg changes an overlay over the root folder of this machine, in a mount namespace of its own.
     const script = `
       mkdir "$0/memory"
@@ -315,10 +317,14 @@ describe('a package', () => {
       rm merged/etc/default/weftd
       dpkg -i /root/new.deb
       [ ! -e merged/etc/default/weftd ]
-      dpkg --purge weft`
+      echo '#FLANNELD_SUBNET_FILE=/no/subnet.env' > merged/etc/default/weftd
+      echo 'FLANNELD_SUBNET_FILE="/run/a b/subnet.env"' >> merged/etc/default/weftd
+      dpkg --purge weft
+      [ ! -e merged/etc/default/weftd ]
+      cat merged/root/calls`
     const { code, stdout, stderr } = await execute(['unshare', '--mount', 'sh', '-ec', script, folder, packageRoot])
     expect(stderr).not.toMatch(/conffile prompt/)
-    expect([code, stdout]).toEqual([0, 'FLANNELD_V=1\n'])
+    expect([code, stdout]).toEqual([0, 'FLANNELD_V=1\ncleanup\ncleanup --subnet-file=/run/a b/subnet.env\n'])
   })
 
   it.for(ARCHITECTURES.filter(({ integrity }) => integrity === undefined))(
