@@ -269,6 +269,8 @@ export function trouble(): string | undefined {
   return node ? troubleOf(node) : 'starting'
 }
 export const nodeStatus = (): Promise<Status> => health.status()
+/** Returns the history of the node, with one value per step, oldest first. */
+export const nodeHistory = () => health.memory()!.hour.node()
 export const details = (): string => detailsOf(health.snapshot()!)
 export const holds = (): number => health.snapshot()!.holds
 

@@ -188,7 +188,8 @@ class Sampler {
     const then = this.#last
     this.#last = now
     const ms = then ? now.at - then.at : 0
-    const readings = [...this.#watch.readings()]
+    // While no probe can be sent, the last readings describe an earlier time.
+    const readings = this.#node.probes ? [...this.#watch.readings()] : []
     const times = readings.flatMap(({ roundTripMs }) => roundTripMs ?? []).toSorted((a, b) => a - b)
     const losses = readings.reduce((sum, { lossPercent }) => sum + lossPercent, 0)
     return {

@@ -10,6 +10,7 @@ import {
   inTurns,
   installRig,
   logged,
+  nodeHistory,
   nodeStatus,
   ofFamilies,
   own,
@@ -128,6 +129,8 @@ it('forgets its results when it cannot probe any more', async () => {
       return isSo()
     })
   await look(() => now.answering === 1)
+  await vi.advanceTimersByTimeAsync(12_000)
+  expect(nodeHistory().lossPercent.at(-1)).toBe(0)
   isForbidden = true
   refuseToOpen(new WeftError('DEVICE', 'no device'))
   dataPaths[0]!.die('it is gone')
@@ -137,6 +140,8 @@ it('forgets its results when it cannot probe any more', async () => {
   await vi.advanceTimersByTimeAsync(5_000)
   await look(() => now.answering === null)
   expect(now.list[0]).toMatchObject({ state: 'programmed', lossPercent: null, probedSecondsAgo: null })
+  await vi.advanceTimersByTimeAsync(11_000)
+  expect([nodeHistory().roundTripMs.at(-1), nodeHistory().lossPercent.at(-1)]).toEqual([null, null])
   isForbidden = false
   await look(() => now.answering === 1)
 })
