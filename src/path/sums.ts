@@ -68,8 +68,7 @@ export class SteadyTraffic {
    * reports in the order of their requests: a report may arrive after a newer one, and its lower counts are no reset.
    */
   take(now: ReadonlyMap<string, PathTraffic>, isComplete: boolean, at: number): void {
-    if (isComplete)
-      for (const [key, known] of this.#known) if (!now.has(key) && known.at < at) this.#known.delete(key)
+    if (isComplete) for (const [key, known] of this.#known) if (!now.has(key) && known.at < at) this.#known.delete(key)
     for (const [key, last] of now) {
       const known = this.#known.get(key)
       if (known && known.at > at) continue
