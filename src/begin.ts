@@ -143,7 +143,7 @@ async function resume(
     const isSealed = isSealedUnless !== undefined && config.backend[isSealedUnless] !== true
     if (isSealed) {
       const { seal } = await import('./node/seal.ts') // most backends do not need it
-      // Leave out the interface's index, because the host may have booted since.
+      // Leave out the interface's index, because a boot after the write of the last known state may have changed it.
       const external = known.external ? { external: { name: known.external.name } } : {}
       await seal({ kernel, log }, { config, backend: { isSealed, ...external } })
     }

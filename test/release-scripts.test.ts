@@ -282,7 +282,7 @@ describe('a package', () => {
   }) => {
     const why = lackOf('dpkg-deb', HOSTS)
     skip(why !== undefined, why)
-    // weft 0.2.0 contained /etc/default/weftd, with another text than later versions.
+    // The package of weft 0.2.0 contained /etc/default/weftd, with a text that differs from that of later versions.
     const old = join(folder, 'old')
     const [control, config, conffile] = ['DEBIAN/control', 'DEBIAN/conffiles', 'etc/default/weftd']
     for (const path of ['DEBIAN', 'etc/default']) mkdirSync(join(old, path), { recursive: true })

@@ -47,8 +47,8 @@ export function buildDeb({ root, work, build, version, publisher, texts, target 
   // /usr/lib.
   put('lib/systemd/system/weftd.service', readFileSync(join(root, 'deploy/weftd.service')))
   // The script postinst copies this file to /etc/default/weftd at the first installation. The package does not contain
-  // /etc/default/weftd itself (a conffile): every administrator changes that file, so dpkg would ask a question at each
-  // upgrade that changes the file too, and an upgrade without a terminal would fail.
+  // /etc/default/weftd itself (a conffile). Every administrator changes that file, so dpkg would ask a question at each
+  // upgrade whose package also changes the file, and such an upgrade would fail without a terminal.
   put('usr/share/weft/default', readFileSync(join(root, 'deploy/deb/default')))
   for (const [path, text] of Object.entries(texts))
     put(path, path.endsWith('.gz') ? gzipSync(text, { level: 9 }) : text)

@@ -117,8 +117,8 @@ export const isReplaceable = ({ metric, isPartial }: Route, family: Family): boo
 
 /**
  * Returns true if the kernel has policy rules in addition to the three rules that every host has, so that the main
- * table alone does not determine the route of a packet. Rules that drop packets, such as weft's own rule for
- * unencrypted packets, do not count, because they lead no packet elsewhere. Returns false if the kernel is built without
+ * table alone does not determine the route of a packet. Ignores rules that drop packets, such as weft's own rule for
+ * unencrypted packets, because these rules give no packet another route. Returns false if the kernel is built without
  * policy routing or without the family.
  */
 export async function hasPolicyRules(kernel: HostKernel, family: Family): Promise<boolean> {

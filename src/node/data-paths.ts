@@ -96,9 +96,9 @@ class PathPart {
   sending: ExternalInterface | undefined
   /** Why this data path does not carry its families; undefined if it carries them. */
   lacking: string | undefined
-  /** The traffic of each peer, which continues to count if this data path is opened again. */
+  /** The traffic counts of each peer, which do not decrease if this data path is opened again. */
   readonly traffic = new SteadyTraffic()
-  /** The sums of the counters of the data paths that were closed, and that were opened again in their place. */
+  /** The sums of the final counters of the earlier data paths of this part, which were closed. */
   #counted: Readonly<Record<string, bigint>> = {}
   /** The length of this data path's part of the list `next` that `drops` returned last. */
   places = 0
@@ -138,14 +138,14 @@ class PathPart {
   }
 
   /**
-   * Returns the counters of this data path. If one of several data paths is opened again, its counters continue, so that
-   * the sums over all data paths never decrease.
+   * Returns the counters of this data path and of the earlier data paths of this part. So the sums over all data paths
+   * do not decrease if one of several data paths is opened again.
    */
   counters(): Readonly<Record<string, bigint>> {
     return sumCounters([this.#counted, this.path?.counters() ?? {}])
   }
 
-  /** Forgets the data path, which is closed. */
+  /** Forgets the data path, which has been closed, but keeps its counters. */
   clear(): void {
     this.#counted = this.counters()
     this.path = undefined
@@ -432,7 +432,7 @@ export class DataPaths {
     return this.#carried().some(([part]) => part.isBehind)
   }
 
-  /** The reasons why the last checks of data paths failed. Empty if all checks succeeded. */
+  /** The reason of each data path whose last check failed; empty if all last checks succeeded. */
   get failures(): readonly string[] {
     return this.#parts.flatMap(({ failure }) => failure ?? [])
   }

@@ -167,8 +167,8 @@ interface NodeState {
    */
   isConfigOther: boolean
   /**
-   * Why the last try to renew this node's lease failed, or why the node has no lease in the store now. Undefined if the
-   * store has the lease.
+   * Why the last try to renew this node's lease failed, or why the store does not have the lease now. Undefined if the
+   * last try succeeded.
    */
   unrenewed: string | undefined
   /** Rings when the last known state has changed, so that it must be written to its file. */
@@ -182,8 +182,8 @@ interface NodeState {
   keepingPath: Promise<never> | undefined
   isRunning: boolean
   /**
-   * Why the last check of the data path failed, and since when the checks fail, in ms of performance.now(). Undefined if
-   * the last check succeeded.
+   * Why the last check of the data path failed, and the time of the first of the checks in a row that failed, in ms of
+   * performance.now(). Undefined if the last check succeeded.
    */
   unchecked: Snapshot['unchecked']
   /** The number of repairs that weftd made since the node was created. */

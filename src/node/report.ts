@@ -277,8 +277,8 @@ export async function reportOf(node: Node): Promise<NodeReport> {
 const usedSubnet = ({ config, lease }: Node): Nets => onlyOf(familiesOf(config), lease.subnet)
 
 /**
- * Returns a peer's subnet of each family of the network configuration, or all its subnets if it has none of these
- * families.
+ * Returns the subnets of a peer in the families of the network configuration, or all subnets of the peer if it has no
+ * subnet in these families.
  */
 export function subnetsIn(config: NetworkConfig, { subnet }: Pick<Lease, 'subnet'>): Nets {
   const used = onlyOf(familiesOf(config), subnet)

@@ -39,16 +39,16 @@ export async function seal(
   }
 }
 
-/** Describes the kernel's refusal. Throws any other error. */
+/** Describes the kernel's refusal, which is a WeftError. Throws any other error. */
 function refusalOf(error: unknown): string {
   if (!isWeftError(error)) throw error
   return describeError(error)
 }
 
 /**
- * Makes the rule that drops unencrypted packets within the network from the external interface. Makes no rule if this
- * interface has an address within the network: then its link may have hosts or containers of this node with addresses
- * of the network, whose packets this host forwards.
+ * Makes the rule that drops unencrypted packets within the network from the external interface. If this interface has
+ * an address within the network, removes the rule instead: other hosts, or containers of this host, on the link of the
+ * interface may then have addresses of the network, and this host must forward their packets.
  */
 async function refuseForged(kernel: HostKernel, network: Net, { name, index }: External): Promise<void> {
   const link = await kernel.link(index ?? name)

@@ -52,9 +52,9 @@ const sumOfCounts = (one: Counts, other: Counts): Counts =>
   Object.fromEntries(COUNTS.map((name) => [name, plus(one[name], other[name])]))
 
 /**
- * Keeps the traffic of each peer that one of several data paths counts from decreasing. A data path that is opened again
- * counts from 0. If the sum over all data paths decreased but did not return to 0, Prometheus would take the whole
- * remaining sum for new traffic.
+ * The traffic counts of one of several data paths for each peer, which do not decrease if the data path is opened
+ * again, although the new data path counts from 0. If the sum over all data paths decreased, Prometheus would take the whole
+ * remaining sum for new traffic, because it expects a counter that decreases to restart at 0.
  */
 export class SteadyTraffic {
   /**

@@ -76,7 +76,7 @@ const HOST_EFFECTS: Effects = [
 const PATH_EFFECTS: Effects = [
   [
     /cannot be checked or repaired/,
-    'packets are lost if the data path is damaged; weftd tries to repair the data path every five seconds',
+    'packets are lost if the data path is damaged; weftd tries to repair the data path at least every 30 seconds',
   ],
 ]
 const CONFIG = /network configuration/

@@ -11,8 +11,8 @@ import { isAnswered, serveHealth, serveSocket, type Health, type HealthServer } 
  */
 const RETRY_MS = 1_000
 /**
- * The pause in ms before weftd tries again to create the status socket, if that failed, for example because the disk was
- * full.
+ * The pause in ms before weftd tries again to create the status socket after a try that failed, for example because the
+ * disk was full.
  */
 const SOCKET_RETRY_MS = 30_000
 /**
@@ -92,7 +92,7 @@ export async function serveStatus(
     if (server) open.push(server)
     return server !== undefined || socket === ''
   }
-  /** Resolves when no more tries to create the status socket are made. */
+  /** Resolves when `tryAgain` has ended: it has created the status socket, or weftd stops. */
   let trying: Promise<void> = Promise.resolve()
   const tryAgain = async (): Promise<void> => {
     do await rest(SOCKET_RETRY_MS)

@@ -12,8 +12,8 @@ import { hungThread, type Threads } from './threads.ts'
 const UNFOLLOWED_S = 180
 
 /**
- * The time in seconds for which the checks of the data path must fail before the node counts as impaired. weftd checks
- * every five seconds, and a single check may fail by chance.
+ * The time in seconds from the first failed check of the data path until the node counts as impaired, unless a later
+ * check succeeds. A single check may fail by chance, and weftd usually checks again after five seconds.
  */
 const UNCHECKED_S = 10
 
@@ -27,8 +27,8 @@ export interface Snapshot {
   /** The families whose address is missing from the external interface, with the missing address. */
   readonly gone: ByFamily<string>
   /**
-   * Why weftd could not check or repair the data path at the last try, and the time since which it cannot; undefined if
-   * it can. Only readers of the full status may read `why`.
+   * Why the last check of the data path failed, and the time of the first of the checks in a row that failed. Undefined
+   * if the last check succeeded. Only readers of the full status may read `why`.
    */
   readonly unchecked: { readonly why: string; readonly since: number } | undefined
   readonly threads: Threads
@@ -78,8 +78,8 @@ export interface Snapshot {
    */
   readonly configProblem: { readonly what: string; readonly why?: string } | undefined
   /**
-   * Why weftd could not renew this node's lease at the last try, or why the store does not have the lease now. Undefined
-   * if the store has the lease. Only readers of the full status may read it.
+   * Why the last try to renew this node's lease failed, or why the store does not have the lease now. Undefined if the
+   * last try succeeded. Only readers of the full status may read this reason.
    */
   readonly unrenewed: string | undefined
   /**
@@ -116,7 +116,7 @@ function problemsOf(node: Snapshot): readonly Problem[] {
     node.rules !== undefined && { by: 'rules', what: 'the firewall rules cannot be set or repaired', why: node.rules },
     ...(node.isOpen ? peersText(node).map((what) => ({ by: 'peers', what }) as const) : []),
     node.isFailing && { by: 'store', what: `the ${store} store does not answer` },
-    // If the store does not answer, that is the cause of a failed renewal.
+    // If the store does not answer, leave out the failed renewal, because the store's silence is its cause.
     !node.isFailing && node.unrenewed !== undefined && { by: 'store', what: UNRENEWED, why: node.unrenewed },
     age > UNFOLLOWED_S && { by: 'store', what: 'the leases may be out of date', why: `last compared ${age} s ago` },
     node.configProblem !== undefined && { by: 'store', ...node.configProblem },

@@ -262,8 +262,8 @@ export interface NodeReport extends State {
     /** How long before `expiresAt` weftd renews the lease, in seconds. */
     readonly renewMarginSeconds: number
     /**
-     * Why the last try to renew the lease failed, or why the store does not have the lease now; null if the store has
-     * the lease. Older versions of weftd omit it.
+     * Why the last try to renew the lease failed, or why the store does not have the lease now; null if the last try
+     * succeeded. Older versions of weftd omit this field.
      */
     readonly unrenewed?: string | null
     readonly published: Readonly<Record<string, unknown>>

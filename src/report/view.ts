@@ -46,8 +46,8 @@ export interface Sight {
   readonly roundTripMs: number | null
   readonly lossPercent: number | null
   /**
-   * The length in bytes of the longest packet that reaches the peer. Null if this length is unknown, or if senders of
-   * longer packets get an ICMP error, so that no connection stalls.
+   * The length in bytes of the longest packet that reaches the peer. Null if this length is unknown, or if long packets
+   * do not reach the peer but their senders get an ICMP error, so that no connection stalls.
    */
   readonly passesBytes: number | null
 }

@@ -65,7 +65,7 @@ interface Scene {
   readonly clockAhead?: (node: NodeName) => number
   /** False for a node whose host blocks its own containers. */
   readonly host?: (node: NodeName) => boolean
-  /** True for a node that forwards with the last known state, so that it has no lease and knows no peers yet. */
+  /** True for a node that forwards with the last known state, so that it has no metrics of its lease and peers yet. */
   readonly asKnown?: (node: NodeName) => boolean
   /** False for a node whose packets bypass its data path. */
   readonly past?: (node: NodeName) => boolean

@@ -416,7 +416,7 @@ describe('a route that bypasses wireguard and that weft did not create', () => {
     const [host, other] = hosts
     await bed.configure({ ...BACKENDS.wireguard.options, AllowBypass: true })
     await host.output(['ip', 'route', 'add', ...way()])
-    await WAYS['is restarted'](other, bed) // until then it drops unencrypted packets of the network
+    await WAYS['is restarted'](other, bed) // without AllowBypass `other` drops unencrypted packets
     await WAYS['is restarted'](host, bed)
     await reach(pods![0].namespace, pods![1].address)
     expect(await isBypassed(host)).toBe(false)

@@ -286,7 +286,7 @@ describe('weft cleanup', () => {
     rmSync(subnetFile)
   })
 
-  it('keeps subnet.env until it has removed everything, because some items are found only with it', async () => {
+  it('keeps subnet.env until all other items are removed, because it finds some items only with this file', async () => {
     const uncommented = UNCOMMENTED.slice(UNCOMMENTED.indexOf('*filter'))
     await feed(uncommented, 'iptables-nft-restore', '--noflush')
     writeFileSync(subnetFile, 'FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.1.1/24\nFLANNEL_MTU=1472\n')

@@ -141,7 +141,7 @@ it.each(TAKEN_OVER)('loses no ping if a second weftd takes over and adds or remo
     const left = 'ip -6 route show root fd00:5::/48 | grep -v "dev cni0"'
     const stays = Backend.Type === 'wireguard' ? /^unreachable fd00:5::\/48 .*\n$/ : /^$/
     await eventually(async () => expect((await host.run(['sh', '-c', left])).stdout).toMatch(stays))
-    // weftd logs that the unreachable route stays.
+    // Ignore the line about the unreachable route, which stays.
     const lines = running[at]!.lines.filter((line) => !/Routes into fd00:5::\/48 remain, .*: unreachable /.test(line))
     expect(lines.join('\n')).not.toMatch(/^[WE]\d.*(?:device|route)/m)
   }

@@ -102,7 +102,7 @@ describe('unencrypted packets of the network that the underlay delivers', () => 
     return (await echoes()) - before
   }
 
-  it('do not reach containers, of both families, and other packets do', async () => {
+  it('do not reach containers over IPv4 or IPv6, but packets from other addresses do', async () => {
     lab = await createLab({ hosts: 2, families: ['ipv4', 'ipv6'] })
     const [a, b] = lab.hosts as [Host, Host]
     await startIn(BOTH, a)
@@ -116,7 +116,7 @@ describe('unencrypted packets of the network that the underlay delivers', () => 
     await reach(podB.namespace, podA.address)
   })
 
-  it('are dropped by a rule that comes back, that stays while weftd is stopped, and that another backend removes', async () => {
+  it('are dropped by a rule that weftd restores, that stays while weftd is stopped, and that AllowBypass removes', async () => {
     lab = await createLab({ hosts: 1, families: ['ipv4', 'ipv6'] })
     const [a] = lab.hosts as [Host]
     const rules = (network: string): RegExp =>
@@ -132,7 +132,7 @@ describe('unencrypted packets of the network that the underlay delivers', () => 
     await open.line(/Removed the rule for unencrypted packets from eth0, which another backend left/)
     expect(await rulesOf(a)).not.toContain('219:')
     await open.stop()
-    // Hosts behind this link, or containers of this host, may have addresses of the network.
+    // With this address, weftd makes no rule for IPv4, because hosts on this link may have addresses of the network.
     await a.output(['ip', 'address', 'add', '10.5.250.1/24', 'dev', 'eth0'])
     await startIn(BOTH, a)
     expect(await rulesOf(a)).not.toMatch(both[0])

@@ -48,7 +48,7 @@ let steps: string[] = []
 vi.mock('../../src/path/device/userspace-guard.ts', async (load) => ({
   ...(await load<object>()),
   keepUnreachable: async (_kernel: unknown, network: Net) => void steps.push(`unreachable ${formatNet(network)}`),
-  keepRule: async () => {}, // the kernel is that of this machine
+  keepRule: async () => {}, // the real function would change the rules of this machine
 }))
 /** Ends the data path of IPv6. */
 let lose: (reason: Error) => void

@@ -14,7 +14,7 @@ import { removeLastKnown, writeLastKnown } from '../restart/last-known.ts'
  */
 const REST_MS = 200
 const REST_MS_A_LEASE = 1
-/** The time in ms after which weftd tries again to write the file, for example because the disk was full. */
+/** The pause in ms before weftd tries again to write the file after a failure, such as a full disk. */
 const RETRY_MS = 30_000
 
 const turns = new WeakMap<ForwardingNode, Promise<void>>()

@@ -304,7 +304,7 @@ async function isExtended(node: Node): Promise<boolean> {
 async function replaceLease(node: Node, isForwarding = true): Promise<void> {
   const { log } = node
   const before = node.lease
-  // If the caller keeps the present lease after a failure, the store still has that lease.
+  // Without `isForwarding` the store still has the present lease, which the caller keeps after a failure.
   const publish = isForwarding ? (why: string): void => void (node.unrenewed = why) : undefined
   node.lease = await obtainLease(node, node.attrs, before.subnet, isForwarding, publish)
   node.unrenewed = undefined

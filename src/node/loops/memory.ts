@@ -103,8 +103,8 @@ function lookAtNews({ view, lease: own, probes, lengths }: Node, watch: PeerWatc
 
 /**
  * Returns the time of a peer's last packet, or undefined if the packet may have arrived over one of the families with
- * the probe results `others`. weftd counts the packets of both families together, so such a packet does not show that
- * the peer sends over the remaining family.
+ * the probe results `others`. weftd counts the packets of both families together, so the last packet of the peer does
+ * not show by which family it arrived.
  */
 function heardBesides(others: readonly Probed[], heardAt: number | undefined): number | undefined {
   const mayBeElse = others.some(

@@ -87,8 +87,8 @@ async function openFamily(
 }
 
 /**
- * Deletes the TUN of a family that the network no longer has. Only logs a failure: the data path of the other family is
- * open, and its owner could not close it if `open` rejected.
+ * Deletes the TUN of a family that the network no longer has. Only logs a failure, because the data path of the other
+ * family is already open, and the caller could not close this data path if `open` rejected.
  */
 async function removeOthers(
   { options: { vni } }: VxlanSetup,

@@ -62,7 +62,7 @@ export interface Surroundings {
   readonly ownPolicies?: boolean
   /**
    * True if this node makes the unreachable routes to its networks, and the rules for unencrypted packets, so that weftd
-   * must not remove them.
+   * must not remove these routes and rules.
    */
   readonly isSealed?: boolean
   /** The name of the external interface; left out if it is not known. */

@@ -91,8 +91,8 @@ export class RouteSync {
   readonly #log: Log
   #wanted = new Map<string, NextHop>()
   /**
-   * The next hops that were wanted before a call of `apply` that rejected. The kernel may still have their routes, so the
-   * next call compares with these next hops too.
+   * The next hops that were wanted before calls of `apply` that rejected. The kernel may still have routes via these
+   * next hops, so the next call of `apply` for all routes compares the kernel's routes with these next hops too.
    */
   #former: NextHops = new Map()
   /** The wanted routes that the kernel refused. */

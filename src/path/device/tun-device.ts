@@ -209,9 +209,9 @@ export function checkMtu(family: Family, mtu: number, external: string): void {
 }
 
 /**
- * Returns true for a route whose device has been deleted since the kernel listed the route, so that its index has no
- * name. The kernel deletes the route with the device. The device may be the TUN of the earlier run: the TUN ends when
- * this process closes the queues that the service manager kept and that this process cannot use.
+ * Returns true for a route whose device has been deleted since the kernel listed the route, so that the device's index
+ * has no name. The kernel deletes the route with the device. The device may be the TUN of the earlier run, which the
+ * kernel deletes when this process closes the queues that the service manager kept but this process cannot use.
  */
 const isOnGoneDevice = ({ device, deviceIndex }: Route): boolean => device === '' && deviceIndex !== 0
 

@@ -114,8 +114,8 @@ export async function otherRuleRemovals(
 
 /**
  * Makes the rule that drops packets within the network if they come from the device `wanted`; no rule if `wanted` is
- * undefined. Returns true if the rule was missing. Removes the rules for other networks that overlap this network, for
- * an earlier name of the device, and any duplicate that another program added.
+ * undefined. Returns true if the rule was missing. Removes the rules of other devices (such as an earlier name of the
+ * device), the rules for other networks that overlap this network, and any duplicate that another program added.
  */
 export async function keepRule(kernel: HostKernel, network: Net, wanted: string | undefined): Promise<boolean> {
   const rules = await guardRules(kernel, network)

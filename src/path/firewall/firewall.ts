@@ -52,7 +52,7 @@ function withBlackhole(rules: Firewall, options: FirewallOptions & { readonly bl
     async raise(subnet) {
       isToLook = true // in case the next call rejects
       await rules.raise(subnet)
-      isToLook = isWanted // before the routes, because `lookAgain` may be called meanwhile
+      isToLook = isWanted // set before `ensureRoutes`, because `lookAgain` may set it while `ensureRoutes` runs
       const { failures } = await ensureRoutes(subnet)
       isToLook ||= failures.length > 0
       for (const failure of failures) log.error(describeError(failure))

@@ -148,8 +148,8 @@ function unseenTables(names: readonly string[], command: string): string[] {
 }
 
 /**
- * Finds the rules that iptables-nft set, with the program nft, on a host where iptables is not installed. If nft cannot
- * list the tables although the kernel has tables (`isThere`), adds the reason to `unseen`.
+ * Finds the rules that iptables-nft set, with the program nft, on a host where iptables is not installed. `isThere`
+ * is true if the kernel has such tables. If nft then cannot list the tables, adds the reason to `unseen`.
  */
 async function findByNft(
   run: Run,
@@ -193,8 +193,8 @@ function foundIn(
 }
 
 /**
- * Finds the nftables tables that weftd or flanneld set in nftables mode. The kernel lists the tables, so a table is also
- * found if nft, which `remove` needs, is not installed.
+ * Finds the nftables tables that weftd or flanneld set in nftables mode. If the kernel lists its tables, a table is
+ * also found if nft, which `remove` needs, is not installed.
  */
 export async function findNftablesRemains(run: Run, kernel: HostKernel): Promise<readonly Remains[]> {
   const remains: Remains[] = []

@@ -101,15 +101,14 @@ export async function removeRemains(
    */
   let isPublished = false
   /**
-   * True if another item could not be listed or removed. In that case `weft cleanup` keeps subnet.env, because a later
-   * call identifies some items, such as routes to other hosts, only by the networks in this file.
+   * True if an item other than the published route could not be listed or removed. In that case `weft cleanup` keeps
+   * subnet.env, because a later call finds some items (such as routes to other hosts) only by the networks in this file.
    */
   let isLeft = iptables.unseen.length > 0
   for (const each of remains) {
     if (isPublished && each.things.includes(`file ${lastKnownFile(forFile)}`)) continue
     if (isLeft && identifying.includes(each)) {
-      if (!dryRun)
-        warn(`${file} stays, because the next weft cleanup needs this file to find what could not be removed`)
+      if (!dryRun) warn(`${file} stays, because the next weft cleanup needs this file to find the items that are left`)
       continue
     }
     try {
@@ -123,7 +122,7 @@ export async function removeRemains(
     }
     for (const reason of each.stays) warn(`not removed: ${reason}`)
     if (each.stays.length > 0) isClean = false
-    // An item without things could not be listed. For the route in a cloud subnet.env is not needed.
+    // If an item has no things, it could not be listed. A later call finds the published route without subnet.env.
     if (each.stays.length > 0 && each.things.length === 0 && !published.includes(each)) isLeft = true
   }
   for (const where of iptables.unseen) warn(`rules may stay: ${where}`)

@@ -95,7 +95,7 @@ export async function findHostRouteRemains(
 const DEVICES = Object.values<Kind>(KINDS).flatMap(({ devices }) => devices)
 
 /**
- * Finds the IPsec policies, the routing rules and the unreachable routes of the backend ipsec for the given networks
+ * Finds the IPsec policies, the routing rules and the unreachable routes of the backends ipsec and wireguard for networks
  * (as `ip` writes them).
  */
 export async function findIpsecRemains(host: HostAccess, networks: ReadonlySet<string>): Promise<Remains[]> {
@@ -129,9 +129,9 @@ export async function findCharonRemains(networks: ReadonlySet<string>): Promise<
 }
 
 /**
- * Finds the unreachable routes and the routing rules of the backends ipsec and wireguard for networks that are not a
- * part of one of `networks` (as `ip` writes them), such as the route to an IPv6 network that was removed from the
- * configuration. `findIpsecRemains` finds the routes and rules for `networks`.
+ * Finds the unreachable routes and the routing rules of the backends ipsec and wireguard that `findIpsecRemains`
+ * does not find for `networks` (as `ip` writes them): routes to networks that are not a part of one of `networks`, such
+ * as an IPv6 network that was removed from the configuration, and rules for networks that overlap none of `networks`.
  */
 export async function findUnreachableRemains(kernel: HostKernel, networks: ReadonlySet<string>): Promise<Remains[]> {
   const wholes = [...networks].flatMap((each) => parseNet(each) ?? [])

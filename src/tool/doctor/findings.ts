@@ -50,7 +50,7 @@ export const FINDINGS = {
     check: 'daemon',
     level: 'failure',
     means:
-      'weftd does not forward packets, because its data path is not open or one of its threads hangs, or weftd cannot check and repair its data path, so that packets may be lost',
+      'weftd does not forward packets, because its data path is not open or one of its threads hangs; or weftd cannot check or repair its data path, so that packets may be lost',
     fix: 'remove the cause that this finding or the log of weftd names; if a thread hangs, restart weftd: `systemctl restart weftd`',
   },
   'rules-failing': {
@@ -367,8 +367,8 @@ export const FINDINGS = {
   'lease-unrenewed': {
     check: 'store',
     level: 'failure',
-    means: `weftd cannot renew this node's lease, although the store ${KINDS_OF_STORES} answers, or the store no longer has the lease: without a lease, the other nodes send no packets to this node`,
-    fix: 'remove the cause that this finding names: often the store refuses writes (the rights of the user of etcd, the RBAC rules of Kubernetes, a lease directory that is mounted read-only, a full etcd), or no subnet is free; weftd tries again by itself, at least once a minute',
+    means: `the store ${KINDS_OF_STORES} answers, but weftd cannot renew this node's lease, or cannot get a lease after it lost the lease: without a lease, the other nodes send no packets to this node`,
+    fix: 'remove the cause that this finding names. Often no subnet is free, or the store refuses writes: check the rights of the user of etcd, the space of etcd, the RBAC rules of Kubernetes, and whether the lease directory is mounted read-only. weftd tries again by itself, at least once a minute',
   },
   'peers-held': {
     check: 'store',

@@ -52,7 +52,7 @@ it.each([
   expect(await kernel.routes({ family: 'ipv4', table: 'all' })).toEqual([])
 })
 
-it('a host has policy rules if it has more than the usual three, and those that drop packets', async () => {
+it('a host has policy rules if it has a rule besides the usual three rules and rules that drop packets', async () => {
   const kernel = new ModelKernel()
   expect(await hasPolicyRules(kernel, 'ipv4')).toBe(false)
   for (const action of ['blackhole', 'unreachable', 'prohibit']) kernel.addRule('ipv4', { priority: 219, action })

@@ -361,7 +361,7 @@ it('continues with one family while the other cannot be opened, and opens it wit
   expect([path.unreported, path.lacking]).toEqual([false, {}])
 })
 
-it('counts on when one family fails and is opened again, because a sum that decreases looks like new packets', async () => {
+it('continues its counts when one family is opened again, because a sum that decreases looks like new packets', async () => {
   /** The packets that the open data path of each family has counted. */
   const passed = { ipv4: 0, ipv6: 0 }
   const r = rig(LEASE, (family) => {

@@ -90,7 +90,7 @@ it.each([
   ['ipv6', 'fd00:5:0:7::/64', 'fd00:5:0:7::/64'],
   ['ipv4', '10.5.0.64/26', null],
 ] as const)(
-  'with %s alone shows the subnet %s of a peer that has both, as Kubernetes gives them',
+  'in a network with %s alone, shows only the subnet %s of a peer that has subnets of both families',
   async (family, subnet, ipv6Subnet) => {
     store.put('10.5.0.64-26&fd00:5:0:7::-64', '{"PublicIP":"192.0.2.2","PublicIPv6":"2001:db8::2"}')
     start(ofFamilies(family))

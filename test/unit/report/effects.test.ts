@@ -43,7 +43,7 @@ it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
     'a data path that cannot be repaired',
     [{ by: 'path', what: 'the data path cannot be checked or repaired: File exists' }],
     [peer('a')],
-    'packets are lost if the data path is damaged; weftd tries to repair the data path every five seconds',
+    'packets are lost if the data path is damaged; weftd tries to repair the data path at least every 30 seconds',
   ],
   [
     'a lease that cannot be renewed',

@@ -48,7 +48,7 @@ it('a view has the node, its configuration and its results for each peer, and ca
   expect(reread(view)).toEqual(view)
 })
 
-it('a view has the longest packet of a path only if longer packets are lost without an ICMP error', () => {
+it('a view leaves out the longest packet of a narrow path if senders of longer packets get an ICMP error', () => {
   const narrow = { path: 'narrow', passesBytes: 1372 } as const
   const list = [
     peerWith(2, { ...narrow, pathMtu: 1372 }), // weftd knows this path MTU, and sends an ICMP error for longer packets

@@ -69,8 +69,8 @@ export interface PeerKeys {
 const NO_TRAFFIC: PeerKeys = { txBytes: 0, rxBytes: 0, txPackets: 0, rxPackets: 0 }
 
 /**
- * The traffic counts of a peer, by the child associations with the peer. Each renewal of keys makes a new association,
- * whose counts begin at 0.
+ * The traffic counts of a peer, split by the child associations with the peer. Each renewal of keys makes a new
+ * association, whose counts begin at 0.
  */
 interface Counted {
   /** The sums of the counts of the associations that charon has deleted. */
@@ -165,8 +165,8 @@ export class IpsecConnections {
   }
 
   /**
-   * Returns the traffic counts of each peer that has keys, by the peer's subnet, since weftd began to read them. Returns
-   * an empty map if charon does not answer.
+   * Returns the traffic counts of each peer that has keys, by the peer's subnet. The counts include the associations
+   * that charon has deleted since weftd first read them. Returns an empty map if charon does not answer.
    */
   async keys(): Promise<ReadonlyMap<string, PeerKeys>> {
     const found = new Set<string>()
@@ -193,8 +193,8 @@ export class IpsecConnections {
   }
 
   /**
-   * Returns the traffic counts of each wanted peer, by the peer's subnet, including those of the associations that charon
-   * has deleted since. `children` has the counts of the present associations.
+   * Returns the traffic counts of each wanted peer, by the peer's subnet, over its present associations and those that
+   * charon has deleted. `children` has the counts of the present associations.
    */
   #totals(children: ReadonlyMap<string, ReadonlyMap<string, PeerKeys>>): ReadonlyMap<string, PeerKeys> {
     const subnets = new Set([...(this.#wanted?.values() ?? [])].map(({ subnet }) => subnet))
@@ -207,7 +207,7 @@ export class IpsecConnections {
       let ended = before?.ended ?? NO_TRAFFIC
       for (const [id, { counts, at }] of last) {
         const seen = children.get(subnet)?.get(id)
-        // After a restart charon uses the names of its earlier associations again.
+        // If the counts of an association have decreased, a restarted charon has used its name for a new association.
         if (seen ? !isLess(seen, counts) : now - at < DELETED_MS) continue
         ended = plus(ended, counts)
         last.delete(id)

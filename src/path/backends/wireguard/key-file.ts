@@ -66,7 +66,7 @@ async function writeWhole(file: string, key: Secret): Promise<void> {
     } finally {
       await written.close()
     }
-    // Keep the key of another process that was faster. Rename the file if the file system has no hard links.
+    // `link` never replaces the key of another process that was faster. If the file system has no hard links, rename.
     await link(temporary, file).catch((error: NodeJS.ErrnoException) =>
       error.code === 'EEXIST' ? undefined : rename(temporary, file),
     )

@@ -109,7 +109,7 @@ it('tries to renew again after a second, then less and less often, for as long a
   expect(logged(/Lease renewed/)).toBe(true)
 })
 
-it('is impaired while the store answers but refuses the renewal, and while no subnet is free after a loss', async () => {
+it('is impaired while the store refuses the renewal, and while no subnet is free after the lease was lost', async () => {
   start()
   await ready()
   const update = store.update.bind(store)

@@ -70,7 +70,7 @@ const addRouteToPeer = (): void =>
 const hasRouteToPeer = (): boolean => kernel.routesAsText().includes('10.5.0.192/26 via 192.0.2.2 dev eth0')
 const isReadyFile = (): boolean => existsSync(subnetFile())
 
-/** The route that keeps unencrypted packets on this host, and the rule that drops them, if the node's backend encrypts. */
+/** The route against outgoing unencrypted packets, and the rule against incoming unencrypted packets. */
 const SEAL = [
   'ip route add unreachable 10.5.0.0/24 metric 4294967295',
   'ip rule add priority 219 iif eth0 from 10.5.0.0/24 to 10.5.0.0/24 blackhole',

@@ -126,7 +126,7 @@ it('counts the events of a peer, and writes them before the process ends', async
   expect(written(path)).toEqual(['silent 10.5.0.64/26', 'back 10.5.0.64/26'])
 })
 
-it('does not take packets of a family that works for a sign that a peer sends over the silent family', async () => {
+it('does not conclude from packets over a working family that a peer sends over its silent family', async () => {
   const isSilentOver: string[] = []
   const byFamily: OpenEcho = (source, onAnswer) => ({
     send(to, sequence) {

@@ -118,7 +118,7 @@ it('keeps the open data path if the kernel does not say whether the device of an
   const path = await backend.plan(own)[0]!.open(own, new Map(), signal)
   expect(lines.at(-1)).toBe('Cannot delete the device flannel-v6.1: the kernel did not answer in time')
   expect([path.carrier().device, stopped]).toEqual(['flannel.1', []])
-  await path.close() // a data path that nobody closes would keep the port and the device
+  await path.close() // if the caller could not close the data path, it would keep the port and the device
   expect([kernel.peek('flannel.1'), stopped]).toEqual([undefined, ['flannel.1']])
 })
 

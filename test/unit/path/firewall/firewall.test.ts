@@ -723,7 +723,7 @@ describe('the firewall', () => {
         'blackhole 10.9.8.0/24 metric 4294967295',
       ]
       expect(host.kernel.routesAsText().toSorted()).toEqual([...others, ...own].toSorted())
-      // Later such a route is that of another program.
+      // A blackhole route that appears later belongs to another program.
       add('10.9.7.0/24', 4294967295)
       expect(await firewall.ensure(SUBNET)).toEqual(fine())
       expect(host.kernel.routesAsText()).toContain('blackhole 10.9.7.0/24 metric 4294967295')
@@ -781,7 +781,7 @@ describe('the firewall', () => {
     expect(host.kernel.routesAsText()).toHaveLength(1)
     await firewall.ensure(SUBNET)
     expect(host.kernel.routesAsText()).toEqual([])
-    // Later such a route is that of another program.
+    // A blackhole route that appears later belongs to another program.
     host.kernel.addRoute('ipv4', { type: 'blackhole', destination: '10.42.5.0/24', metric: 4294967295 })
     await firewall.ensure(SUBNET)
     expect(host.kernel.routesAsText()).toHaveLength(1)

@@ -33,7 +33,7 @@ it('reports tables of iptables-nft that no installed program can show', async ()
   kernel.nft = [{ family: 'ip', name: 'nat', objects: 3 }]
   const { remains, unseen } = await findIptablesRemains(notInstalled, kernel, new Set(), true)
   expect([remains, unseen]).toEqual([[], ['nft is not installed']])
-  kernel.nft = undefined // the kernel does not tell, so there may be no such tables
+  kernel.nft = undefined // the kernel does not list its tables, so there may be no such tables
   expect(await findIptablesRemains(notInstalled, kernel, new Set(), true)).toEqual({ remains: [], unseen: [] })
 })
 

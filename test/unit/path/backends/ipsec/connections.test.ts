@@ -191,7 +191,7 @@ it('counts the packets of each peer, also if several callers count at the same t
     expect(Object.fromEntries(found)).toEqual({ '10.5.2.0/24': counts })
 })
 
-it('counts on when charon renews the keys of a peer, and when charon was started again', async () => {
+it('continues its counts when charon renews the keys of a peer, and when charon was started again', async () => {
   const ours = await connections()
   await ours.apply([PEER])
   const sa = (bytes: number, state = 'INSTALLED') => ({
