@@ -111,14 +111,14 @@ export class NetlinkKernel implements HostKernel {
     const [answer] = await this.#exchange([dump.request])
     // If the kernel does not have this routing table, or does not support the family, there are no routes.
     if (answer && (isMissing(answer) || isMissingFamily(answer))) return []
-    return dump.routesIn(await dataOf(answer, 'routes'), createNames())
+    return dump.routesIn(await dataOf(answer, 'routes'), createNames(failWithoutDescriptors))
   }
 
   async lookUp(_family: Family, queries: readonly RouteQuery[]): Promise<readonly RouteAnswer[]> {
     const { lookedUpIn, lookUpRequest, refusalOf } = await loadRest()
     const requests = queries.map((query) => lookUpRequest(query, indexOf))
     const answers = await this.#exchange(requests.filter((request) => request !== undefined))
-    const nameOf = createNames()
+    const nameOf = createNames(failWithoutDescriptors)
     let at = 0
     return requests.map((request) => {
       const answer = request && answers[at++]
@@ -358,21 +358,34 @@ const indexOf: IndexOf = ({ name, index }) => {
   try {
     return addon.interfaceIndex(name)
   } catch (error) {
-    throw new WeftError('KERNEL', `cannot look up the interface ${name}: ${messageOf(error)}`, { cause: error })
+    throw new WeftError('KERNEL', `cannot look up the interface ${name}: ${messageOf(error)}`, {
+      remedy: 'raise the limit of open files of this process (LimitNOFILE of systemd, or `ulimit -n`)',
+      cause: error,
+    })
   }
 }
 
-/** Returns a function that looks up the name of each interface only once. */
-function createNames(): NameOf {
+/**
+ * Returns a function that looks up the name of each interface only once. Calls `onMissing` when an interface has no name.
+ */
+function createNames(onMissing = (): void => {}): NameOf {
   const names = new Map<number, string>()
   return (index) => {
     const known = names.get(index)
     if (known !== undefined) return known
     const name = addon.interfaceName(index)
+    if (name === '') onMissing()
     names.set(index, name)
     return name
   }
 }
+
+/**
+ * Throws WeftError KERNEL if this process has no free file descriptor, without which an interface has no name for
+ * `interfaceName`. Otherwise weftd would take routes through the interface for blackholes. Must not be called for the
+ * kernel's reports, because no caller would catch the error.
+ */
+const failWithoutDescriptors = (): void => void indexOf({ name: 'lo' }) // reports the error, unlike interfaceName
 
 /**
  * Returns the messages of an answer. If the kernel refused the request, throws an error which says that the kernel

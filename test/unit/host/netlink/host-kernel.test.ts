@@ -5,6 +5,7 @@ import { beforeEach, expect, it, vi } from 'vitest'
 import type { Change, Device, KernelEvent } from '../../../../src/host/kernel.ts'
 import { hostKernel } from '../../../../src/host/netlink/host-kernel.ts'
 import { messagesIn } from '../../../../src/host/netlink/message.ts'
+import * as recorded from './recorded.ts'
 
 /** The interfaces of the kernel, and what it was sent: the types of the messages of each exchange. */
 const kernel = vi.hoisted(() => ({
@@ -15,6 +16,10 @@ const kernel = vi.hoisted(() => ({
   refuse: (_protocol: number): void => {},
   /** The subsystem without which the kernel is built; its sockets cannot be opened. */
   missing: undefined as number | undefined,
+  /** The kernel's answer to a request that lists routes or looks one up. */
+  routes: undefined as Buffer | undefined,
+  /** False if the process has no free file descriptor. */
+  hasDescriptors: true,
   stopped: 0,
 }))
 
@@ -32,14 +37,15 @@ vi.mock('../../../../src/host/addon.ts', () => ({
         // The name of an interface is known after the request that adds it.
         for (const message of all)
           if (message.flags & 0x400 && message.type === 16) kernel.indexes.set(message.attributes(16).text(3) ?? '', 9)
-        return all.map(() => undefined)
+        const { routes } = kernel
+        return all.map(({ type }) => (routes && type === 26 ? { data: routes, errno: 0 } : undefined)) // RTM_GETROUTE
       },
     }),
     interfaceIndex: (name: string) => {
-      if (name === 'unreadable') throw new Error('if_nametoindex: Too many open files')
+      if (name === 'unreadable' || !kernel.hasDescriptors) throw new Error('if_nametoindex: Too many open files')
       return kernel.indexes.get(name) ?? 0
     },
-    interfaceName: (index: number) => `name-of-${index}`,
+    interfaceName: (index: number) => (kernel.hasDescriptors && index !== 7 ? `name-of-${index}` : ''),
     watchNetlink: (protocol: number, _groups: readonly number[], onReports: (typeof kernel.onReports)[0]) => {
       kernel.refuse(protocol)
       kernel.onReports.push(onReports)
@@ -53,6 +59,8 @@ beforeEach(() => {
   kernel.sent.length = 0
   kernel.onReports.length = 0
   kernel.missing = undefined
+  kernel.routes = undefined
+  kernel.hasDescriptors = true
   kernel.stopped = 0
   kernel.refuse = () => {}
 })
@@ -96,6 +104,28 @@ it('does not take an interface for missing if the kernel does not return its ind
   await expect(hostKernel.routes({ family: 'ipv4', device })).rejects.toMatchObject(error)
   await expect(hostKernel.forwarding(device)).rejects.toMatchObject(error)
   expect(kernel.sent).toEqual([])
+})
+
+it('does not report routes as blackholes if the process has no file descriptor to look up interfaces', async () => {
+  kernel.routes = recorded.IPV4_ROUTES
+  const routes = () => hostKernel.routes({ family: 'ipv4' })
+  const lookUp = () => hostKernel.lookUp('ipv4', [{ to: 0x0a_05_01_07 }])
+  const noName = (await routes()).filter(({ device }) => device === '')
+  expect(noName.length).toBeGreaterThan(0) // the interface 7 is gone
+  kernel.hasDescriptors = false
+  for (const read of [routes, lookUp])
+    await expect(read()).rejects.toMatchObject({
+      code: 'KERNEL',
+      message: expect.stringMatching(/^cannot look up the interface lo: if_n.*files$/),
+      remedy: expect.stringContaining('LimitNOFILE'),
+    })
+  // A throw from a receiver of the kernel's reports would end weftd.
+  const events: KernelEvent[] = []
+  const over = new AbortController()
+  await hostKernel.watch(['routes'], (event) => void events.push(event), over.signal)
+  kernel.onReports[0]!(recorded.IPV4_ROUTES, false)
+  expect(events.length).toBeGreaterThan(0)
+  over.abort()
 })
 
 it('logs each change in words of `ip` from the verbosity 4 on', async () => {
