@@ -91,8 +91,9 @@ export class RouteSync {
   readonly #log: Log
   #wanted = new Map<string, NextHop>()
   /**
-   * The next hops that were wanted before calls of `apply` that rejected. The kernel may still have routes via these
-   * next hops, so the next call of `apply` for all routes compares the kernel's routes with these next hops too.
+   * The next hops that were wanted before calls of `apply` that rejected: of each destination the first such next hop.
+   * The kernel may still have routes via these next hops, so the next call of `apply` for all routes compares the
+   * kernel's routes with these next hops too.
    */
   #former: NextHops = new Map()
   /** The wanted routes that the kernel refused. */
@@ -122,18 +123,19 @@ export class RouteSync {
   async apply(hops: NextHops, touched?: ReadonlySet<string>): Promise<void> {
     if (touched?.size === 0) return
     if (!touched || this.#isFirst) {
-      const known = new Map([...this.#former, ...this.#wanted])
+      const last = this.#wanted
+      const known = new Map([...last, ...this.#former])
       this.#former = known
       this.#wanted = new Map(hops)
       await this.#noteDevices(hops)
-      await this.#applyAll(known)
+      await this.#applyAll(known, last)
       this.#former = new Map()
       return
     }
     const before = partOf(this.#wanted, touched)
     const now = partOf(hops, touched)
     const { size } = this.#former
-    this.#former = new Map([...this.#former, ...before])
+    this.#former = new Map([...before, ...this.#former])
     for (const destination of before.keys()) this.#wanted.delete(destination)
     for (const [destination, hop] of now) this.#wanted.set(destination, hop)
     await this.#noteDevices(now)
@@ -162,14 +164,21 @@ export class RouteSync {
       .map(([destination, hop]) => `the route to ${destination} via ${hop.gateway} was gone`)
   }
 
-  async #applyAll(known: NextHops): Promise<void> {
+  /**
+   * Changes all routes. `known` has the next hops of the last call that succeeded, and `last` those of the last call, which
+   * may have changed some routes before it rejected.
+   */
+  async #applyAll(known: NextHops, last: NextHops): Promise<void> {
     const routes = await this.#mainRoutes()
     if (this.#isFirst) this.#warnOfUnknown(routes)
     this.#isFirst = false
     const deletions = [...routes].flatMap(([destination, route]) => {
       const { gateway, deviceIndex, device } = route
-      const ours = known.get(destination)
-      const isOurs = (ours && isThere(route, ours)) || deviceIndex === this.#ownDevice?.index
+      const isWeftd = [known, last].some((hops) => {
+        const hop = hops.get(destination)
+        return hop !== undefined && isThere(route, hop)
+      })
+      const isOurs = isWeftd || deviceIndex === this.#ownDevice?.index
       if (gateway === undefined || !isOurs || this.#wanted.has(destination)) return []
       return [deletion(destination, gateway, { name: device, index: deviceIndex })]
     })

@@ -211,6 +211,23 @@ describe('RouteSync', () => {
     },
   )
 
+  it.each(['all routes', 'the routes to some peers'])(
+    'removes the former route of a peer that moved and left after a call for %s that rejected',
+    async (which) => {
+      const { kernel, sync, hops, changed } = open()
+      const touched = which === 'all routes' ? undefined : new Set(['10.5.2.0/24'])
+      await sync.apply(hops(2, 4))
+      changed()
+      kernel.readError = new WeftError('KERNEL', 'the kernel did not answer in time')
+      const elsewhere = new Map([...hops(4), ...MOVED])
+      await expect(sync.apply(elsewhere, touched)).rejects.toThrow('in time')
+      await expect(sync.apply(elsewhere)).rejects.toThrow('in time')
+      kernel.readError = undefined
+      await sync.apply(hops(4))
+      expect(changed()).toEqual(['ip route del 10.5.2.0/24 via 192.0.2.2 dev eth0'])
+    },
+  )
+
   it('logs refused routes once, names five of them, and sets them later', async () => {
     const { kernel, lines, sync, hops, changed } = open()
     const thirds = [2, 3, 4, 5, 6, 7, 8]
