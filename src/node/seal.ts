@@ -4,6 +4,7 @@
 import { describeError, isWeftError } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
 import type { HostKernel } from '../host/kernel.ts'
+import { linkAgain } from '../host/links.ts'
 import { familyOf, formatNet, listed, netContains, type Net } from '../net/address.ts'
 import { keepRule, keepUnreachable } from '../path/device/userspace-guard.ts'
 import type { NewNode, PathFacts } from './node.ts'
@@ -51,7 +52,7 @@ function refusalOf(error: unknown): string {
  * interface may then have addresses of the network, and this host must forward their packets.
  */
 async function refuseForged(kernel: HostKernel, network: Net, { name, index }: External): Promise<void> {
-  const link = await kernel.link(index ?? name)
+  const link = await linkAgain(kernel, name, index)
   if (!link) return
   const isWithin = link.addresses[familyOf(network)].some(({ address }) => netContains(network, address))
   await keepRule(kernel, network, isWithin ? undefined : link.name)

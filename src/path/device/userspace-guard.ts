@@ -31,6 +31,11 @@ import {
 const METRIC = 0xff_ff_ff_ff
 /** The priority of the rule. The kernel applies the rule before charon's rule, which has the priority 220. */
 const PRIORITY = 219
+/**
+ * The name of the loopback device. To a rule, the packets that this host itself sends come from this device
+ * (ip_route_output_key in net/ipv4/route.c), so a rule for it would drop the host's own packets to containers.
+ */
+const LOOPBACK = 'lo'
 
 /** Returns true if the route is the unreachable route to the network, as `apply` makes it. */
 const isUnreachableNetwork = ({ type, destination, metric }: Route, network: Net): boolean =>
@@ -113,11 +118,13 @@ export async function otherRuleRemovals(
 }
 
 /**
- * Makes the rule that drops packets within the network if they come from the device `wanted`; no rule if `wanted` is
- * undefined. Returns true if the rule was missing. Removes the rules of other devices (such as an earlier name of the
- * device), the rules for other networks that overlap this network, and any duplicate that another program added.
+ * Makes the rule that drops packets within the network if they come from the device `external`; no rule if `external` is
+ * undefined or the loopback device. Returns true if the rule was missing. Removes the rules of other devices (such as an
+ * earlier name of the device), the rules for other networks that overlap this network, and any duplicate that another
+ * program added.
  */
-export async function keepRule(kernel: HostKernel, network: Net, wanted: string | undefined): Promise<boolean> {
+export async function keepRule(kernel: HostKernel, network: Net, external: string | undefined): Promise<boolean> {
+  const wanted = external === LOOPBACK ? undefined : external
   const rules = await guardRules(kernel, network)
   const isWanted = ({ device, whole }: GuardRule): boolean => device === wanted && netKey(whole) === netKey(network)
   const first = rules.findIndex(isWanted)

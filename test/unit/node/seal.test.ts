@@ -41,6 +41,11 @@ it('makes only the routes before the external interface is known, and nothing fo
   expect(kernel.changes).toEqual(ROUTES)
 })
 
+it('makes the rule again for an interface that was made again, and thus has another index', async () => {
+  await sealed({ isSealed: true, external: { ...external, index: 7 } })
+  expect(kernel.changes.toSorted()).toEqual([...ROUTES, ...RULES].toSorted())
+})
+
 it('makes no rule, and removes the rule, if the external interface has an address of the network', async () => {
   await sealed({ isSealed: true, external })
   kernel.act({

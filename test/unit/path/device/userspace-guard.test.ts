@@ -126,4 +126,10 @@ describe('the guard', () => {
     expect(await keepRule(kernel, network, undefined)).toBe(false)
     expect(await texts()).toEqual(['fd00:9::/48 eth1'])
   })
+
+  it("has no rule if the external interface is the loopback device, because it would drop the host's own packets", async () => {
+    expect(await keepRule(kernel, NETWORK, 'eth0')).toBe(true)
+    expect(await keepRule(kernel, NETWORK, 'lo')).toBe(false)
+    expect((await kernel.rules('ipv4'))?.filter(({ priority }) => priority === 219)).toEqual([])
+  })
 })
