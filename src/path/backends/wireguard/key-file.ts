@@ -107,7 +107,11 @@ export async function privateKeyOf(file: string): Promise<Secret> {
   if (known) return known
   const key = newKey()
   await makeKeyFile(file, key)
-  return (await readKeyFile(file)) ?? key // the key of another process, if that process was faster
+  const kept = await readKeyFile(file) // the key of another process, if that process was faster
+  if (kept) return kept
+  throw new WeftError('PERMISSION', `the key file ${file} cannot be created: another file has its name`, {
+    remedy: 'remove the file, such as a symbolic link to a file that does not exist',
+  })
 }
 
 /**

@@ -9,6 +9,7 @@ import {
   readFileSync,
   rmSync,
   statSync,
+  symlinkSync,
   writeFileSync,
 } from 'node:fs'
 import type * as promises from 'node:fs/promises'
@@ -67,6 +68,16 @@ it('makes one key if two processes create the file simultaneously', async () => 
   const file = join(folder, 'wgkey')
   const keys = await Promise.all([privateKeyOf(file), privateKeyOf(file), privateKeyOf(file)])
   expect(new Set(keys.map((key) => key.reveal()))).toEqual(new Set([readFileSync(file, 'utf8')]))
+})
+
+it('is not replaced by a key without a file, if a symbolic link leads to no file', async () => {
+  const file = join(folder, 'wgkey')
+  symlinkSync(join(folder, 'gone'), file)
+  await expect(privateKeyOf(file)).rejects.toMatchObject({
+    code: 'PERMISSION',
+    message: `the key file ${file} cannot be created: another file has its name`,
+  })
+  expect(readdirSync(folder)).toEqual(['wgkey'])
 })
 
 // The vectors are from RFC 7748, section 6.1.
