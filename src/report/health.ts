@@ -410,7 +410,10 @@ export async function serveSocket(
   if (path === '') return undefined
   try {
     await makeFolder(dirname(path))
-    if (await isAnswered(path)) throw new Error('another daemon answers there')
+    const refusal = await connectionError(path)
+    if (isOfDaemon(refusal)) throw new Error('another daemon answers there')
+    // Keep the socket if this process has no file descriptor to find out whether another daemon answers.
+    if (refusal?.code === 'EMFILE' || refusal?.code === 'ENFILE') throw refusal
     const there = await lstat(path).catch(() => undefined)
     // Keep a file of another kind, because the operator may have named the file by mistake.
     if (there && !there.isSocket()) throw new Error('another file is there, which is no socket')
@@ -436,13 +439,20 @@ export async function serveSocket(
   }
 }
 
-export function isAnswered(path: string): Promise<boolean> {
+/** Connects to a Unix socket, and returns the error; undefined if a process accepts the connection. */
+function connectionError(path: string): Promise<NodeJS.ErrnoException | undefined> {
   return new Promise((resolve) => {
     const socket = connect(path)
-    const end = (answered: boolean): void => {
+    const end = (error?: NodeJS.ErrnoException): void => {
       socket.destroy()
-      resolve(answered)
+      resolve(error)
     }
-    socket.once('connect', () => end(true)).once('error', () => end(false))
+    socket.once('connect', () => end()).once('error', end)
   })
 }
+
+/** Returns true if a process has the socket. With EAGAIN the queue of connections that it has not accepted is full. */
+const isOfDaemon = (refusal: NodeJS.ErrnoException | undefined): boolean => !refusal || refusal.code === 'EAGAIN'
+
+/** Returns true if a process has the Unix socket `path`. */
+export const isAnswered = async (path: string): Promise<boolean> => isOfDaemon(await connectionError(path))

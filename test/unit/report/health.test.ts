@@ -28,6 +28,21 @@ import { detailsOf, type Snapshot } from '../../../src/report/snapshot.ts'
 import { lookAtThreads } from '../../../src/report/threads.ts'
 import { beginningWith, wellNode } from '../../support/snapshot.ts'
 
+/** The name of the error of each connection to a Unix socket; undefined if the kernel decides. */
+let connectError: string | undefined
+vi.mock('node:net', async (load) => {
+  const real = await load<typeof import('node:net')>()
+  const refused = (code: string): Socket => {
+    const socket = new real.Socket()
+    queueMicrotask(() => socket.destroy(Object.assign(new Error(`connect ${code}`), { code })))
+    return socket
+  }
+  return {
+    ...real,
+    connect: (...args: [string]) => (connectError === undefined ? real.connect(...args) : refused(connectError)),
+  }
+})
+
 // The name both.example has an address of each family, first IPv6.
 vi.mock('node:dns/promises', async (load) => {
   const { lookup } = await load<typeof dns>()
@@ -537,6 +552,22 @@ describe('the status socket', () => {
     const second = await serveSocket(path, createHealth(), log)
     expect(await ask()).toBe(200)
     await second!.close()
+  })
+
+  it.each([
+    ['EAGAIN', 'another daemon answers there'], // the other daemon is busy, and its queue of connections is full
+    ['EMFILE', 'connect EMFILE'],
+  ])('does not replace the socket of another daemon if a connection fails with %s', async (code, why) => {
+    const first = await serveSocket(path, createHealth(), log)
+    try {
+      connectError = code
+      expect(await serveSocket(path, createHealth(), log)).toBeUndefined()
+    } finally {
+      connectError = undefined
+    }
+    expect(warnings).toEqual([expect.stringContaining(`${why}; name another socket`)])
+    expect(await ask()).toBe(200)
+    await first!.close()
   })
 
   it('does not replace a file of another kind, which the operator may have named by mistake', async () => {
