@@ -303,6 +303,21 @@ describe('weft cleanup', () => {
     expect(await cleanup()).toMatchObject({ code: 0, stdout: NOTHING })
   })
 
+  it('keeps subnet.env while no tool can list the rules, and removes the key of a weftd that was killed', async () => {
+    await feed(UNCOMMENTED, 'iptables-legacy-restore', '--noflush')
+    writeFileSync(subnetFile, 'FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.1.1/24\nFLANNEL_MTU=1472\n')
+    const key = join(folder, '.wgkey.0123456789abcdef')
+    writeFileSync(key, 'a key')
+    const failed = await cleanupWith(['ip', 'nft'])
+    expect(failed).toMatchObject({ code: 1, stdout: `removed file ${key}\n` })
+    expect(failed.stderr).toContain(`weft cleanup: ${subnetFile} stays, because the next weft cleanup needs this file`)
+    const done = await cleanup()
+    expect(done).toMatchObject({ code: 0, stderr: '' })
+    expect(done.stdout).toBe(
+      [...rulesOf(UNCOMMENTED, 'iptables-legacy'), `file ${subnetFile}`].map((thing) => `removed ${thing}\n`).join(''),
+    )
+  })
+
   it('reports a table of nftables mode that it cannot remove, because nft is not installed', async () => {
     await feed('add table ip flannel-ipv4', 'nft', '-f', '-')
     expect(await cleanupWith(['ip'])).toMatchObject({

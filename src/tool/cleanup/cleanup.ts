@@ -181,13 +181,19 @@ function fileRemains(path: string, env: Env): Remains[] {
 }
 
 /**
+ * The names of the key file, of the files with the times of handshakes, and of a key file that a killed weftd has not
+ * named yet (backends/wireguard/key-file.ts).
+ */
+const KEY_FILES = /^(wgkey(-[\w-]+\.time(\.new)?)?|\.wgkey\.[0-9a-f]{16})$/
+
+/**
  * Finds, in the folder of the WireGuard key file, the key that a daemon generated and the files with the times of
  * handshakes. If WIREGUARD_KEY_FILE names the key file, an operator made it, so `weft cleanup` does not remove it.
  */
 async function keysBeside(file: string): Promise<string[]> {
   const folder = dirname(file)
   const names = await readdir(folder).catch(() => [])
-  return names.filter((name) => /^wgkey(-[\w-]+\.time(\.new)?)?$/.test(name)).map((name) => join(folder, name))
+  return names.filter((name) => KEY_FILES.test(name)).map((name) => join(folder, name))
 }
 
 function fileRemain(path: string): Remains {
