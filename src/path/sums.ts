@@ -65,7 +65,7 @@ export class SteadyTraffic {
 
   /**
    * Records the traffic that the data path reports. If `isComplete` is true, `now` has all peers. `at` numbers the
-   * reports in the order of their requests: a report may arrive after a newer one, and its lower counts are no reset.
+   * reports in the order of their requests: a report may arrive after a newer one, and its lower counts do not show a reset.
    */
   take(now: ReadonlyMap<string, PathTraffic>, isComplete: boolean, at: number): void {
     if (isComplete) for (const [key, known] of this.#known) if (!now.has(key) && known.at < at) this.#known.delete(key)

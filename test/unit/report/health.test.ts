@@ -14,6 +14,7 @@ import {
   writeFileSync,
 } from 'node:fs'
 import { request, Server, type IncomingMessage } from 'node:http'
+import type * as net from 'node:net'
 import { connect, createServer, type Socket } from 'node:net'
 import { networkInterfaces, tmpdir } from 'node:os'
 import { join } from 'node:path'
@@ -31,7 +32,7 @@ import { beginningWith, wellNode } from '../../support/snapshot.ts'
 /** The name of the error of each connection to a Unix socket; undefined if the kernel decides. */
 let connectError: string | undefined
 vi.mock('node:net', async (load) => {
-  const real = await load<typeof import('node:net')>()
+  const real = await load<typeof net>()
   const refused = (code: string): Socket => {
     const socket = new real.Socket()
     queueMicrotask(() => socket.destroy(Object.assign(new Error(`connect ${code}`), { code })))

@@ -4,7 +4,7 @@
 // the file is missing, weftd creates it.
 
 import { randomBytes } from 'node:crypto'
-import { link, open, readFile, rename, unlink, writeFile } from 'node:fs/promises'
+import { access, link, open, readFile, rename, unlink, writeFile } from 'node:fs/promises'
 import { basename, dirname, join } from 'node:path'
 import { messageOf, WeftError } from '../../../base/errors.ts'
 import { Secret } from '../../../base/secret.ts'
@@ -44,6 +44,7 @@ async function makeKeyFile(file: string, key: Secret): Promise<void> {
   try {
     await makeFolder(dirname(file))
     await writeWhole(file, key)
+    await access(file) // rejects if the file is a symbolic link to a missing file
   } catch (error) {
     throw new WeftError('PERMISSION', `the key file ${file} cannot be created: ${messageOf(error)}`, {
       remedy: 'make the folder of the key file writable for weftd, or name another file with WIREGUARD_KEY_FILE',
@@ -107,11 +108,7 @@ export async function privateKeyOf(file: string): Promise<Secret> {
   if (known) return known
   const key = newKey()
   await makeKeyFile(file, key)
-  const kept = await readKeyFile(file) // the key of another process, if that process was faster
-  if (kept) return kept
-  throw new WeftError('PERMISSION', `the key file ${file} cannot be created: another file has its name`, {
-    remedy: 'remove the file, such as a symbolic link to a file that does not exist',
-  })
+  return (await readKeyFile(file)) ?? key // the key of another process, if that process was faster
 }
 
 /**

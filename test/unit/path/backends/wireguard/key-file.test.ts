@@ -75,7 +75,7 @@ it('is not replaced by a key without a file, if a symbolic link leads to no file
   symlinkSync(join(folder, 'gone'), file)
   await expect(privateKeyOf(file)).rejects.toMatchObject({
     code: 'PERMISSION',
-    message: `the key file ${file} cannot be created: another file has its name`,
+    message: `the key file ${file} cannot be created: ENOENT: no such file or directory, access '${file}'`,
   })
   expect(readdirSync(folder)).toEqual(['wgkey'])
 })
