@@ -367,8 +367,8 @@ export const FINDINGS = {
   'lease-unrenewed': {
     check: 'store',
     level: 'failure',
-    means: `the store ${KINDS_OF_STORES} answers, but weftd cannot renew this node's lease, or cannot get a lease after it lost the lease: without a lease, the other nodes send no packets to this node`,
-    fix: 'remove the cause that this finding names. Often no subnet is free, or the store refuses writes: check the rights of the user of etcd, the space of etcd, the RBAC rules of Kubernetes, and whether the lease directory is mounted read-only. weftd tries again by itself, at least once a minute',
+    means: `the store ${KINDS_OF_STORES} answers, but weftd cannot renew this node's lease, or cannot replace a lost lease: without a lease, the other nodes send no packets to this node`,
+    fix: 'remove the cause that this finding names: often no subnet is free, or the store refuses writes (the rights of the etcd user, a full etcd, RBAC of Kubernetes, a read-only lease directory). weftd tries again at least once a minute',
   },
   'peers-held': {
     check: 'store',
