@@ -83,8 +83,11 @@ export class SteadyTraffic {
    * if the data path does not report them now.
    */
   list(keys: ReadonlySet<string> | undefined, isReported: boolean): readonly (readonly [string, PathTraffic])[] {
-    return [...this.#known].flatMap(([key, { last, before }]) => {
-      if (keys && !keys.has(key)) return []
+    // Look up only the wanted peers, because the caller asks for few of thousands of peers each second.
+    return [...(keys ?? this.#known.keys())].flatMap((key) => {
+      const known = this.#known.get(key)
+      if (!known) return []
+      const { last, before } = known
       const { sessions, ...counted } = last
       const traffic = { ...counted, ...sumOfCounts(counted, before) }
       return [[key, { ...traffic, ...(sessions && isReported ? { sessions } : {}) }] as const]
