@@ -319,7 +319,11 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
             if (key !== own && !peers.has(key))
               violations.push(`${node.publicIp} lost ${key}, which never left the store`)
           }
-          const lost = [...node.table.keys()].filter((key) => key !== own && !peers.has(key)).length
+          const addresses = new Set([...peers.values()].map(({ attrs }) => addressText(attrs.publicIp)))
+          // A node that has another subnet now is not lost.
+          const lost = [...node.table].filter(
+            ([key, { attrs }]) => key !== own && !peers.has(key) && !addresses.has(addressText(attrs.publicIp)),
+          ).length
           if (lost > 2 && lost > peers.size && !HOLD_ENDS.test(node.lines.slice(-10).join(' ')))
             violations.push(`${node.publicIp} immediately removed ${lost} of ${node.table.size} peers`)
           node.table = new Map(peers)

@@ -135,6 +135,8 @@ interface Socket {
   readonly queue: { readonly text: string; readonly files: readonly OpenFile[] }[]
   wake: () => void
   isOpen: boolean
+  /** The virtual time in ms at which the last message to this end arrives. Nothing that is sent later arrives earlier. */
+  lastArrival: number
   /** True if the other end is closed, and everything that it sent has arrived. */
   isOver: boolean
 }
@@ -217,6 +219,7 @@ function createWorld(time: VirtualTime, random: Random, deniedRandom: Random) {
       queue: [],
       wake: () => {},
       isOpen: true,
+      lastArrival: 0,
       isOver: false,
     })
     const [left, right] = [make(a), make(b)]
@@ -229,6 +232,11 @@ function createWorld(time: VirtualTime, random: Random, deniedRandom: Random) {
   const drop = (sent: readonly OpenFile[], holder: Process): void => {
     for (const file of sent) file.holders.splice(file.holders.indexOf(holder), 1)
   }
+  /** Runs `work` after `ms` milliseconds, but not before the last message to the socket `to` has arrived. */
+  function inOrder(to: Socket, ms: number, work: () => void): void {
+    to.lastArrival = Math.max(to.lastArrival, time.now() + ms)
+    time.at(to.lastArrival - time.now(), work)
+  }
   function shut(socket: Socket): void {
     if (!socket.isOpen) return
     socket.isOpen = false
@@ -239,7 +247,7 @@ function createWorld(time: VirtualTime, random: Random, deniedRandom: Random) {
       other.isOver = true
       other.wake()
     }
-    time.at(1, end)
+    inOrder(other, 1, end)
   }
   /**
    * The code under test has one protocol version. A reader sees its own version as VERSION, and every other version as
@@ -283,7 +291,7 @@ function createWorld(time: VirtualTime, random: Random, deniedRandom: Random) {
         const sent = fds.map((fd) => files.get(fd)?.file).filter((file) => file !== undefined)
         if (sent.length !== fds.length) violations.push('a closed descriptor was sent')
         for (const file of sent) file.holders.push(other.owner)
-        time.at(between(1, 4), () => {
+        inOrder(other, between(1, 4), () => {
           if (!other.isOpen) return drop(sent, other.owner)
           other.queue.push({ text: text.replace(/"weft":\d+/, `"weft":${owner.version}`), files: sent })
           other.wake()
