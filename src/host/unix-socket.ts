@@ -97,11 +97,25 @@ function createQueue<T>(fd: number, take: () => T | undefined | 'end' | 'later')
   }
 }
 
+/**
+ * Receives the next message. If the peer closed the connection with unread messages, the kernel reports ECONNRESET once,
+ * before the messages that the peer sent (__skb_try_recv_datagram in net/core/datagram.c of Linux). In that case reads
+ * again immediately, because libuv reports no further event of a descriptor after an error.
+ */
+function receiveParcel(fd: number): ReturnType<typeof addon.receiveParcel> {
+  try {
+    return addon.receiveParcel(fd)
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code !== 'ECONNRESET') throw error
+    return addon.receiveParcel(fd)
+  }
+}
+
 function connectionOf(fd: number): Connection {
   let hasLostDescriptors = false
   const parcels = createQueue<Parcel>(fd, () => {
     try {
-      const parcel = addon.receiveParcel(fd)
+      const parcel = receiveParcel(fd)
       return parcel?.text === '' ? 'end' : parcel
     } catch (error) {
       // receive_parcel (native/io/unix_socket.cc) fails with EMSGSIZE for a message that the kernel shortened. weftd

@@ -1,5 +1,5 @@
-// unix-socket.test.ts - a listener that cannot accept a connection now tries again later without a busy loop; descriptors that the kernel
-// withholds.
+// unix-socket.test.ts - a listener that cannot accept a connection now tries again later without a busy loop; the last message before the
+// end of a connection; descriptors that the kernel withholds.
 
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -71,6 +71,36 @@ it('does not retry after it was closed', async () => {
   await turns(100)
   expect(accepting).not.toHaveBeenCalled()
   other.close()
+})
+
+it('receives the last message of a process that closed the connection with unread messages', async () => {
+  const path = join(folder, 'socket')
+  const listener = listen(path)
+  const signal = AbortSignal.timeout(60_000)
+  const receiver = connect(path)!
+  const sender = await listener.accept(signal)
+  receiver.send('nobody reads this')
+  sender.send('the last message')
+  sender.close()
+  expect(await receiver.receive(signal)).toMatchObject({ text: 'the last message' })
+  expect(await receiver.receive(signal)).toBeUndefined()
+  for (const each of [receiver, listener]) each.close()
+})
+
+it('reads no further message after the kernel withheld descriptors', async () => {
+  const path = join(folder, 'socket')
+  const listener = listen(path)
+  const signal = AbortSignal.timeout(60_000)
+  const receiving = vi.spyOn(addon, 'receiveParcel').mockImplementation(() => {
+    throw Object.assign(new Error('recvmsg: EMSGSIZE'), { code: 'EMSGSIZE' })
+  })
+  const sender = connect(path)!
+  const receiver = await listener.accept(signal)
+  sender.send('cut')
+  expect(await receiver.receive(signal)).toBeUndefined()
+  expect(receiver.hasLostDescriptors).toBe(true)
+  expect(receiving).toHaveBeenCalledTimes(1)
+  for (const each of [sender, receiver, listener]) each.close()
 })
 
 it('says that the kernel withheld descriptors, which is not the death of the sender', async () => {

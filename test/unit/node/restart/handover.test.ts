@@ -1,6 +1,7 @@
 // handover.test.ts - which paths of a running daemon or of the service manager are used, which are closed, and who is refused.
 
 import { closeSync, fstatSync, openSync } from 'node:fs'
+import { setImmediate as turn } from 'node:timers/promises'
 import { describe, expect, it, vi } from 'vitest'
 import { parseLeaseKey } from '../../../../src/control/lease/lease.ts'
 import type { Connection, Parcel } from '../../../../src/host/unix-socket.ts'
@@ -86,6 +87,10 @@ function predecessorOf(answers: Readonly<Record<string, object>>, has: readonly 
     connection,
     asked,
     sent,
+    say(message: object) {
+      waiting.push({ text: JSON.stringify({ weft: 2, ...message }), fds: [] })
+      wake()
+    },
     end: () => connection.close(),
     get isClosed() {
       return end.isClosed
@@ -416,6 +421,23 @@ describe('a daemon that runs', () => {
       }
     },
   )
+
+  it.each(['path', 'release'])('and took the data path back after %s ends this process', async (want) => {
+    const before = running({ meet: ABOUT, path: { lock: 1 }, release: { lock: 1 } }, path())
+    const handover = await enter(before)
+    await handover.opening()
+    await (want === 'path' ? handover.take(wanted) : handover.release())
+    const { signal } = handover.stopping
+    expect(signal.aborted).toBe(false)
+    before.say({ takenBack: true })
+    await turn()
+    expect(signal.aborted).toBe(true)
+    expect(signal.reason).toMatchObject({
+      message: 'the previous weftd forwards again, because this one did not respond for too long',
+      remedy: 'start the new weftd again',
+    })
+    handover.close(false)
+  })
 
   it('of another network is not changed', async () => {
     const before = running({ meet: { ...ABOUT, store: 'etcd /y' } })
