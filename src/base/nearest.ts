@@ -31,7 +31,8 @@ function distanceOf(a: string, b: string): number {
     const next = [i]
     for (let j = 1; j <= b.length; j++) {
       const changed = (row[j - 1] ?? 0) + (a[i - 1] === b[j - 1] ? 0 : 1)
-      const isExchanged = i > 1 && j > 1 && a[i - 1] === b[j - 2] && a[i - 2] === b[j - 1]
+      // Before the first letter a word has undefined, which equals no letter.
+      const isExchanged = a[i - 1] === b[j - 2] && a[i - 2] === b[j - 1]
       const exchanged = isExchanged ? (before[j - 2] ?? 0) + 1 : Infinity
       next.push(Math.min(changed, exchanged, (row[j] ?? 0) + 1, (next[j - 1] ?? 0) + 1))
     }
