@@ -48,6 +48,7 @@ function fail(message) {
 }
 
 const { isPure } = await import(join(root, 'dist/test/support/pure-files.js'))
+const { needsOwnProcess } = await import(join(root, 'dist/test/support/own-process.js'))
 const files = readdirSync('src', { recursive: true, encoding: 'utf8' })
   .filter((file) => file.endsWith('.ts') && isPure(file))
   .toSorted()
@@ -85,8 +86,8 @@ const isOver = () => performance.now() >= endsAt
 
 /**
  * Returns the unit tests that run for each mutant of an area: the tests of the same names as the files and those in
- * MORE_TESTS, or, if one of these tests is missing, all tests of the area's folder. Other tests would take too long for
- * each mutant.
+ * MORE_TESTS. If one of these tests is missing, also all other tests of the area's folder, except the tests that need a
+ * process of their own, because the tests of an area share a process. Other tests would take too long for each mutant.
  * @param {string} area @param {string[]} own The area's files in src/.
  */
 function testsOf(area, own) {
@@ -99,6 +100,7 @@ function testsOf(area, own) {
   return readdirSync(tests)
     .filter((file) => file.endsWith('.test.ts'))
     .map((file) => join(tests, file))
+    .filter((file) => named.includes(file) || !needsOwnProcess(file))
 }
 
 /**
