@@ -4,7 +4,6 @@ import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { describe, expect, it } from 'vitest'
 import { readSettings } from '../../../src/control/config/backend-options.ts'
-import { checkedConfig } from '../../../src/control/config/check.ts'
 import { parseNetworkConfig } from '../../../src/control/config/network-config.ts'
 import {
   type BackendType,
@@ -58,62 +57,6 @@ describe('a backend', () => {
     for (const file of own)
       expect(readFileSync(join(source, file), 'utf8'), file).not.toMatch(new RegExp(`'(${others.join('|')})'`))
   })
-
-  it('is checked by its type and its options', () => {
-    const warned: string[] = []
-    const log = { warn: (line: string) => void warned.push(line) }
-    const check = (backend: string, more = '') =>
-      checkedConfig(`{"Network":"10.5.0.0/16"${more},"Backend":${backend}}`, log)
-    const required: Readonly<Record<string, string>> = {
-      http: ',"PutURL":"https://switch/{subnet}"',
-      ipsec: `,"PSK":"${'p'.repeat(96)}"`,
-    }
-    for (const type of Object.keys(KINDS))
-      expect(() => check(`{"Type":"${type}"${required[type] ?? ''}}`), type).not.toThrow()
-    expect(() => check(`{"Type":"ipsec","PSK":"${'p'.repeat(95)}"}`)).toThrow('config error, password is too short')
-    expect(() => check('{"Type":"ipsec"}')).toThrow('config error, password is too short')
-    expect(() => check(`{"Type":"http"${required['http']},"Headers":{"A":"{credential}"}}`)).toThrow(
-      'Backend.Headers.A has {credential}, and there is no CredentialFile',
-    )
-    expect(() => check(`{"Type":"http"${required['http']},"PutBody":"{subnets}"}`)).toThrow(
-      'Backend.PutBody has the unknown variable {subnets}',
-    )
-    const checkIpv6 = (type: string) =>
-      checkedConfig(
-        `{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{"Type":"${type}"}}`,
-        log,
-      )
-    expect(() => checkIpv6('vxlan", "DataPath": "userspace')).not.toThrow()
-    expect(warned).toEqual([])
-    for (const backend of [
-      '{"Type":"ipip"}',
-      '{"Type":"vxlan","DataPath":"userspace"}',
-      '{"Type":"udp"}',
-      '{"Type":"vxlan"}',
-      '{"Type":"host-gw"}',
-      '{"Type":"wireguard"}',
-    ])
-      check(backend, ',"EnableIPv6":true,"IPv6Network":"fd00:5::/48"')
-    expect(warned).toEqual([
-      expect.stringContaining('the ipip backend carries IPv4 alone: nothing carries fd00:5::/48 to other hosts'),
-    ])
-    for (const type of ['udp', 'vxlan', 'host-gw', 'wireguard', 'alloc', 'extension'])
-      expect(() => checkIpv6(type), type).not.toThrow()
-    expect(() => checkIpv6('ipip')).toThrow('the ipip backend needs IPv4, and EnableIPv4 is false')
-    expect(() => check('{"Type":"ipip","DirectRouting":1}')).toThrow('Backend.DirectRouting is 1')
-    const known =
-      'to udp, vxlan, host-gw, ipip, wireguard, ipsec, alloc, extension, aws-vpc, gce, ali-vpc, tencent-vpc or http'
-    for (const [type, remedy] of [
-      ['bridge', known],
-      ['constructor', known],
-    ])
-      expect(() => check(`{"Type":"${type}"}`)).toThrow(
-        expect.objectContaining({
-          message: `Error fetching backend: unknown backend type: ${type!.toLowerCase()}`,
-          remedy: `set "Backend": {"Type": ...} in the network configuration ${remedy}`,
-        }),
-      )
-  })
 })
 
 it.each([
@@ -131,6 +74,24 @@ it.each([
   ['', {}, undefined],
 ])('peers send to %s with the options %j at port %s', (type, backend, port) => {
   expect(portOf(type, backend)).toBe(port)
+})
+
+it.each([
+  ['wireguard', {}, 51_821],
+  ['wireguard', { mode: 'separate', ListenPort: 7 }, 51_821],
+  ['wireguard', { Mode: '', listenPortV6: 8 }, 8],
+  ['wireguard', { Mode: null }, 51_821],
+  ['wireguard', { Mode: 'auto' }, 51_820],
+  ['wireguard', { Mode: 'ipv6', ListenPort: 7, ListenPortV6: 8 }, 7],
+  ['vxlan', {}, 8472],
+  ['vxlan', { Mode: 'separate', Port: 7 }, 7],
+])('peers send over IPv6 to %s with the options %j at port %s', (type, backend, port) => {
+  expect(portOf(type, backend, 'ipv6')).toBe(port)
+  expect(portOf(type, backend)).toBe(portOf(type, backend, 'ipv4'))
+})
+
+it('peers send over IPv4 to a wireguard backend with two devices at the first port', () => {
+  expect(portOf('wireguard', { Mode: 'separate', ListenPortV6: 8 })).toBe(51_820)
 })
 
 it.each([

@@ -24,6 +24,7 @@ describe('a configuration', () => {
       '{"Authorization":"Bearer {credential}","X-Token":"{credential}"}',
       '{"Authorization":"Bearer {credential}","X-Token":"<hidden>"}',
     ],
+    ['{"XCookie":"x","CookieJar":"y","Authorizations":"z"}', '{"XCookie":"x","CookieJar":"y","Authorizations":"z"}'],
     // Bodies of OpenFlow have a number with this name.
     [
       '{"cookie":7,"cookie_mask":255,"authorization":{"type":"x"}}',
@@ -40,12 +41,12 @@ describe('a configuration', () => {
   })
 
   it.each([
-    ['"sesame"', 'sesame'],
-    ['5', '5'],
-    ['{"a":["b"]}', '{"a":["b"]}'],
-  ])('keeps the whole value of the secret %s', (value, text) => {
+    ['"sesame"', 'sesame', false],
+    ['5', '5', true],
+    ['{"a":["b"]}', '{"a":["b"]}', true],
+  ])('keeps the whole value of the secret %s', (value, text, isJson) => {
     const { psk } = hideSecrets(JSON.parse(`{"psk":${value}}`)) as { readonly psk: Secret }
-    expect(psk.reveal()).toBe(text)
+    expect([psk.reveal(), psk.isJson]).toEqual([text, isJson])
   })
 
   it.each([

@@ -82,6 +82,11 @@ describe('a view', () => {
       const entryNow = half({ last: 2 })
       expect(viewAfter(given && whole(given), entryNow).found).toEqual(entryNow.lease)
     })
+
+    it('lacks this family if there is neither a previous lease nor a revision', () => {
+      const { revision: _, ...read } = half().lease
+      expect(viewAfter(undefined, { ...half(), lease: read }).found).toEqual(read)
+    })
   })
 
   it('holds leases that vanished shortly before the majority for the same time as the majority', () => {
