@@ -15,6 +15,8 @@ import {
   hostNet,
   isLinkLocal,
   isOneHost,
+  isPartOf,
+  isPartOfEither,
   netKey,
   netsInclude,
   netsOf,
@@ -156,6 +158,22 @@ it.each([
   ['::169.254.0.1', false],
 ])('%s is a link-local address: %s', (text, expected) => {
   expect(isLinkLocal(address(text))).toBe(expected)
+})
+
+it.each<[string, string, boolean, boolean]>([
+  ['10.5.1.0/24', '10.5.0.0/16', true, true],
+  ['10.5.0.0/16', '10.5.0.0/16', true, true],
+  ['10.5.0.0/16', '10.5.0.0/24', false, true],
+  ['10.5.1.0/24', '10.5.2.0/24', false, false],
+  ['10.6.0.0/24', '10.5.0.0/16', false, false],
+  ['10.5.0.0/16', '0.0.0.0/0', true, true],
+  ['fd00:5:0:1::/64', 'fd00:5::/48', true, true],
+  ['fd00:5::/48', 'fd00:5::/64', false, true],
+  ['10.5.0.0/24', '::/0', false, false],
+  ['::/64', '0.0.0.0/0', false, false],
+])('%s is a part of %s: %s; one is a part of the other: %s', (one, other, isPart, isEither) => {
+  expect(isPartOf(net(one), net(other))).toBe(isPart)
+  expect([isPartOfEither(net(one), net(other)), isPartOfEither(net(other), net(one))]).toEqual([isEither, isEither])
 })
 
 describe('the key of a network', () => {

@@ -53,6 +53,12 @@ it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
   ],
   ['an invalid configuration', [byConfig], [peer('a')], 'all packets pass, but no weftd can start'],
   [
+    'an invalid configuration, and a lease that cannot be renewed',
+    [byConfig, { by: 'store', what: "this node's lease cannot be renewed: permission denied" }],
+    [peer('a')],
+    "no weftd can start; packets pass only while the store has this node's lease; without it the other nodes send no packets to this node",
+  ],
+  [
     'an invalid configuration, and a host that does not forward',
     [byConfig, { by: 'host', what: 'this host does not forward IPv4' }],
     [peer('a')],

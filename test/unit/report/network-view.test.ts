@@ -99,6 +99,28 @@ describe('the summary of a network', () => {
       [1, 1],
       [1, 1],
     ])
+    // The omitted peer is the one that the view does not list.
+    expect(report(nodes({}, 9)).nodes.map(({ seenBy }) => seenBy)).toEqual([2, 2, 2])
+    expect(report(nodes({}, 9)).matrix?.map((row) => row?.filter((cell) => cell !== null).length)).toEqual([2, 2, 2])
+    // A node with two peers does not know all of three queried peers, so it is unknown which ones the view omits.
+    const onlyNext = (peers: number) =>
+      nodesOf(
+        4,
+        (from, to) => (to === (from % 4) + 1 ? {} : undefined),
+        () => ({ view: { peers } }),
+      )
+    expect(counts(onlyNext(2))).toEqual(Array.from({ length: 4 }, () => [1, 1]))
+    expect(counts(onlyNext(3))).toEqual(Array.from({ length: 4 }, () => [3, 3]))
+    // A view may list no peer.
+    const empty = nodesOf(
+      2,
+      () => undefined,
+      () => ({ view: { peers: 9 } }),
+    )
+    expect(counts(empty)).toEqual([
+      [0, 0],
+      [0, 0],
+    ])
     // The state of peers that follow a silent one is unknown.
     expect(counts(nodes({ reach: 'silent' }, 9))).toEqual([
       [1, 0],

@@ -59,6 +59,26 @@ describe('a path', () => {
     expect(search.limits().get('a')).toBe(limit)
   })
 
+  it('has its limit in the same map as before if no limit has changed', () => {
+    const { search, run, net } = newSearch({ passes: 1_252 })
+    search.keep([peer('a'), peer('b', 2)], 0)
+    run(0, 40_000)
+    const limits = search.limits()
+    expect([...limits]).toEqual([
+      ['a', 1_252],
+      ['b', 1_252],
+    ])
+    search.keep([peer('a'), peer('b', 2), peer('c', 3)], 40_000)
+    search.keep([peer('a'), peer('b', 2)], 40_000)
+    run(41_000, 60_000)
+    expect(search.limits()).toBe(limits)
+    net.passes = 1_172
+    run(61_000, 120_000)
+    expect(search.limits()).not.toBe(limits)
+    expect(search.limits().get('a')).toBe(1_172)
+    expect(limits.get('a')).toBe(1_252)
+  })
+
   it('gets no limit if only packets below the lowest length limit are answered', () => {
     const { search, run } = newSearch({ passes: 547 })
     search.keep([peer('a')], 0)

@@ -2,7 +2,7 @@
 
 import { expect, it } from 'vitest'
 import { decodeLease } from '../../../../src/control/lease/decode.ts'
-import { hostWords } from '../../../../src/path/backends/peer-words.ts'
+import { addedLines, hostWords } from '../../../../src/path/backends/peer-words.ts'
 
 const BOTH = ['ipv4', 'ipv6'] as const
 const ADDRESSES = '{"PublicIP":"192.0.2.2","PublicIPv6":"fd77::2"}'
@@ -22,4 +22,10 @@ it.each([
   const lease = decodeLease(key, value)
   expect(added(lease)).toEqual(texts.map((text) => `Subnet added: ${text}`))
   expect(removed(lease)).toEqual(texts.map((text) => `Subnet removed: ${text.replace(/ via .*/, '')}`))
+})
+
+it('the line of an added lease names no end of a tunnel that is unknown', () => {
+  expect(addedLines(decodeLease('10.5.2.0-24', ADDRESSES), BOTH, () => undefined)).toEqual([
+    'Subnet added: 10.5.2.0/24',
+  ])
 })

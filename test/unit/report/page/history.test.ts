@@ -63,6 +63,9 @@ it('keeps the times of the samples in ascending order after the clock was set ba
   expect(times()).toEqual([4, 5])
   history.add(statusAt(6, 0, 0, 0))
   expect(times()).toEqual([4, 5, 6])
+  // A sample of exactly the time to which the clock was set back is older than the clock's change, so it is dropped too.
+  history.add(statusAt(5, 0, 0, 0))
+  expect(times()).toEqual([4])
 })
 
 it('reports both directions of a peer', () => {

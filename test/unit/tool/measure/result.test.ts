@@ -67,6 +67,10 @@ describe('a result', () => {
     expect(notesOf(1472, null)).toEqual([
       'inside the tunnel packets of 1472 bytes get no answer: the cause is a smaller MTU between the hosts',
     ])
+    expect(notesOf(8_900)).toEqual([
+      `inside the tunnel packets of 1472 bytes get no answer${between}`,
+      'the MTU of the data path is 1472 here and 8900 there: give the external interfaces of all nodes one MTU',
+    ])
     const unknownHere = resultOf(WELL, { length, mtu: { here: null, there: 1372 } }).notes
     expect(unknownHere).toEqual([`inside the tunnel packets of 1472 bytes get no answer${between}`])
     // If both hosts send such packets they pass in one direction only.
