@@ -31,6 +31,7 @@ const PROSE = new Set(['options', 'report', 'report/page', 'tool/doctor', 'tool/
 const NATIVE = ['core', 'encap']
 /** For each file of src/ whose tests are not only in the unit test of its name: the unit tests of other names. */
 const MORE_TESTS = new Map([
+  ['src/path/catalog.ts', ['test/unit/control/config/check.test.ts']],
   ['src/tool/doctor/filter-walk.ts', ['test/unit/tool/doctor/rule-effects.test.ts']],
   ['src/tool/doctor/firewall.ts', ['test/unit/tool/doctor/firewall-rules.test.ts']],
   ['src/tool/doctor/kernel-routes.ts', ['test/unit/tool/doctor/underlay.test.ts']],
@@ -48,7 +49,6 @@ function fail(message) {
 }
 
 const { isPure } = await import(join(root, 'dist/test/support/pure-files.js'))
-const { needsOwnProcess } = await import(join(root, 'dist/test/support/own-process.js'))
 const files = readdirSync('src', { recursive: true, encoding: 'utf8' })
   .filter((file) => file.endsWith('.ts') && isPure(file))
   .toSorted()
@@ -86,8 +86,8 @@ const isOver = () => performance.now() >= endsAt
 
 /**
  * Returns the unit tests that run for each mutant of an area: the tests of the same names as the files and those in
- * MORE_TESTS. If one of these tests is missing, also all other tests of the area's folder, except the tests that need a
- * process of their own, because the tests of an area share a process. Other tests would take too long for each mutant.
+ * MORE_TESTS. If one of these tests is missing, also all other tests of the area's folder, except the tests that replace a
+ * module, because the tests of an area share the modules. Other tests would take too long for each mutant.
  * @param {string} area @param {string[]} own The area's files in src/.
  */
 function testsOf(area, own) {
@@ -97,10 +97,11 @@ function testsOf(area, own) {
   ])
   if (named.every((file) => existsSync(file))) return named
   const tests = join('test/unit', area)
-  return readdirSync(tests)
+  const others = readdirSync(tests)
     .filter((file) => file.endsWith('.test.ts'))
     .map((file) => join(tests, file))
-    .filter((file) => named.includes(file) || !needsOwnProcess(file))
+    .filter((file) => !readFileSync(file, 'utf8').includes('vi.mock('))
+  return [...new Set([...named.filter((file) => existsSync(file)), ...others])]
 }
 
 /**
