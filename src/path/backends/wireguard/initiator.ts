@@ -126,9 +126,8 @@ export class Initiator {
     const cookie = openCookieReply(message, peer.macKeys, peer.sentMac1)
     if (!cookie) return void this.#admission.refuse()
     peer.sentMac1 = undefined
-    peer.cookie?.wipe()
-    peer.cookie = new SecretBytes(cookie)
-    peer.cookieUntil = now + COOKIE_USE_MS
+    peer.cookie?.bytes.wipe()
+    peer.cookie = { bytes: new SecretBytes(cookie), until: now + COOKIE_USE_MS }
   }
 
   /** Handles a peer whose deadline has passed: makes the peer wait for the next initiation, or makes it idle. */

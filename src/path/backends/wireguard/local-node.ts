@@ -98,8 +98,9 @@ export class LocalNode {
 
   /** Writes the MACs into a handshake message with the index `index`, and sends the message. */
   send(peer: Peer, to: Endpoint, index: number, message: Buffer, now: number): void {
-    const cookie = now < peer.cookieUntil ? peer.cookie?.reveal() : undefined
-    peer.sentMac1 = writeMacs(message, peer.macKeys, cookie)
+    const { cookie } = peer
+    const usable = cookie && now < cookie.until ? cookie.bytes.reveal() : undefined
+    peer.sentMac1 = writeMacs(message, peer.macKeys, usable)
     peer.sentIndex = index
     this.#engine.send(to, message)
   }

@@ -24,12 +24,12 @@ const RESPONSE_HEAD = 12
 export const INITIATION_BYTES = INITIATION_HEAD + firstMessageBytes(STAMP_BYTES) + 2 * MAC_BYTES
 export const RESPONSE_BYTES = RESPONSE_HEAD + secondMessageBytes(0) + 2 * MAC_BYTES
 
-/** Returns the type of a handshake message, by its first four bytes and its length; undefined if no type has these. */
+/** Returns the type of a handshake message, by its length and its first four bytes; undefined if no type has these. */
 export function typeOf(message: Buffer): 'initiation' | 'response' | 'cookie-reply' | undefined {
-  const type = message.length >= 4 ? message.readUInt32LE(0) : 0
-  if (type === TYPE_INITIATION && message.length === INITIATION_BYTES) return 'initiation'
-  if (type === TYPE_RESPONSE && message.length === RESPONSE_BYTES) return 'response'
-  if (type === TYPE_COOKIE_REPLY && message.length === COOKIE_REPLY_BYTES) return 'cookie-reply'
+  const hasForm = (type: number, bytes: number) => message.length === bytes && message.readUInt32LE(0) === type
+  if (hasForm(TYPE_INITIATION, INITIATION_BYTES)) return 'initiation'
+  if (hasForm(TYPE_RESPONSE, RESPONSE_BYTES)) return 'response'
+  if (hasForm(TYPE_COOKIE_REPLY, COOKIE_REPLY_BYTES)) return 'cookie-reply'
   return undefined
 }
 

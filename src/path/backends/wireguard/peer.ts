@@ -80,11 +80,10 @@ export class Peer extends Remote {
   /** The index in the last message to the peer, which the peer's cookie reply repeats. */
   sentIndex = 0
   /**
-   * The cookie from the last cookie reply of the peer; `cookieUntil` is the time until which this node may use it, in
-   * ms of CLOCK_BOOTTIME.
+   * The cookie from the last cookie reply of the peer; this node may use it before the time `until`, in ms of
+   * CLOCK_BOOTTIME.
    */
-  cookie: SecretBytes | undefined
-  cookieUntil = -Infinity
+  cookie: { readonly bytes: SecretBytes; readonly until: number } | undefined
 
   /** The time, in ms since 1970, of the last handshake whose keys came into use; undefined if there was none. */
   at: number | undefined
@@ -124,6 +123,6 @@ export class Peer extends Remote {
   override wipe(): void {
     super.wipe()
     this.forgetPending()
-    this.cookie?.wipe()
+    this.cookie?.bytes.wipe()
   }
 }
