@@ -4,98 +4,28 @@
 import { inspect } from 'node:util'
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
-import { SecretBytes } from '../../../../../src/base/secret.ts'
-import { type Endpoint, macKeysOf, writeMacs } from '../../../../../src/path/backends/wireguard/cookie.ts'
+import { macKeysOf, writeMacs } from '../../../../../src/path/backends/wireguard/cookie.ts'
 import { systemRandomness } from '../../../../../src/path/backends/wireguard/crypto.ts'
-import { Handshakes, MOST_PEERS } from '../../../../../src/path/backends/wireguard/handshakes.ts'
-import {
-  INITIATIONS,
-  MOST_UNKNOWN,
-  RATES,
-  REKEY_TIMEOUT_MS,
-} from '../../../../../src/path/backends/wireguard/limits.ts'
+import { MOST_PEERS } from '../../../../../src/path/backends/wireguard/handshakes.ts'
+import { INITIATIONS, MOST_UNKNOWN, TURN_MS } from '../../../../../src/path/backends/wireguard/limits.ts'
 import { INITIATION_BYTES, RESPONSE_BYTES } from '../../../../../src/path/backends/wireguard/messages.ts'
 import type { HandshakePeer } from '../../../../../src/path/backends/wireguard/peer.ts'
-import type { SessionKeys } from '../../../../../src/path/engine/engine.ts'
+import {
+  A,
+  B,
+  ELSEWHERE,
+  handshake,
+  pair,
+  peerOf,
+  psk,
+  runTo,
+  type Side,
+  sideOf,
+  take,
+  WALL,
+} from '../../../../support/handshake-sides.ts'
 
-const WALL = 1_795_575_600_000
-const A: Endpoint = { address: 0x0a00_0001, port: 51_820 }
-const B: Endpoint = { address: 0xfd00n << 112n, port: 51_821 }
-const ELSEWHERE: Endpoint = { address: 0x0a00_0099, port: 4_242 }
-
-interface Side {
-  readonly key: Uint8Array
-  readonly handshakes: Handshakes
-  readonly sent: { readonly to: Endpoint; readonly datagram: Buffer }[]
-  /** Recorded calls with copies of the keys; `given` are the buffers themselves. */
-  readonly keys: (SessionKeys & { readonly peer: number })[]
-  readonly given: SessionKeys[]
-  readonly roamed: unknown[]
-  readonly overlooked: Endpoint[]
-  wall: number
-  kept: number
-}
-function sideOf({ key = systemRandomness.bytes(32), kept = -1 } = {}): Side {
-  const side = {
-    key,
-    sent: [],
-    keys: [],
-    given: [],
-    roamed: [],
-    overlooked: [],
-    wall: WALL,
-    kept,
-  } as unknown as Side
-  const { sent, keys, given, roamed, overlooked } = side
-  const handshakes = new Handshakes({
-    privateKey: new SecretBytes(key),
-    indexSecret: 0x5eed_c0de,
-    engine: {
-      send: (to, datagram) => void sent.push({ to, datagram: Buffer.from(datagram) }),
-      setKeys(peer, each) {
-        given.push(each)
-        keys.push({ ...each, peer, sendKey: Buffer.from(each.sendKey), receiveKey: Buffer.from(each.receiveKey) })
-      },
-    },
-    random: systemRandomness,
-    wall: () => side.wall,
-    keptTick: kept,
-    keepTick: (tick) => (side.kept = tick),
-    roamed: (peer, to) => void roamed.push([peer, to]),
-    overlooked: (from) => void overlooked.push(from),
-  })
-  return Object.assign(side, { handshakes })
-}
-const take = (side: Side): Buffer => {
-  expect(side.sent).toHaveLength(1)
-  return side.sent.pop()!.datagram
-}
-const peerOf = (of: Side, endpoint: Endpoint, more: Partial<HandshakePeer> = {}): HandshakePeer => ({
-  number: 3,
-  publicKey: of.handshakes.publicKey,
-  endpoint,
-  ...more,
-})
-/** Two nodes that know each other as peers 3 and 9. */
-function pair(more: { readonly a?: Partial<HandshakePeer>; readonly b?: Partial<HandshakePeer> } = {}) {
-  const [a, b] = [sideOf(), sideOf()]
-  a.handshakes.setPeers([peerOf(b, B, more.a)])
-  b.handshakes.setPeers([peerOf(a, A, { number: 9, ...more.b })])
-  return { a, b }
-}
 const base64 = ({ handshakes }: Side): string => Buffer.from(handshakes.publicKey).toString('base64')
-const psk = (fill: number): SecretBytes => new SecretBytes(Buffer.alloc(32, fill))
-/** Confirms the keys of the responder, as after its first received packet. */
-function handshake({ a, b }: { a: Side; b: Side }, now: number): void {
-  a.handshakes.wanted(3, now)
-  b.handshakes.message(A, take(a), now)
-  a.handshakes.message(B, take(b), now)
-  b.handshakes.confirmed(9, now)
-}
-/** Calls `tick` whenever it is due, until the given time. */
-function runTo({ handshakes }: Side, end: number): void {
-  for (let at = handshakes.nextAt(); at <= end; at = handshakes.nextAt()) handshakes.tick(at)
-}
 
 describe('a handshake', () => {
   it('gives both nodes the same keys once, with two messages', () => {
@@ -227,9 +157,36 @@ describe('an initiation without a response', () => {
     expect(seen.size).toBe(times.length)
     expect(a.handshakes.stateOf(3)).toMatchObject({ failure: 'no-answer', attempts: times.length })
     expect(a.handshakes.nextAt()).toBe(Infinity)
-    // The node must begin another handshake immediately when keys are wanted.
+    // The node must begin another handshake immediately when keys are wanted, and repeat its initiation too.
     a.handshakes.wanted(3, 200_000)
     expect(a.sent).toHaveLength(1)
+    runTo(a, 205_400)
+    expect(a.sent).toHaveLength(2)
+  })
+
+  it('is not repeated 90 seconds after the keys were wanted, and is repeated before', () => {
+    for (const [later, count] of [
+      [89_999, 2],
+      [90_000, 1],
+    ] as const) {
+      const { a } = pair()
+      a.handshakes.wanted(3, 1_000)
+      a.handshakes.tick(1_000 + later)
+      expect(a.sent).toHaveLength(count)
+    }
+  })
+
+  it('is repeated after a jitter of at most 333 ms', () => {
+    for (const [drawn, at] of [
+      [333, 5_333],
+      [334, 5_000],
+    ] as const) {
+      const random = { ...systemRandomness, bytes: () => Buffer.from(Uint32Array.of(drawn).buffer) }
+      const a = sideOf({ random })
+      a.handshakes.setPeers([peerOf(sideOf(), B)])
+      a.handshakes.wanted(3, 0)
+      expect(a.handshakes.nextAt()).toBe(Math.ceil(at / 32) * 32)
+    }
   })
 
   it('accepts a late response until the next initiation is sent', () => {
@@ -300,13 +257,25 @@ describe('an initiation without a response', () => {
     expect(a.handshakes.stateOf(3)).toMatchObject({ attempts: 0, failure: undefined })
   })
 
-  it('waits its turn among thousands of peers, and every peer gets one', () => {
-    const a = sideOf()
-    const others = Array.from({ length: 400 }, (_, number) => ({
+  const manyPeers = (count: number): HandshakePeer[] =>
+    Array.from({ length: count }, (_, number) => ({
       number,
       publicKey: systemRandomness.keyPair().publicKey,
       endpoint: { address: number + 1, port: 1 },
     }))
+
+  it('that waits for the rate limit is tried again after 20 ms, although more peers want keys', () => {
+    const a = sideOf()
+    a.handshakes.setPeers(manyPeers(INITIATIONS.burst + 2))
+    for (let number = 0; number <= INITIATIONS.burst; number++) a.handshakes.wanted(number, 100)
+    expect(a.handshakes.nextAt()).toBe(100 + TURN_MS)
+    a.handshakes.wanted(INITIATIONS.burst + 1, 103)
+    expect(a.handshakes.nextAt()).toBe(100 + TURN_MS)
+  })
+
+  it('waits its turn among thousands of peers, and every peer gets one', () => {
+    const a = sideOf()
+    const others = manyPeers(400)
     a.handshakes.setPeers(others)
     for (const { number } of others) a.handshakes.wanted(number, 0)
     expect(a.sent).toHaveLength(INITIATIONS.burst)
@@ -446,6 +415,7 @@ describe('an initiation of a peer', () => {
     b.handshakes.message(A, newer, 0)
     b.handshakes.message(A, newer, 100)
     expect(b.handshakes.stateOf(9)).toMatchObject({ stale: 0 })
+    expect(b.handshakes.counters.limited).toBe(0)
     b.handshakes.message(A, older, 200)
     expect(b.handshakes.stateOf(9)).toMatchObject({ stale: 1 })
     expect(b.keys).toHaveLength(1)
@@ -538,6 +508,40 @@ describe('peers', () => {
     expect(a.handshakes.stateOf(3)).toMatchObject({ at: undefined })
   })
 
+  it('that are unknown have no endpoint, no keys and no state', () => {
+    const { handshakes } = pair().a
+    expect(handshakes.endpointOf(77)).toBeUndefined()
+    expect(handshakes.keyAgeOf(77, 0)).toBeUndefined()
+    expect(handshakes.memoryOf(77)).toBeUndefined()
+  })
+
+  it('have keys that are valid for less than 180 seconds', () => {
+    const { a, b } = pair()
+    expect(a.handshakes.keyAgeOf(3, 1_000)).toBeUndefined()
+    handshake({ a, b }, 1_000)
+    expect(a.handshakes.keyAgeOf(3, 180_999)).toBe(179_999)
+    expect(a.handshakes.keyAgeOf(3, 181_000)).toBeUndefined()
+    a.handshakes.lostKeys()
+    expect(a.handshakes.keyAgeOf(3, 1_000)).toBeUndefined()
+  })
+
+  it('are reported when they move to another address or port, and only then', () => {
+    const { a } = pair()
+    const [port, address] = [
+      { ...B, port: B.port + 1 },
+      { address: 0x0a00_0099, port: B.port + 1 },
+    ]
+    a.handshakes.moved(3, { ...B })
+    a.handshakes.moved(3, port)
+    a.handshakes.moved(3, address)
+    a.handshakes.moved(3, { ...address })
+    expect(a.roamed).toEqual([
+      [3, port],
+      [3, address],
+    ])
+    expect(a.handshakes.endpointOf(3)).toEqual(address)
+  })
+
   it('that exchange their numbers all exist', () => {
     const [a, b, c] = [sideOf(), sideOf(), sideOf()]
     a.handshakes.setPeers([peerOf(b, B, { number: 1 }), peerOf(c, ELSEWHERE, { number: 2 })])
@@ -558,152 +562,6 @@ describe('peers', () => {
   it('cannot have a key of another length', () => {
     const { a } = pair()
     expect(() => a.handshakes.setPeers([{ number: 1, publicKey: new Uint8Array(31), endpoint: A }])).toThrow('31 bytes')
-  })
-})
-
-describe('under load', () => {
-  /** Returns messages of a sender that knows only the public key. */
-  const flood = (to: Side, count: number, now: number): void => {
-    const keys = macKeysOf(to.handshakes.publicKey)
-    for (let at = 0; at < count; at += 1) {
-      const message = Buffer.alloc(INITIATION_BYTES, at + 1)
-      message.writeUInt32LE(1, 0)
-      writeMacs(message, keys, systemRandomness.bytes(16))
-      to.handshakes.message({ address: 1_000 + at, port: 1 }, message, now)
-    }
-  }
-
-  it('a sender gets a cookie, proves its address with its next message, and is accepted', () => {
-    const { a, b } = pair()
-    flood(b, RATES.free.burst, 0)
-    expect(b.sent).toEqual([])
-    a.handshakes.wanted(3, 0)
-    b.handshakes.message(A, take(a), 0)
-    const reply = take(b)
-    expect(reply).toHaveLength(64)
-    expect(b.handshakes.counters.cookiesSent).toBe(1)
-    a.handshakes.message(B, reply, 0)
-    a.handshakes.message(B, reply, 0) // a second one has no effect
-    expect(a.sent).toEqual([]) // the cookie does not cause an earlier initiation
-    runTo(a, 5_400)
-    flood(b, RATES.free.burst, 5_400)
-    b.sent.length = 0
-    b.handshakes.message(A, take(a), 5_400)
-    a.handshakes.message(B, take(b), 5_400)
-    expect(a.keys[0]!.sendKey).toEqual(b.keys[0]!.receiveKey)
-  })
-
-  it('senders of dropped initiations are reported, and no others', () => {
-    const { a, b } = pair()
-    flood(b, RATES.free.burst, 0)
-    expect(b.overlooked).toHaveLength(RATES.free.burst) // the peer's own initiation may have been lost beside an unknown one
-    b.overlooked.length = 0
-    a.handshakes.wanted(3, 0)
-    b.handshakes.message(A, take(a), 0)
-    expect(b.overlooked).toEqual([A])
-    const junk = Buffer.alloc(INITIATION_BYTES, 7)
-    junk.writeUInt32LE(1, 0)
-    b.handshakes.message(ELSEWHERE, junk, 0)
-    expect(b.overlooked).toEqual([A])
-    flood(b, RATES.received.burst, 0)
-    expect(b.overlooked.length).toBeGreaterThan(RATES.received.burst - RATES.free.burst)
-  })
-
-  it('the sender of a repeated initiation is reported, unless it was answered a moment ago', () => {
-    const { a, b } = pair()
-    a.handshakes.wanted(3, 0)
-    const initiation = take(a)
-    for (const now of [0, 1, REKEY_TIMEOUT_MS - 1]) b.handshakes.message(A, initiation, now)
-    expect([b.overlooked, b.keys.length]).toEqual([[], 1])
-    b.handshakes.message(ELSEWHERE, initiation, REKEY_TIMEOUT_MS)
-    expect([b.overlooked, b.keys.length]).toEqual([[ELSEWHERE], 1])
-  })
-
-  it('a response may need a cookie too', () => {
-    const { a, b } = pair()
-    a.handshakes.wanted(3, 0)
-    b.handshakes.message(A, take(a), 0)
-    const answer = take(b)
-    for (let at = 0; at < RATES.requested.burst; at += 1) {
-      const forged = Buffer.from(answer)
-      forged[20]! ^= at + 1
-      writeMacs(forged, macKeysOf(a.handshakes.publicKey), undefined)
-      a.handshakes.message(ELSEWHERE, forged, 0)
-    }
-    a.handshakes.message(B, answer, 0)
-    expect(a.keys).toEqual([])
-    b.handshakes.message(A, take(a), 0)
-    expect(b.handshakes.counters).toEqual({ junk: 0, limited: 0, cookiesSent: 0 })
-    // The node's next message must have mac2.
-    runTo(a, 5_400)
-    b.handshakes.message(A, take(a), 5_400)
-    expect(take(b).subarray(-16)).not.toEqual(Buffer.alloc(16))
-  })
-
-  it('a node with thousands of peers gets all keys as fast as it sends initiations', () => {
-    const many = 2 * (INITIATIONS.perSecond + INITIATIONS.burst)
-    const a = sideOf()
-    const others = Array.from({ length: many }, () => sideOf())
-    const whereIs = (number: number): Endpoint => ({ address: 0x0a01_0000 + number, port: 51_820 })
-    a.handshakes.setPeers(others.map((each, number) => peerOf(each, whereIs(number), { number })))
-    for (const [number, each] of others.entries()) {
-      each.handshakes.setPeers([peerOf(a, A)])
-      a.handshakes.wanted(number, 0)
-    }
-    const seconds = (many - INITIATIONS.burst) / INITIATIONS.perSecond
-    for (let now = 0; now <= seconds * 1_000 + 20; now += 20) {
-      a.handshakes.tick(now)
-      for (const { to, datagram } of a.sent.splice(0)) {
-        const other = others[Number(to.address) - 0x0a01_0000]!
-        other.handshakes.message(A, datagram, now)
-        a.handshakes.message(to, take(other), now)
-      }
-    }
-    expect(a.keys.map(({ peer }) => peer).toSorted((one, other) => one - other)).toEqual([...others.keys()])
-    expect(a.handshakes.counters).toEqual({ junk: 0, limited: 0, cookiesSent: 0 })
-  })
-
-  it('a flood of initiations does not affect requested responses', () => {
-    const { a, b } = pair()
-    a.handshakes.wanted(3, 0)
-    b.handshakes.message(A, take(a), 0)
-    flood(a, 3_000, 0)
-    a.sent.length = 0
-    a.handshakes.message(B, take(b), 0)
-    expect(a.keys).toHaveLength(1)
-  })
-
-  it('a cookie that was not requested, or is not from the peer, is not used', () => {
-    const { a, b } = pair()
-    const reply = Buffer.alloc(64)
-    reply[0] = 3
-    a.handshakes.message(B, reply, 0)
-    a.handshakes.wanted(3, 0)
-    const first = take(a)
-    reply.set(first.subarray(4, 8), 4)
-    a.handshakes.message(B, reply, 0)
-    runTo(a, 5_400)
-    expect(take(a).subarray(-16)).toEqual(Buffer.alloc(16))
-    expect(a.handshakes.counters.junk).toBe(2)
-    expect(b.keys).toEqual([])
-  })
-
-  it('a cookie is used for 115 seconds', () => {
-    for (const [later, isUsed] of [
-      [109_000, true],
-      [115_001, false],
-    ] as const) {
-      const { a, b } = pair()
-      flood(b, RATES.free.burst, 0)
-      a.handshakes.wanted(3, 0)
-      b.handshakes.message(A, take(a), 0)
-      a.handshakes.message(B, take(b), 0)
-      runTo(a, 95_000)
-      expect(a.handshakes.nextAt()).toBe(Infinity)
-      a.sent.length = 0
-      a.handshakes.wanted(3, later)
-      expect(take(a).subarray(-16).equals(Buffer.alloc(16))).toBe(!isUsed)
-    }
   })
 })
 
