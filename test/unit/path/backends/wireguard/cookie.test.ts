@@ -16,6 +16,17 @@ const other = macKeysOf(systemRandomness.keyPair().publicKey)
 const from = { address: 0x0a00_0001, port: 51_820 }
 const message = (): Buffer => Buffer.from(Array.from({ length: 148 }, (_, at) => (at < 116 ? at : 0)))
 
+it('derives the keys of the MACs from the public key as every WireGuard does', () => {
+  // Computed with hashlib.blake2s of Python: the labels of section 5.4.4 of the paper, followed by the public key.
+  const keys = macKeysOf(Uint8Array.from({ length: 32 }, (_, at) => at))
+  expect(Buffer.from(keys.mac1).toString('hex')).toBe(
+    '4fb2527ac956001553dc1ad9b55171b7d9daa3de1cdbcd71451830170c7e6cac',
+  )
+  expect(Buffer.from(keys.cookie).toString('hex')).toBe(
+    '3dd5869c5202e45146936d1644f76ff697061661c181f3fd450eae43932eacec',
+  )
+})
+
 describe('mac1', () => {
   it('covers everything before it, with the key of the receiver', () => {
     const sent = message()
@@ -84,5 +95,38 @@ describe('a cookie', () => {
     expect(cookies.isProved(sent, from, 0)).toBe(true)
     cookies.wipe()
     expect(cookies.isProved(sent, from, 0)).toBe(false)
+    // The next secret is random again, and not the erased one.
+    const second = requested()
+    second.cookies.wipe()
+    expect(cookieAt(0)).not.toEqual(second.cookieAt(0))
+  })
+
+  it('proves its sender also if mac2 contains a zero', () => {
+    const { sent, cookies, cookieAt } = requested()
+    const cookie = cookieAt(0)
+    let isFound = false
+    for (let at = 0; at < 1_000 && !isFound; at++) {
+      sent.writeUInt32LE(at, 8)
+      writeMacs(sent, own, cookie)
+      isFound = sent.subarray(132).includes(0)
+    }
+    expect(isFound).toBe(true)
+    expect(cookies.isProved(sent, from, 0)).toBe(true)
+  })
+
+  it('is not computed for a mac2 of zeros, as in a flood', () => {
+    let drawn = 0
+    const bytes = (length: number) => {
+      drawn++
+      return systemRandomness.bytes(length)
+    }
+    const cookies = createCookies(own, { ...systemRandomness, bytes })
+    const sent = message()
+    writeMacs(sent, own, undefined)
+    expect(cookies.isProved(sent, from, 0)).toBe(false)
+    expect(drawn).toBe(0)
+    sent[147] = 1
+    expect(cookies.isProved(sent, from, 0)).toBe(false)
+    expect(drawn).toBe(1)
   })
 })

@@ -3,7 +3,7 @@
 import { describe, expect, it } from 'vitest'
 import type { Cookies } from '../../../../../src/path/backends/wireguard/cookie.ts'
 import { createHandshakeLimiter } from '../../../../../src/path/backends/wireguard/handshake-limiter.ts'
-import { RATES } from '../../../../../src/path/backends/wireguard/limits.ts'
+import { MAX_SOURCES, RATES } from '../../../../../src/path/backends/wireguard/limits.ts'
 
 const message = Buffer.alloc(148)
 const cookiesThat = (isProved: boolean): Pick<Cookies, 'isProved'> => ({ isProved: () => isProved })
@@ -67,8 +67,43 @@ describe('the handshake limiter', () => {
   it('works with any number of addresses', () => {
     const limiter = createHandshakeLimiter(cookiesThat(true))
     for (let now = 0; now < 20_000; now += 1) verdicts(limiter, 10, now, (at) => v4(now * 10 + at))
-    // After the flood every address has a share again.
-    expect(verdicts(limiter, 3, 40_000, () => v4(1)).process).toBe(3)
+    // After the flood every address has a share again, beside the free rate.
+    const { free, source } = RATES
+    expect(verdicts(limiter, 100, 40_000, () => v4(1)).process).toBe(free.burst + source.burst)
+  })
+
+  describe('that remembers as many addresses as it may', () => {
+    const { free, source } = RATES
+    const everyMs = 1_000 / source.perSecond
+    /** Returns a limiter that remembers MAX_SOURCES addresses, each of which has sent one message at 0 ms. */
+    function full() {
+      const limiter = createHandshakeLimiter(cookiesThat(true))
+      verdicts(limiter, free.burst, 0, () => v4(1))
+      verdicts(limiter, MAX_SOURCES, 0, (at) => v4(1_000 + at))
+      return limiter
+    }
+    it('drops messages of further addresses, and not of the known ones', () => {
+      // At 30 ms the rate for proved senders allows messages again, and no address has its whole burst again.
+      for (const [address, verdict] of [
+        [1_001, 'process'],
+        [1_000 + MAX_SOURCES, 'drop'],
+      ] as const) {
+        const limiter = full()
+        verdicts(limiter, 3, 30, () => v4(1))
+        expect(limiter.judge(message, v4(address), 30)).toBe(verdict)
+      }
+    })
+
+    it('accepts further addresses when the known ones have their whole burst again', () => {
+      for (const [now, verdict] of [
+        [everyMs - 1, 'drop'],
+        [everyMs, 'process'],
+      ] as const) {
+        const limiter = full()
+        verdicts(limiter, 5, now, () => v4(1_000_000))
+        expect(limiter.judge(message, v4(1_000 + MAX_SOURCES), now)).toBe(verdict)
+      }
+    })
   })
 
   it('limits the rate of all messages', () => {

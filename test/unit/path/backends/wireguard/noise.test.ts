@@ -40,6 +40,7 @@ describe('the vector of cacophony (vectors/cacophony.txt, Noise_IKpsk2_25519_Cha
     const to = new Remote(initiator, responder.publicKey)
     const first = writeFirst(initiator, to, ephemerals[0], Buffer.from('Ludwig von Mises'), start)!
     expect(first.message.toString('hex')).toBe(MESSAGES[0])
+    expect(first.message).toHaveLength(firstMessageBytes('Ludwig von Mises'.length))
     const known = new Remote(responder, initiator.publicKey)
     const received = readFirst(
       responder,
@@ -51,6 +52,7 @@ describe('the vector of cacophony (vectors/cacophony.txt, Noise_IKpsk2_25519_Cha
     expect(received.payload.toString()).toBe('Ludwig von Mises')
     const second = writeSecond(received, ephemerals[1], psk, Buffer.from('Murray Rothbard'))!
     expect(second.message.toString('hex')).toBe(MESSAGES[1])
+    expect(second.message).toHaveLength(secondMessageBytes('Murray Rothbard'.length))
     const answer = readSecond(initiator, first.sent, second.message, psk)!
     expect(answer.payload.toString()).toBe('Murray Rothbard')
     const sealed = (key: Uint8Array, text: string): string =>
@@ -59,6 +61,23 @@ describe('the vector of cacophony (vectors/cacophony.txt, Noise_IKpsk2_25519_Cha
     expect(sealed(second.keys.sendKey, 'Carl Menger')).toBe(MESSAGES[3])
     expect(answer.keys.receiveKey).toEqual(second.keys.sendKey)
     expect(second.keys.receiveKey).toEqual(answer.keys.sendKey)
+  })
+})
+
+describe('the prologue of WireGuard', () => {
+  it('begins a handshake with the chaining key and the hash that every WireGuard has', () => {
+    // Computed with hashlib.blake2s of Python, from the texts in section 5.4 of the paper.
+    const start = startOf('WireGuard v1 zx2c4 Jason@zx2c4.com')
+    expect(Buffer.from(start.ck).toString('hex')).toBe(
+      '60e26daef327efc02ec335e2a025d2d016eb4206f87277f52d38d1988b78cd36',
+    )
+    expect(Buffer.from(start.h).toString('hex')).toBe(
+      '2211b361081ac566691243db458ad5322d9c6c662293e8b70ee19c65ba079ef3',
+    )
+    const [a, b] = [systemRandomness.keyPair(), systemRandomness.keyPair()]
+    const { message } = writeFirst(a, new Remote(a, b.publicKey), systemRandomness.keyPair(), Buffer.alloc(12))!
+    expect(readFirst(b, message, () => new Remote(b, a.publicKey), start)).toBeDefined()
+    expect(readFirst(b, message, () => new Remote(b, a.publicKey), startOf(''))).toBeUndefined()
   })
 })
 
@@ -128,6 +147,9 @@ describe('two nodes', () => {
     expect(readFirst(b, Buffer.concat([zeros, message.subarray(32)]), () => toA)).toBeUndefined()
     expect(readFirst(b, message, () => new Remote(b, zeros))).toBeUndefined()
     expect(readSecond(a, sent, Buffer.alloc(48), undefined)).toBeUndefined()
+    const received = readFirst(b, message, () => toA)!
+    const from = new Remote(b, zeros)
+    expect(writeSecond({ ...received, from }, systemRandomness.keyPair(), undefined)).toBeUndefined()
   })
 
   it('wipe and never print their secrets', () => {
@@ -139,8 +161,14 @@ describe('two nodes', () => {
     const second = writeSecond(received, systemRandomness.keyPair(), undefined)!
     sent.transcript.wipe()
     expect(readSecond(a, sent, second.message, undefined)).toBeUndefined()
-    const shared = Buffer.from(toB.shared!.reveal())
+    const shared = toB.shared!
+    expect(toB.shared).toBe(shared) // it is computed once
+    const copy = Buffer.from(shared.reveal())
     toB.wipe()
-    expect(toB.shared!.reveal()).toEqual(shared)
+    expect(Buffer.from(shared.reveal())).toEqual(Buffer.alloc(32))
+    expect(toB.shared!.reveal()).toEqual(copy)
+    const result = Buffer.alloc(32, 0x5a)
+    begin().sent.transcript.mix(result)
+    expect(result).toEqual(Buffer.alloc(32))
   })
 })

@@ -81,6 +81,28 @@ describe('timestamps', () => {
     expect(kept[0]).toBe(hour + STRETCH_TICKS)
   })
 
+  it('use the whole reserved period before the next one is stored', () => {
+    const kept: number[] = []
+    const stamps = createStamps(-1, (tick) => kept.push(tick))
+    stamps.next(-1, 3_600_000)
+    const end = hour + STRETCH_TICKS
+    expect(stamps.next(end - 1, 3_600_000)).toBe(end)
+    expect([kept, stamps.end]).toEqual([[end], end])
+    expect(stamps.next(end, 3_600_000)).toBe(end + 1)
+    expect(kept).toEqual([end, end + 1 + STRETCH_TICKS])
+  })
+
+  it('end at the latest tick that may be used, also if another process used it', () => {
+    const stamps = createStamps(-1, () => {})
+    expect(stamps.end).toBe(-1)
+    stamps.passed(hour)
+    expect(stamps.end).toBe(hour)
+    expect(stamps.next(-1, 0)).toBe(hour + 1)
+    expect(stamps.end).toBe(hour + 1 + STRETCH_TICKS)
+    stamps.passed(5)
+    expect(stamps.next(-1, 0)).toBe(hour + 1)
+  })
+
   it('continue after the stored timestamp in another process, regardless of the clock', () => {
     fc.assert(
       fc.property(
