@@ -75,12 +75,12 @@ export interface Cookies {
  * Returns the functions that make and check this node's cookies. The functions take times in ms of a monotonic clock.
  */
 export function createCookies(own: MacKeys, random: Randomness): Cookies {
-  let secret = new Uint8Array(KEY_BYTES)
+  let secret: Uint8Array = new Uint8Array(KEY_BYTES)
   let until = -Infinity
   function cookieOf({ address, port }: Endpoint, now: number): Uint8Array {
     if (now >= until) {
       secret.fill(0)
-      secret = new Uint8Array(random.bytes(KEY_BYTES))
+      secret = random.bytes(KEY_BYTES)
       until = now + COOKIE_SECRET_MS
     }
     return mac(secret, Buffer.from(`${formatAddress(address)} ${port}`))

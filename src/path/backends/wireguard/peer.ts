@@ -80,8 +80,8 @@ export class Peer extends Remote {
   /** The index in the last message to the peer, which the peer's cookie reply repeats. */
   sentIndex = 0
   /**
-   * The cookie from the last cookie reply of the peer; this node may use it before the time `until`, in ms of
-   * CLOCK_BOOTTIME.
+   * The cookie from the peer's last cookie reply; undefined if there was none. This node may use the cookie before the
+   * time `until`, in ms of CLOCK_BOOTTIME.
    */
   cookie: { readonly bytes: SecretBytes; readonly until: number } | undefined
 
@@ -124,5 +124,6 @@ export class Peer extends Remote {
     super.wipe()
     this.forgetPending()
     this.cookie?.bytes.wipe()
+    this.cookie = undefined
   }
 }

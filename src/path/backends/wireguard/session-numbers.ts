@@ -20,10 +20,12 @@ export class SessionNumbers {
 
   assign(now: number): number {
     const [first] = this.#free
-    const reusable = first && first.from <= now ? this.#free.shift() : undefined
-    const number = reusable?.number ?? ++this.#last
-    if (number >= MOST_SESSIONS) throw new Error(`more than ${MOST_SESSIONS} peers with keys`)
-    return number
+    if (first && first.from <= now) {
+      this.#free.shift()
+      return first.number
+    }
+    if (this.#last + 1 >= MOST_SESSIONS) throw new Error(`more than ${MOST_SESSIONS} peers with keys`)
+    return ++this.#last
   }
 
   release(number: number, now: number): void {

@@ -17,7 +17,7 @@ const from = { address: 0x0a00_0001, port: 51_820 }
 const message = (): Buffer => Buffer.from(Array.from({ length: 148 }, (_, at) => (at < 116 ? at : 0)))
 
 it('derives the keys of the MACs from the public key as every WireGuard does', () => {
-  // Computed with hashlib.blake2s of Python: the labels of section 5.4.4 of the paper, followed by the public key.
+  // Computed with hashlib.blake2s of Python: a label from section 5.4 of the paper, followed by the public key.
   const keys = macKeysOf(Uint8Array.from({ length: 32 }, (_, at) => at))
   expect(Buffer.from(keys.mac1).toString('hex')).toBe(
     '4fb2527ac956001553dc1ad9b55171b7d9daa3de1cdbcd71451830170c7e6cac',
@@ -95,13 +95,30 @@ describe('a cookie', () => {
     expect(cookies.isProved(sent, from, 0)).toBe(true)
     cookies.wipe()
     expect(cookies.isProved(sent, from, 0)).toBe(false)
-    // The next secret is random again, and not the erased one.
+    // After `wipe` a new random secret is used, and not the zeros.
     const second = requested()
     second.cookies.wipe()
     expect(cookieAt(0)).not.toEqual(second.cookieAt(0))
   })
 
-  it('proves its sender also if mac2 contains a zero', () => {
+  it('has a secret that is erased when it is replaced, and in the end', () => {
+    const drawn: Uint8Array[] = []
+    const bytes = (length: number) => {
+      const each = systemRandomness.bytes(length)
+      if (length === 32) drawn.push(each)
+      return each
+    }
+    const cookies = createCookies(own, { ...systemRandomness, bytes })
+    const isErased = () => drawn.map((each) => each.every((byte) => byte === 0))
+    cookies.reply(message(), from, 0)
+    expect(isErased()).toEqual([false])
+    cookies.reply(message(), from, 120_000)
+    expect(isErased()).toEqual([true, false])
+    cookies.wipe()
+    expect(isErased()).toEqual([true, true])
+  })
+
+  it('proves its sender even if a byte of mac2 is zero', () => {
     const { sent, cookies, cookieAt } = requested()
     const cookie = cookieAt(0)
     let isFound = false

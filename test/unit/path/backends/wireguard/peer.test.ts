@@ -1,6 +1,6 @@
 // peer.test.ts - the secrets of a peer are erased with it.
 
-import { expect, it } from 'vitest'
+import { expect, it, vi } from 'vitest'
 import { SecretBytes } from '../../../../../src/base/secret.ts'
 import { systemRandomness } from '../../../../../src/path/backends/wireguard/crypto.ts'
 import { writeFirst } from '../../../../../src/path/backends/wireguard/noise.ts'
@@ -14,10 +14,12 @@ it('erases the cookie, the pending initiation and the shared secret of a peer', 
   peer.cookie = { bytes: new SecretBytes(cookie), until: 1 }
   const { sent } = writeFirst(own, peer, systemRandomness.keyPair(), Buffer.alloc(12))!
   peer.pending = { ...sent, index: 1, sentAt: 0, failure: 'no-answer' }
+  const wipe = vi.spyOn(sent.transcript, 'wipe')
   const shared = peer.shared!.reveal()
   expect([...shared].some((byte) => byte !== 0)).toBe(true)
   peer.wipe()
   expect(cookie).toEqual(Buffer.alloc(16))
   expect(Buffer.from(shared)).toEqual(Buffer.alloc(32))
-  expect(peer.pending).toBeUndefined()
+  expect(wipe).toHaveBeenCalledOnce()
+  expect([peer.pending, peer.cookie]).toEqual([undefined, undefined])
 })

@@ -1,4 +1,4 @@
-// session-numbers.test.ts - numbers of sessions: none is used twice, or again too early.
+// session-numbers.test.ts - no two sessions share a number, and a released number stays unused for a minute.
 
 import { describe, expect, it } from 'vitest'
 import { SessionNumbers } from '../../../../../src/path/backends/wireguard/session-numbers.ts'
@@ -7,7 +7,7 @@ const REUSE_MS = 60_000
 const MOST = 2 ** 20
 
 describe('session numbers', () => {
-  it('count from 1, and are reused after a minute, the one that was released first at first', () => {
+  it('count from 1, and are reused after a minute, in the order of their release', () => {
     const numbers = new SessionNumbers()
     expect([numbers.assign(0), numbers.assign(0), numbers.assign(0)]).toEqual([1, 2, 3])
     numbers.release(2, 1_000)
@@ -34,5 +34,8 @@ describe('session numbers', () => {
     numbers.resume(MOST - 2, used, 0)
     expect(numbers.assign(0)).toBe(MOST - 1)
     expect(() => numbers.assign(0)).toThrow('more than 1048576 peers with keys')
+    expect(numbers.last).toBe(MOST - 1)
+    numbers.release(5, 0)
+    expect(numbers.assign(REUSE_MS)).toBe(5)
   })
 })
