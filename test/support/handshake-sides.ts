@@ -1,9 +1,9 @@
-// handshake-sides.ts - nodes whose handshakes run in virtual time, and whose messages and keys the tests take.
+// handshake-sides.ts - runs handshakes between nodes in virtual time, and records their messages and keys for tests.
 
 import { expect } from 'vitest'
 import { SecretBytes } from '../../src/base/secret.ts'
 import type { Endpoint } from '../../src/path/backends/wireguard/cookie.ts'
-import { systemRandomness } from '../../src/path/backends/wireguard/crypto.ts'
+import { type Randomness, systemRandomness } from '../../src/path/backends/wireguard/crypto.ts'
 import { Handshakes } from '../../src/path/backends/wireguard/handshakes.ts'
 import type { HandshakePeer } from '../../src/path/backends/wireguard/peer.ts'
 import type { SessionKeys } from '../../src/path/engine/engine.ts'
@@ -14,7 +14,7 @@ export const A: Endpoint = { address: 0x0a00_0001, port: 51_820 }
 export const B: Endpoint = { address: 0xfd00n << 112n, port: 51_821 }
 export const ELSEWHERE: Endpoint = { address: 0x0a00_0099, port: 4_242 }
 
-/** A node's handshakes, and the calls that they made. */
+/** A node's handshakes, and their recorded calls of the engine and of the node. */
 export interface Side {
   readonly key: Uint8Array
   readonly handshakes: Handshakes
@@ -27,12 +27,7 @@ export interface Side {
   wall: number
   kept: number
 }
-export function sideOf({
-  key = systemRandomness.bytes(32),
-  kept = -1,
-  indexSecret = INDEX_SECRET,
-  random = systemRandomness,
-} = {}): Side {
+export function sideOf({ key = systemRandomness.bytes(32), kept = -1, random = systemRandomness } = {}): Side {
   const side = {
     key,
     sent: [],
@@ -46,7 +41,7 @@ export function sideOf({
   const { sent, keys, given, roamed, overlooked } = side
   const handshakes = new Handshakes({
     privateKey: new SecretBytes(key),
-    indexSecret,
+    indexSecret: INDEX_SECRET,
     engine: {
       send: (to, datagram) => void sent.push({ to, datagram: Buffer.from(datagram) }),
       setKeys(peer, each) {
@@ -74,7 +69,7 @@ export const peerOf = (of: Side, endpoint: Endpoint, more: Partial<HandshakePeer
   endpoint,
   ...more,
 })
-/** Two nodes that know each other as peers 3 and 9. */
+/** Returns two nodes: `a` knows `b` as its peer 3, and `b` knows `a` as its peer 9. */
 export function pair(more: { readonly a?: Partial<HandshakePeer>; readonly b?: Partial<HandshakePeer> } = {}) {
   const [a, b] = [sideOf(), sideOf()]
   a.handshakes.setPeers([peerOf(b, B, more.a)])
@@ -82,7 +77,7 @@ export function pair(more: { readonly a?: Partial<HandshakePeer>; readonly b?: P
   return { a, b }
 }
 export const psk = (fill: number): SecretBytes => new SecretBytes(Buffer.alloc(32, fill))
-/** Confirms the keys of the responder, as after its first received packet. */
+/** Makes a whole handshake that `a` begins. `b` then behaves as after the first packet with the new keys. */
 export function handshake({ a, b }: { a: Side; b: Side }, now: number): void {
   a.handshakes.wanted(3, now)
   b.handshakes.message(A, take(a), now)
@@ -91,5 +86,13 @@ export function handshake({ a, b }: { a: Side; b: Side }, now: number): void {
 }
 /** Calls `tick` whenever it is due, until the given time. */
 export function runTo({ handshakes }: Side, end: number): void {
-  for (let at = handshakes.nextAt(); at <= end; at = handshakes.nextAt()) handshakes.tick(at)
+  for (let at = handshakes.nextAt(); at <= end; at = handshakes.nextAt()) {
+    handshakes.tick(at)
+    expect(handshakes.nextAt()).toBeGreaterThan(at)
+  }
 }
+/** Returns a source of random numbers that gives each initiation the same number, from which its jitter follows. */
+export const withJitter = (drawn: number): Randomness => ({
+  ...systemRandomness,
+  bytes: (length) => (length === 4 ? Buffer.from(Uint32Array.of(drawn).buffer) : systemRandomness.bytes(length)),
+})

@@ -72,7 +72,7 @@ describe('the handshake limiter', () => {
     expect(verdicts(limiter, 100, 40_000, () => v4(1)).process).toBe(free.burst + source.burst)
   })
 
-  describe('that remembers as many addresses as it may', () => {
+  describe('that remembers MAX_SOURCES addresses', () => {
     const { free, source } = RATES
     const everyMs = 1_000 / source.perSecond
     /** Returns a limiter that remembers MAX_SOURCES addresses, each of which has sent one message at 0 ms. */

@@ -24,7 +24,7 @@ function resumed(memory: Partial<HandshakeMemory> = {}) {
 }
 
 describe('the memory of a peer', () => {
-  it('before, during and after a handshake has the times that the next process needs', () => {
+  it('has the times of the last handshake and of an initiation that is not answered yet', () => {
     const { a, b } = pair()
     const memory = () => a.handshakes.memoryOf(3)!
     const { low } = memory()
@@ -40,7 +40,7 @@ describe('the memory of a peer', () => {
 })
 
 describe('a process that continues the handshakes of an earlier one', () => {
-  it('remembers the keys of the peers, and reports the same memory', () => {
+  it('remembers when the last handshake was, and reports the same memory', () => {
     const memory = { greatest: 5n, completedAt: 1_000, at: 1_795_575_600_000 }
     const { handshakes } = resumed(memory).a
     expect(handshakes.memoryOf(3)).toEqual({ ...FRESH, ...memory })
@@ -55,7 +55,7 @@ describe('a process that continues the handshakes of an earlier one', () => {
     expect(a.handshakes.memoryOf(3)).toMatchObject({ low: 0 })
   })
 
-  it('sends no second initiation until the peer accepts one, 40 ms after the first', () => {
+  it('sends an initiation at least 40 ms after the unanswered one, because the peer refuses it earlier', () => {
     // The ends of the delays, 1,040 and 1,056 ms, are in one slot of 32 ms (deadlines.ts).
     for (const requestedAt of [1_000, 1_016]) {
       const early = resumed({ requestedAt }).a
@@ -70,7 +70,7 @@ describe('a process that continues the handshakes of an earlier one', () => {
     expect(late.sent).toHaveLength(1)
   })
 
-  it('gives up no initiation that it sent after the end of the delay', () => {
+  it('accepts the response to an initiation that it sent just after this delay', () => {
     const { a, b } = resumed({ requestedAt: 1_000 })
     a.handshakes.wanted(3, 1_041)
     const first = take(a)
@@ -81,7 +81,7 @@ describe('a process that continues the handshakes of an earlier one', () => {
     expect(a.keys).toHaveLength(1)
   })
 
-  it('keeps the endpoint of a peer whose keys come into use without an initiation to this process', () => {
+  it('keeps the endpoint of a peer if keys come into use that the earlier process made', () => {
     const { handshakes, roamed } = resumed().a
     handshakes.confirmed(3, 2_000)
     expect(handshakes.endpointOf(3)).toEqual(B)
@@ -97,7 +97,7 @@ describe('a process that continues the handshakes of an earlier one', () => {
     const again = sideOf({ key: a.key })
     again.handshakes.resume(SECRET, [{ ...peerOf(b, B), memory: a.handshakes.memoryOf(3)! }])
     again.handshakes.message(B, old, 1_000)
-    expect([again.keys, again.sent]).toEqual([[], []])
+    expect([again.keys, again.sent, again.handshakes.counters.junk]).toEqual([[], [], 0])
   })
 
   it('ignores a peer with its own key, and continues with the others', () => {

@@ -23,6 +23,7 @@ import {
   sideOf,
   take,
   WALL,
+  withJitter,
 } from '../../../../support/handshake-sides.ts'
 
 const base64 = ({ handshakes }: Side): string => Buffer.from(handshakes.publicKey).toString('base64')
@@ -91,7 +92,7 @@ describe('a handshake', () => {
     expect(b.handshakes.stateOf(9)).toMatchObject({ at: WALL, unconfirmed: 0 })
   })
 
-  it('has an index that contains the peer and repeats only after 4096 handshakes', () => {
+  it('has an index that contains the peer, and another index than the handshakes before', () => {
     const { a, b } = pair({ a: { number: MOST_PEERS - 1 } })
     const indices = new Set<number>()
     for (let round = 0; round < 300; round += 1) {
@@ -164,7 +165,7 @@ describe('an initiation without a response', () => {
     expect(a.sent).toHaveLength(2)
   })
 
-  it('is not repeated 90 seconds after the keys were wanted, and is repeated before', () => {
+  it('is repeated until 90 seconds after the keys were wanted, and not later', () => {
     for (const [later, count] of [
       [89_999, 2],
       [90_000, 1],
@@ -181,8 +182,7 @@ describe('an initiation without a response', () => {
       [333, 5_333],
       [334, 5_000],
     ] as const) {
-      const random = { ...systemRandomness, bytes: () => Buffer.from(Uint32Array.of(drawn).buffer) }
-      const a = sideOf({ random })
+      const a = sideOf({ random: withJitter(drawn) })
       a.handshakes.setPeers([peerOf(sideOf(), B)])
       a.handshakes.wanted(3, 0)
       expect(a.handshakes.nextAt()).toBe(Math.ceil(at / 32) * 32)
@@ -235,13 +235,14 @@ describe('an initiation without a response', () => {
   })
 
   it('that is wanted too early waits until the last one has timed out', () => {
-    const { a, b } = pair()
+    const [a, b] = [sideOf({ random: withJitter(200) }), sideOf()]
+    a.handshakes.setPeers([peerOf(b, B)])
+    b.handshakes.setPeers([peerOf(a, A, { number: 9 })])
     handshake({ a, b }, 0)
-    a.handshakes.wanted(3, 5_000) // the timeout plus at least the jitter
-    const at = a.sent.length
+    a.handshakes.wanted(3, 5_199)
+    expect(a.sent).toEqual([])
     runTo(a, 5_400)
     expect(a.sent).toHaveLength(1)
-    expect(at).toBeLessThanOrEqual(1)
   })
 
   it('is not repeated when the peer’s own handshake gave keys', () => {
@@ -273,7 +274,7 @@ describe('an initiation without a response', () => {
     expect(a.handshakes.nextAt()).toBe(100 + TURN_MS)
   })
 
-  it('waits its turn among thousands of peers, and every peer gets one', () => {
+  it('waits its turn among hundreds of peers, and every peer gets one', () => {
     const a = sideOf()
     const others = manyPeers(400)
     a.handshakes.setPeers(others)
@@ -624,7 +625,7 @@ describe('a received message', () => {
   })
 })
 
-it('never prints a secret, and wipes all secrets in the end', () => {
+it('never prints a secret', () => {
   const key = Buffer.from(systemRandomness.bytes(32))
   const side = sideOf({ key })
   const other = sideOf()

@@ -31,6 +31,7 @@ it('has no type if one of the three reserved bytes is not zero', () => {
     }
 })
 
-it('has no type if it is too short for one', () => {
-  for (let bytes = 0; bytes <= 8; bytes++) expect(typeOf(Buffer.alloc(bytes, 1))).toBeUndefined()
+it('has no type if it is shorter than each type', () => {
+  for (const [, type] of TYPES)
+    for (let bytes = 0; bytes < 64; bytes++) expect(typeOf(messageOf(type, 64).subarray(0, bytes))).toBeUndefined()
 })

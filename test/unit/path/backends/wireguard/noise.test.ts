@@ -1,7 +1,7 @@
 // noise.test.ts - the two messages, against a recorded vector of another implementation, and with all kinds of errors.
 
 import { inspect } from 'node:util'
-import { describe, expect, it } from 'vitest'
+import { describe, expect, it, vi } from 'vitest'
 import { SecretBytes } from '../../../../../src/base/secret.ts'
 import { seal, systemRandomness } from '../../../../../src/path/backends/wireguard/crypto.ts'
 import {
@@ -158,7 +158,9 @@ describe('two nodes', () => {
       '[ Transcript {}, <hidden>, [length]: 2 ]',
     )
     const received = readFirst(b, message, () => toA)!
+    const wipe = vi.spyOn(received.transcript, 'wipe')
     const second = writeSecond(received, systemRandomness.keyPair(), undefined)!
+    expect(wipe).toHaveBeenCalledOnce()
     sent.transcript.wipe()
     expect(readSecond(a, sent, second.message, undefined)).toBeUndefined()
     const shared = toB.shared!
