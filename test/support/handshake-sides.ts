@@ -91,7 +91,10 @@ export function runTo({ handshakes }: Side, end: number): void {
     expect(handshakes.nextAt()).toBeGreaterThan(at)
   }
 }
-/** Returns a source of random numbers that gives each initiation the same number, from which its jitter follows. */
+/**
+ * Returns a source of random bytes in which each number of 4 bytes is `drawn`: the jitter of an initiation is `drawn`
+ * modulo 334 ms, and the first index of each peer follows from `drawn` too.
+ */
 export const withJitter = (drawn: number): Randomness => ({
   ...systemRandomness,
   bytes: (length) => (length === 4 ? Buffer.from(Uint32Array.of(drawn).buffer) : systemRandomness.bytes(length)),

@@ -14,6 +14,7 @@ export const MAC_BYTES = 16
 export const XNONCE_BYTES = 24
 
 export interface Randomness {
+  /** Returns a new array, which the caller may erase. */
   bytes(length: number): Uint8Array
   keyPair(): KeyPair
 }

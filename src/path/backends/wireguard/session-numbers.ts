@@ -37,7 +37,7 @@ export class SessionNumbers {
    * have a session.
    */
   resume(last: number, used: ReadonlySet<number>, now: number): void {
-    this.#last = last
-    for (let number = 1; number <= last; number++) if (!used.has(number)) this.release(number, now)
+    this.#last = Math.min(last, MOST_SESSIONS - 1)
+    for (let number = 1; number <= this.#last; number++) if (!used.has(number)) this.release(number, now)
   }
 }

@@ -95,13 +95,13 @@ describe('a cookie', () => {
     expect(cookies.isProved(sent, from, 0)).toBe(true)
     cookies.wipe()
     expect(cookies.isProved(sent, from, 0)).toBe(false)
-    // After `wipe` a new random secret is used, and not the zeros.
+    // After `wipe`, cookies have a new random secret.
     const second = requested()
     second.cookies.wipe()
     expect(cookieAt(0)).not.toEqual(second.cookieAt(0))
   })
 
-  it('has a secret that is erased when it is replaced, and in the end', () => {
+  it('has a secret that is erased when it is replaced, and by `wipe`', () => {
     const drawn: Uint8Array[] = []
     const bytes = (length: number) => {
       const each = systemRandomness.bytes(length)

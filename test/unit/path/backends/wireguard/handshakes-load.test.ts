@@ -210,7 +210,7 @@ describe('under load', () => {
     expect(take(a).subarray(-16)).toEqual(Buffer.alloc(16))
   })
 
-  it('the secret of the cookies is erased in the end', () => {
+  it('the secret of the cookies is erased by `close`', () => {
     const drawn: Uint8Array[] = []
     const bytes = (length: number) => {
       const each = systemRandomness.bytes(length)

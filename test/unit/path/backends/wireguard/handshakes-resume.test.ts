@@ -55,7 +55,7 @@ describe('a process that continues the handshakes of an earlier one', () => {
     expect(a.handshakes.memoryOf(3)).toMatchObject({ low: 0 })
   })
 
-  it('sends an initiation at least 40 ms after the unanswered one, because the peer refuses it earlier', () => {
+  it('sends an initiation at least 40 ms after the unanswered one, so that the peer does not refuse it', () => {
     // The ends of the delays, 1,040 and 1,056 ms, are in one slot of 32 ms (deadlines.ts).
     for (const requestedAt of [1_000, 1_016]) {
       const early = resumed({ requestedAt }).a

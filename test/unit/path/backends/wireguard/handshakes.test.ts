@@ -92,7 +92,7 @@ describe('a handshake', () => {
     expect(b.handshakes.stateOf(9)).toMatchObject({ at: WALL, unconfirmed: 0 })
   })
 
-  it('has an index that contains the peer, and another index than the handshakes before', () => {
+  it('has an index that contains the peer and differs from earlier indices', () => {
     const { a, b } = pair({ a: { number: MOST_PEERS - 1 } })
     const indices = new Set<number>()
     for (let round = 0; round < 300; round += 1) {
@@ -234,7 +234,7 @@ describe('an initiation without a response', () => {
     expect(a.sent).toHaveLength(1)
   })
 
-  it('that is wanted too early waits until the last one has timed out', () => {
+  it('whose keys are wanted early waits for the deadline of the previous initiation', () => {
     const [a, b] = [sideOf({ random: withJitter(200) }), sideOf()]
     a.handshakes.setPeers([peerOf(b, B)])
     b.handshakes.setPeers([peerOf(a, A, { number: 9 })])

@@ -73,17 +73,19 @@ it('erases the secrets of an initiation that the peer’s own handshake made unn
   const { initiator, peer, begin } = initiatorTo(b)
   const first = begin(0)
   initiator.complete(peer, 0)
-  // At its deadline the first initiation is still pending, because deadlines are grouped (deadlines.ts).
+  // The first initiation is still pending: `tick` is called at the end of the deadline's slot (deadlines.ts).
   begin(peer.dueAt)
   expect(first.wipe).toHaveBeenCalledOnce()
 })
 
 it('erases a cookie that another one replaces', () => {
   const { initiator, peer, begin } = initiatorTo(b)
-  /** Uses up the rate of initiations that `b` processes without a cookie, and returns the cookie reply to a message. */
+  /**
+   * Uses up the rate of initiations that `b` processes without a cookie, sends the message once more, and returns the
+   * cookie reply.
+   */
   const replyTo = (message: Buffer, now: number) => {
     for (let count = 0; count < RATES.free.burst; count++) b.handshakes.message(A, message, now)
-    message.fill(0, message.length - 16)
     b.sent.length = 0
     b.handshakes.message(A, message, now)
     return take(b)

@@ -31,7 +31,7 @@ it('has no type if one of the three reserved bytes is not zero', () => {
     }
 })
 
-it('has no type if it is shorter than each type', () => {
+it('has no type if it is shorter than the shortest message', () => {
   for (const [, type] of TYPES)
     for (let bytes = 0; bytes < 64; bytes++) expect(typeOf(messageOf(type, 64).subarray(0, bytes))).toBeUndefined()
 })

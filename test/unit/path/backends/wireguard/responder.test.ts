@@ -10,6 +10,7 @@ afterEach(() => {
 })
 
 it('erases the secrets of a repeated initiation', () => {
+  // Only the prototype of this transcript is used, because the responder's transcript is not accessible.
   const own = systemRandomness.keyPair()
   const { sent } = writeFirst(own, new Remote(own, own.publicKey), systemRandomness.keyPair(), Buffer.alloc(12))!
   const { a, b } = pair()

@@ -37,5 +37,9 @@ describe('session numbers', () => {
     expect(numbers.last).toBe(MOST - 1)
     numbers.release(5, 0)
     expect(numbers.assign(REUSE_MS)).toBe(5)
+    const next = new SessionNumbers()
+    next.resume(MOST + 2, used, 0) // an earlier version counted failed attempts
+    expect(next.last).toBe(MOST - 1)
+    expect(() => next.assign(REUSE_MS)).toThrow('more than 1048576 peers with keys')
   })
 })
