@@ -1,6 +1,6 @@
 // memory.test.ts - a node records the events of its peers: in the status, and in a file for the next process. A bad file does no harm.
 
-import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { isDeepStrictEqual } from 'node:util'
@@ -120,6 +120,8 @@ it('counts the events of a peer, and writes them before the process ends', async
   await vi.advanceTimersByTimeAsync(4_000)
   // To learn whether packets of the silent peer arrive, weftd reads only the traffic of this peer.
   expect(dataPaths[0]!.trafficOf).toEqual([['10.5.0.64-26']])
+  // weftd writes no file before it has read the file of the previous process, which takes real time.
+  await inTurns(() => existsSync(path))
   isSilent = false
   await counted('back', 1)
   await stop()
