@@ -99,3 +99,14 @@ export const withJitter = (drawn: number): Randomness => ({
   ...systemRandomness,
   bytes: (length) => (length === 4 ? Buffer.from(Uint32Array.of(drawn).buffer) : systemRandomness.bytes(length)),
 })
+/** Returns a source of random bytes, and for each secret of 32 bytes that was drawn from it, whether it is erased. */
+export function recordedSecrets(): { readonly random: Randomness; readonly erased: () => readonly boolean[] } {
+  const drawn: Uint8Array[] = []
+  const bytes = (length: number) => {
+    const each = systemRandomness.bytes(length)
+    if (length === 32) drawn.push(each)
+    return each
+  }
+  const erased = () => drawn.map((each) => each.every((byte) => byte === 0))
+  return { random: { ...systemRandomness, bytes }, erased }
+}

@@ -10,6 +10,7 @@ import {
   writeMacs,
 } from '../../../../../src/path/backends/wireguard/cookie.ts'
 import { mac, systemRandomness } from '../../../../../src/path/backends/wireguard/crypto.ts'
+import { recordedSecrets } from '../../../../support/handshake-sides.ts'
 
 const own = macKeysOf(systemRandomness.keyPair().publicKey)
 const other = macKeysOf(systemRandomness.keyPair().publicKey)
@@ -102,20 +103,14 @@ describe('a cookie', () => {
   })
 
   it('has a secret that is erased when it is replaced, and by `wipe`', () => {
-    const drawn: Uint8Array[] = []
-    const bytes = (length: number) => {
-      const each = systemRandomness.bytes(length)
-      if (length === 32) drawn.push(each)
-      return each
-    }
-    const cookies = createCookies(own, { ...systemRandomness, bytes })
-    const isErased = () => drawn.map((each) => each.every((byte) => byte === 0))
+    const { random, erased } = recordedSecrets()
+    const cookies = createCookies(own, random)
     cookies.reply(message(), from, 0)
-    expect(isErased()).toEqual([false])
+    expect(erased()).toEqual([false])
     cookies.reply(message(), from, 120_000)
-    expect(isErased()).toEqual([true, false])
+    expect(erased()).toEqual([true, false])
     cookies.wipe()
-    expect(isErased()).toEqual([true, true])
+    expect(erased()).toEqual([true, true])
   })
 
   it('proves its sender even if a byte of mac2 is zero', () => {

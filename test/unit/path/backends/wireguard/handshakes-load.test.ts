@@ -14,6 +14,7 @@ import {
   INDEX_SECRET,
   pair,
   peerOf,
+  recordedSecrets,
   runTo,
   type Side,
   sideOf,
@@ -211,17 +212,12 @@ describe('under load', () => {
   })
 
   it('the secret of the cookies is erased by `close`', () => {
-    const drawn: Uint8Array[] = []
-    const bytes = (length: number) => {
-      const each = systemRandomness.bytes(length)
-      if (length === 32) drawn.push(each)
-      return each
-    }
-    const b = sideOf({ random: { ...systemRandomness, bytes } })
+    const { random, erased } = recordedSecrets()
+    const b = sideOf({ random })
     flood(b, RATES.free.burst + 1, 0)
-    expect(drawn.map((each) => each.every((byte) => byte === 0))).toEqual([false])
+    expect(erased()).toEqual([false])
     b.handshakes.close()
-    expect(drawn.map((each) => each.every((byte) => byte === 0))).toEqual([true])
+    expect(erased()).toEqual([true])
   })
 
   it('a cookie is used for 115 seconds', () => {
