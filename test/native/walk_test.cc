@@ -2920,20 +2920,24 @@ void test_wireguard_answers_data() {
   CHECK(sent_after(Wireguard::kTickMs) == 1);
 }
 
-/// The initiator must request new keys when it receives a packet with keys that expire soon.
+/// The initiator must request new keys when it receives a packet with keys that expire soon, and the responder must
+/// not.
 void test_wireguard_receives_with_old_keys() {
-  Host<Wireguard> host(kAllFeatures, wireguard_end());
-  host.set_peers(with_session(host.peer_record()));
-  Remote remote(1);
-  host.sessions->set_keys(kSession, remote.keys(true), clock_ms);
-  const auto wants_after = [&](int64_t ms) {
-    clock_ms += ms;
-    host.from_peer(remote.seal(build(inward())));
-    CHECK(!host.ingress->pump().failure);
-    return host.sessions->mailbox().take(0).wanted.size();
-  };
-  CHECK(wants_after(SessionLimits::kRefreshAfterMs - 1) == 0);
-  CHECK(wants_after(1) == 1);
+  for (const bool is_initiator : {true, false}) {
+    Host<Wireguard> host(kAllFeatures, wireguard_end());
+    host.set_peers(with_session(host.peer_record()));
+    Remote remote(1);
+    host.sessions->set_keys(kSession, remote.keys(is_initiator), clock_ms);
+    const auto wants_after = [&](int64_t ms) {
+      clock_ms += ms;
+      host.from_peer(remote.seal(build(inward())));
+      CHECK(!host.ingress->pump().failure);
+      return host.sessions->mailbox().take(0).wanted.size();
+    };
+    CHECK(wants_after(SessionLimits::kRefreshAfterMs - 1) == 0);
+    CHECK(wants_after(1) == (is_initiator ? 1 : 0));
+    CHECK(host.row[k_rx_packets] == 2);
+  }
 }
 
 /// Keys must be renewed even if only keepalives are sent, because keepalives request handshakes like data.
