@@ -1084,6 +1084,20 @@ describe('the limits of findings', () => {
     ],
     ['a capability is missing, and packets pass', { lacksNetAdmin: true }, []],
     ['there is no TUN', { tunProblem: 'ENOENT' }, ['tun-missing: ENOENT']],
+    [
+      'there is no TUN, and the user is not root',
+      { tunProblem: 'ENOENT', isRoot: false },
+      ['not-root: ', 'tun-missing: ENOENT'],
+    ],
+    [
+      'the data path is closed, and cannot be repaired',
+      withStatus({
+        trouble: 'why',
+        dataPath: { ...path, open: false },
+        impairments: [{ by: 'path', what: 'it cannot be repaired' }],
+      }),
+      ['data-path-down: why'],
+    ],
     ['a TUN is forbidden', { tunProblem: 'EPERM' }, ['tun-forbidden: EPERM']],
     ['a TUN is forbidden by its mode', { tunProblem: 'EACCES' }, ['tun-forbidden: EACCES']],
     [

@@ -8,6 +8,7 @@ import type { PeerStatus, Status } from '../../../../src/report/status.ts'
 import {
   bridgeOf,
   isOwnDevice,
+  kindIn,
   outerIn,
   outersIn,
   ownSides,
@@ -242,4 +243,8 @@ it('lists the ports of a bridge, and none for an unknown interface', () => {
   expect(portsOf(links, 'eth0')).toEqual([])
   // Interfaces that are not ports of a bridge have the master 0.
   expect(portsOf(links, 'docker0')).toEqual([])
+})
+
+it('knows no backend without a status', () => {
+  expect(kindIn(undefined)).toBeUndefined()
 })
